@@ -1,0 +1,13 @@
+//! The geometry of neighborhood attention and the CubeCL kernels that compute it.
+//!
+//! This crate knows nothing of Burn: it is handed buffers, shapes and a [`Problem`] that has
+//! already been validated. [`window`] is the one place where the semantics of a window live; every
+//! kernel and every CPU path calls it.
+#![warn(missing_docs)]
+
+#[cfg(feature = "cube")]
+pub mod portable;
+mod problem;
+pub mod window;
+
+pub use problem::{Axis, MAX_RANK, Problem};
