@@ -1,1 +1,81 @@
+//! Neighborhood attention, dense attention with logsumexp, and merging of partial attentions for
+//! the [Burn](https://burn.dev) deep-learning framework.
+//!
+//! Neighborhood attention lets each token of a sequence, image or video attend to the `kernel_size`
+//! nearest tokens along each axis, so its cost grows linearly with the number of tokens.
+//!
+//! ```rust
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_natten::{NeighborhoodOptions, na2d};
+//!
+//! let device = Device::flex();
+//! // [batch, height, width, heads, head_dim]
+//! let query = Tensor::<5>::random([1, 16, 16, 4, 32], Distribution::Normal(0.0, 1.0), &device);
+//! let key = Tensor::random([1, 16, 16, 4, 32], Distribution::Normal(0.0, 1.0), &device);
+//! let value = Tensor::random([1, 16, 16, 4, 32], Distribution::Normal(0.0, 1.0), &device);
+//!
+//! let options = NeighborhoodOptions::<2>::new(7).with_dilation([1, 2]);
+//! let out = na2d(query, key, value, options);
+//! assert_eq!(out.dims(), [1, 16, 16, 4, 32]);
+//! ```
+//!
+//! # Operators
+//!
+//! [`na1d`], [`na2d`] and [`na3d`] (neighborhood attention), [`attention`] (dense) and
+//! [`merge_attentions`]. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
+//! own operators do; its `try_` twin returns the error, and the logsumexp beside the output. Every
+//! output is differentiable on every backend, the logsumexp included.
+//!
+//! # Layout
+//!
+//! Tensors are heads-last: query, key and value `[batch, *space, heads, head_dim]`, logsumexp
+//! `[batch, *space, heads]`. The logsumexp is the natural logarithm of the sum of the exponentials
+//! of the scaled scores, f32 (f64 for f64 inputs), and `-inf` where a query sees no key.
+//!
+//! # The window
+//!
+//! Along an axis of length `L`, with kernel size `K`, stride `S` and dilation `D`, index `i` is
+//! number `q = i / D` of the `n` indices that share its remainder modulo `D`, and sees the `K` of
+//! them around it:
+//!
+//! ```text
+//! L = 9, K = 3, S = 1, D = 1          L = 9, K = 3, S = 1, D = 2       causal
+//! query 0  ###......                  query 0  #.#.#....               query 0  #........
+//! query 1  ###......                  query 1  .#.#.#...               query 1  ##.......
+//! query 4  ...###...                  query 4  ..#.#.#..               query 4  ..###....
+//! query 8  ......###                  query 8  ....#.#.#               query 8  ......###
+//! ```
+//!
+//! Edges shift a window instead of shrinking it. A stride makes `S` neighboring queries share the
+//! window of the one in their middle (`S == K` is blocked attention), and a causal axis hides keys
+//! behind the query. Axes are independent: a key is visible when it is visible along all of them.
+//!
+//! # Tiers
+//!
+//! [`Strategy::Auto`] picks the fastest implementation that the device of the tensors has: a direct
+//! SIMD kernel on Burn's Flex backend, CubeCL kernels on every CubeCL runtime (CUDA, ROCm, Metal,
+//! Vulkan, WebGPU, CPU). [`Strategy::Reference`] composes Burn's tensor operations and runs
+//! anywhere.
+//!
+//! # Determinism
+//!
+//! The Reference, Flex and Portable tiers use no atomics: the same inputs on the same device give
+//! the same bits, forward and backward.
+#![warn(missing_docs)]
+#![recursion_limit = "256"]
 
+mod backend;
+mod context;
+mod error;
+mod functional;
+mod options;
+mod problem;
+
+pub use backend::dispatch::{Capabilities, Tier, select};
+pub use context::{Context, ContextScope, MemoryPreference};
+pub use error::AttentionError;
+pub use functional::{
+    AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na2d, na3d,
+    try_attention, try_merge_attentions, try_na1d, try_na2d, try_na3d,
+};
+pub use options::{AttentionOptions, NeighborhoodOptions, PerAxis, Strategy};

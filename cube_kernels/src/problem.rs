@@ -28,14 +28,7 @@ impl Axis {
 
     /// An axis of dense attention: every query sees every key, or every key up to its own index.
     pub const fn dense(queries: usize, keys: usize, is_causal: bool) -> Self {
-        Self {
-            queries,
-            keys,
-            kernel_size: keys,
-            stride: 1,
-            dilation: 1,
-            is_causal,
-        }
+        Self { queries, keys, kernel_size: keys, stride: 1, dilation: 1, is_causal }
     }
 
     /// Whether every query sees every key.
@@ -45,6 +38,9 @@ impl Axis {
 
     /// The keys that `query` sees: first index, number of keys; they are `dilation` apart.
     pub fn window(&self, query: usize) -> (usize, usize) {
+        if self.keys == 0 {
+            return (0, 0);
+        }
         let (group, position) = (query % self.dilation, query / self.dilation);
         let keys = window::group_length(self.keys, self.dilation, group);
         let (size, causal) = (self.kernel_size, self.is_causal);
@@ -88,7 +84,7 @@ pub struct Problem {
     pub additional: usize,
     /// Factor on the scores.
     pub scale: f64,
-    /// The spatial axes, slowest first, padded at the end with [`Axis::UNIT`].
+    /// The spatial axes, slowest first, padded at the front with [`Axis::UNIT`].
     pub axes: [Axis; MAX_RANK],
 }
 
@@ -118,11 +114,7 @@ impl Problem {
         let windows: u64 = self
             .axes
             .iter()
-            .map(|axis| {
-                (0..axis.queries)
-                    .map(|query| axis.window(query).1 as u64)
-                    .sum::<u64>()
-            })
+            .map(|axis| (0..axis.queries).map(|query| axis.window(query).1 as u64).sum::<u64>())
             .product();
         windows + (self.queries() * self.additional) as u64
     }
@@ -175,19 +167,19 @@ mod tests {
             head_dim_v: 4,
             additional: 3,
             scale: 1.0,
-            axes: [axis(9, 3, 2, 2, true), axis(7, 3, 1, 2, false), Axis::UNIT],
+            axes: [Axis::UNIT, axis(9, 3, 2, 2, true), axis(7, 3, 1, 2, false)],
         };
         let mut count = 0;
         for query in 0..problem.queries() {
-            let [z, y, _] = problem.query_coordinates(query);
+            let [_, y, x] = problem.query_coordinates(query);
             for key in 0..problem.keys() {
-                let [kz, ky, _] = problem.key_coordinates(key);
+                let [_, ky, kx] = problem.key_coordinates(key);
                 let visible = |axis: &Axis, query: usize, key: usize| {
                     let (first, size) = axis.window(query);
                     (0..size).any(|i| first + i * axis.dilation == key)
                 };
                 count +=
-                    u64::from(visible(&problem.axes[0], z, kz) && visible(&problem.axes[1], y, ky));
+                    u64::from(visible(&problem.axes[1], y, ky) && visible(&problem.axes[2], x, kx));
             }
         }
         assert_eq!(problem.pairs(), count + 63 * 3);

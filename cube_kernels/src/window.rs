@@ -102,11 +102,7 @@ pub fn visitor_start(
         start = position;
     } else if position >= kernel_size {
         // The window has to start at `position - kernel_size + 1` or later.
-        start = first_with_leader(
-            position + 1 - kernel_size + kernel_size / 2,
-            stride,
-            stride / 2,
-        );
+        start = first_with_leader(position + 1 - kernel_size + kernel_size / 2, stride, stride / 2);
     }
     if start > queries {
         start = queries;
@@ -219,9 +215,7 @@ mod tests {
     fn groups_partition_the_axis() {
         for length in 1..30usize {
             for dilation in 1..=length {
-                let total: usize = (0..dilation)
-                    .map(|g| group_length(length, dilation, g))
-                    .sum();
+                let total: usize = (0..dilation).map(|g| group_length(length, dilation, g)).sum();
                 assert_eq!(total, length);
             }
         }

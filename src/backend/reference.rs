@@ -1,0 +1,423 @@
+//! The Reference tier: attention composed of a backend's tensor operations.
+//!
+//! Each query gathers the keys of its own window, so a key outside a window cannot touch a query,
+//! whatever it holds. The slots of all windows are numbered alike: slot `s` of a query is the
+//! `s`-th visible key, and slots behind the last visible key (of a causal window) repeat the first
+//! one and are masked. Slots are gathered in blocks, which bounds the memory by that of the scores.
+
+use burn::backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, get_device_settings};
+use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice, TensorData};
+use burn_natten_kernels::Problem;
+
+use super::dispatch::accumulator;
+use super::{AdditionalKv, Plan};
+use crate::MemoryPreference;
+
+/// Tensors that the backward pass needs of the forward pass.
+pub(crate) struct Saved<B: Backend> {
+    pub query: FloatTensor<B>,
+    pub key: FloatTensor<B>,
+    pub value: FloatTensor<B>,
+    pub additional: AdditionalKv<B>,
+    pub out: FloatTensor<B>,
+    pub lse: FloatTensor<B>,
+}
+
+/// The slot axis of a block; blocks are `[batch, queries, slots, heads_kv, group, head_dim]`.
+const SLOTS: usize = 2;
+/// The head_dim axis of a block.
+const DIM: usize = 5;
+
+pub(crate) fn forward<B: Backend>(
+    query: FloatTensor<B>,
+    key: FloatTensor<B>,
+    value: FloatTensor<B>,
+    additional: AdditionalKv<B>,
+    plan: &Plan,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    if plan.is_empty() {
+        return empty_forward::<B>(&query, plan);
+    }
+    let dtype = query.dtype();
+    let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
+    let windows = Windows::<B>::new(&query, key, value, additional, plan);
+    let problem = windows.problem;
+    let query = windows.rows(query, problem.head_dim);
+
+    let scores = windows.blocks().map(|block| windows.scores(&query, &block)).collect();
+    let scores = B::float_cat(scores, SLOTS);
+    let max = B::float_max_dim(scores.clone(), SLOTS);
+    let weights = B::float_exp(B::float_sub(scores, max.clone()));
+    let sum = B::float_sum_dim(weights.clone(), SLOTS);
+    let weights = B::float_div(weights, sum.clone());
+
+    let mut out: Option<FloatTensor<B>> = None;
+    let mut start = 0;
+    for block in windows.blocks() {
+        let end = start + block.slots;
+        let weights = slots::<B>(weights.clone(), start, end);
+        let part = B::float_sum_dim(B::float_mul(weights, windows.values(&block)), SLOTS);
+        out = Some(match out {
+            Some(out) => B::float_add(out, part),
+            None => part,
+        });
+        start = end;
+    }
+    let out = out.expect("a window has at least one slot");
+    let lse = B::float_add(B::float_log(sum), max);
+    let out_shape = Shape::from([rows.as_slice(), &[problem.head_dim_v]].concat());
+    (
+        B::float_cast(B::float_reshape(out, out_shape), dtype.into()),
+        B::float_reshape(lse, Shape::from(rows)),
+    )
+}
+
+/// Gradients of query, key, value and additional tokens.
+pub(crate) fn backward<B: Backend>(
+    saved: Saved<B>,
+    grad_out: FloatTensor<B>,
+    grad_lse: FloatTensor<B>,
+    plan: &Plan,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, AdditionalKv<B>) {
+    if plan.is_empty() {
+        return empty_backward(&saved);
+    }
+    let Saved { query, key, value, additional, out, lse } = saved;
+    let (dtype, query_shape) = (query.dtype(), query.shape());
+    let (key_shape, value_shape) = (key.shape(), value.shape());
+    let windows = Windows::<B>::new(&query, key, value, additional, plan);
+    let problem = windows.problem;
+
+    let query = windows.rows(query, problem.head_dim);
+    let out = windows.rows(out, problem.head_dim_v);
+    let grad_out = windows.rows(grad_out, problem.head_dim_v);
+    let lse = windows.rows(lse, 1);
+    let grad_lse = windows.rows(grad_lse, 1);
+    // delta = rowsum(dout * out) - dlse
+    let delta = B::float_sum_dim(B::float_mul(grad_out.clone(), out), DIM);
+    let delta = B::float_sub(delta, grad_lse);
+
+    let mut grads = Grads::<B>::zeros(&windows);
+    for block in windows.blocks() {
+        let scores = windows.scores(&query, &block);
+        let weights = B::float_exp(B::float_sub(scores, lse.clone()));
+        let dp = B::float_mul(grad_out.clone(), windows.values(&block));
+        let dp = B::float_sum_dim(dp, DIM);
+        let ds = B::float_mul(weights.clone(), B::float_sub(dp, delta.clone()));
+        let ds = B::float_mul_scalar(ds, problem.scale.into());
+        let dq = B::float_sum_dim(B::float_mul(ds.clone(), windows.keys(&block)), SLOTS);
+        grads.query = B::float_add(grads.query, dq);
+        grads.scatter(
+            &windows,
+            &block,
+            B::float_mul(ds, query.clone()),
+            B::float_mul(weights, grad_out.clone()),
+        );
+    }
+    let finish = |tensor: FloatTensor<B>, shape: Shape| {
+        B::float_cast(B::float_reshape(tensor, shape), dtype.into())
+    };
+    let additional = match (grads.additional, &windows.additional) {
+        (Some((key, value)), Some(tokens)) => AdditionalKv::Tokens {
+            key: finish(key, tokens.key.shape()),
+            value: finish(value, tokens.value.shape()),
+        },
+        _ => AdditionalKv::None,
+    };
+    (
+        finish(grads.query, query_shape),
+        finish(grads.key, key_shape),
+        finish(grads.value, value_shape),
+        additional,
+    )
+}
+
+/// Keys and values with their space flattened, in the accumulator's type.
+struct Tokens<B: Backend> {
+    /// `[batch, tokens, heads_kv, head_dim]`
+    key: FloatTensor<B>,
+    /// `[batch, tokens, heads_kv, head_dim_v]`
+    value: FloatTensor<B>,
+}
+
+struct Windows<B: Backend> {
+    problem: Problem,
+    space: Tokens<B>,
+    additional: Option<Tokens<B>>,
+    device: Device<B>,
+    dtype: FloatDType,
+    /// Slots that are gathered at a time.
+    block: usize,
+}
+
+/// Some slots of all queries.
+struct Block<B: Backend> {
+    slots: usize,
+    source: Source<B>,
+}
+
+enum Source<B: Backend> {
+    /// Slots of the windows: the key of each `(query, slot)`, and which of them are not visible.
+    Space { indices: IntTensor<B>, hidden: Option<BoolTensor<B>> },
+    /// A range of the additional tokens.
+    Additional { start: usize },
+}
+
+impl<B: Backend> Windows<B> {
+    fn new(
+        query: &FloatTensor<B>,
+        key: FloatTensor<B>,
+        value: FloatTensor<B>,
+        additional: AdditionalKv<B>,
+        plan: &Plan,
+    ) -> Self {
+        let problem = plan.problem;
+        let dtype: FloatDType = accumulator(query.dtype()).into();
+        let flat = |key: FloatTensor<B>, value: FloatTensor<B>, tokens: usize| {
+            let shape = |dim| Shape::new([problem.batch, tokens, problem.heads_kv, dim]);
+            Tokens {
+                key: B::float_cast(B::float_reshape(key, shape(problem.head_dim)), dtype),
+                value: B::float_cast(B::float_reshape(value, shape(problem.head_dim_v)), dtype),
+            }
+        };
+        let dim = problem.head_dim.max(problem.head_dim_v);
+        let block = match plan.context.memory() {
+            MemoryPreference::Strict => 1,
+            // As large as the scores, which are kept anyway.
+            MemoryPreference::Default => (slots_per_window(&problem) / dim).max(1),
+            MemoryPreference::Unrestricted => slots_per_window(&problem),
+        };
+        Self {
+            problem,
+            space: flat(key, value, problem.keys()),
+            additional: match additional {
+                AdditionalKv::Tokens { key, value } if problem.additional > 0 => {
+                    Some(flat(key, value, problem.additional))
+                }
+                _ => None,
+            },
+            device: query.device(),
+            dtype,
+            block: block.max(1),
+        }
+    }
+
+    /// A tensor of the queries as `[batch, queries, 1, heads_kv, group, dim]`.
+    fn rows(&self, tensor: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
+        let problem = &self.problem;
+        let (heads_kv, group) = (problem.heads_kv, problem.group_size());
+        let shape = [problem.batch, problem.queries(), 1, heads_kv, group, dim];
+        B::float_cast(B::float_reshape(tensor, Shape::new(shape)), self.dtype)
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = Block<B>> + '_ {
+        let ranges = |total: usize| {
+            (0..total).step_by(self.block).map(move |start| start..(start + self.block).min(total))
+        };
+        let space = ranges(slots_per_window(&self.problem)).map(|slots| self.gather(slots));
+        let additional = ranges(self.problem.additional).map(|slots| Block {
+            slots: slots.len(),
+            source: Source::Additional { start: slots.start },
+        });
+        space.chain(additional)
+    }
+
+    /// The keys in these slots of every window.
+    fn gather(&self, slots: std::ops::Range<usize>) -> Block<B> {
+        let problem = &self.problem;
+        let [sz, sy, sx] = problem.axes.map(|axis| axis.kernel_size);
+        debug_assert!(slots.end <= sz * sy * sx);
+        let lengths = problem.axes.map(|axis| axis.keys);
+        let mut indices = Vec::with_capacity(problem.queries() * slots.len());
+        let mut hidden = Vec::with_capacity(indices.capacity());
+        for query in 0..problem.queries() {
+            let query = problem.query_coordinates(query);
+            let windows = [0, 1, 2].map(|axis| problem.axes[axis].window(query[axis]));
+            for slot in slots.clone() {
+                let slot = [slot / (sy * sx), slot / sx % sy, slot % sx];
+                let visible = (0..3).all(|axis| slot[axis] < windows[axis].1);
+                let key = [0, 1, 2].map(|axis| {
+                    let step = if visible { slot[axis] } else { 0 };
+                    windows[axis].0 + step * problem.axes[axis].dilation
+                });
+                indices.push(((key[0] * lengths[1] + key[1]) * lengths[2] + key[2]) as i64);
+                hidden.push(!visible);
+            }
+        }
+        let settings = get_device_settings::<B>(&self.device);
+        let count = indices.len();
+        let indices = TensorData::new(indices, [count]).convert_dtype(settings.int_dtype.into());
+        let hidden = hidden.contains(&true).then(|| {
+            let shape = [1, problem.queries(), slots.len(), 1, 1, 1];
+            let data = TensorData::new(hidden, shape).convert_dtype(settings.bool_dtype.into());
+            B::bool_from_data(data, &self.device)
+        });
+        Block {
+            slots: slots.len(),
+            source: Source::Space { indices: B::int_from_data(indices, &self.device), hidden },
+        }
+    }
+
+    fn keys(&self, block: &Block<B>) -> FloatTensor<B> {
+        self.take(block, |tokens| &tokens.key, self.problem.head_dim)
+    }
+
+    fn values(&self, block: &Block<B>) -> FloatTensor<B> {
+        self.take(block, |tokens| &tokens.value, self.problem.head_dim_v)
+    }
+
+    fn take(
+        &self,
+        block: &Block<B>,
+        side: fn(&Tokens<B>) -> &FloatTensor<B>,
+        dim: usize,
+    ) -> FloatTensor<B> {
+        let problem = &self.problem;
+        let (tokens, queries) = match &block.source {
+            Source::Space { indices, .. } => {
+                let tokens = side(&self.space).clone();
+                (B::float_select(tokens, 1, indices.clone()), problem.queries())
+            }
+            Source::Additional { start } => {
+                let tokens = self.additional.as_ref().expect("blocks of tokens that exist");
+                (range::<B>(side(tokens).clone(), 1, *start, start + block.slots), 1)
+            }
+        };
+        let shape = [problem.batch, queries, block.slots, problem.heads_kv, 1, dim];
+        B::float_reshape(tokens, Shape::new(shape))
+    }
+
+    /// Scaled scores, `-inf` where a slot is hidden.
+    fn scores(&self, query: &FloatTensor<B>, block: &Block<B>) -> FloatTensor<B> {
+        let products = B::float_mul(query.clone(), self.keys(block));
+        let scores = B::float_sum_dim(products, DIM);
+        let scores = B::float_mul_scalar(scores, self.problem.scale.into());
+        match &block.source {
+            Source::Space { hidden: Some(hidden), .. } => {
+                let hidden = B::bool_expand(hidden.clone(), scores.shape());
+                B::float_mask_fill(scores, hidden, f32::NEG_INFINITY.into())
+            }
+            _ => scores,
+        }
+    }
+}
+
+fn slots_per_window(problem: &Problem) -> usize {
+    problem.axes.iter().map(|axis| axis.kernel_size).product()
+}
+
+fn slots<B: Backend>(tensor: FloatTensor<B>, start: usize, end: usize) -> FloatTensor<B> {
+    range::<B>(tensor, SLOTS, start, end)
+}
+
+fn range<B: Backend>(
+    tensor: FloatTensor<B>,
+    axis: usize,
+    start: usize,
+    end: usize,
+) -> FloatTensor<B> {
+    let mut slices = vec![Slice::from(..); tensor.shape().num_dims()];
+    slices[axis] = Slice::from(start..end);
+    B::float_slice(tensor, &slices)
+}
+
+struct Grads<B: Backend> {
+    query: FloatTensor<B>,
+    key: FloatTensor<B>,
+    value: FloatTensor<B>,
+    additional: Option<(FloatTensor<B>, FloatTensor<B>)>,
+}
+
+impl<B: Backend> Grads<B> {
+    fn zeros(windows: &Windows<B>) -> Self {
+        let problem = &windows.problem;
+        let zeros = |shape: Shape| B::float_zeros(shape, &windows.device, windows.dtype);
+        let (heads_kv, group) = (problem.heads_kv, problem.group_size());
+        let query = [problem.batch, problem.queries(), 1, heads_kv, group, problem.head_dim];
+        Self {
+            query: zeros(Shape::new(query)),
+            key: zeros(windows.space.key.shape()),
+            value: zeros(windows.space.value.shape()),
+            additional: windows
+                .additional
+                .as_ref()
+                .map(|tokens| (zeros(tokens.key.shape()), zeros(tokens.value.shape()))),
+        }
+    }
+
+    /// Adds gradients `[batch, queries, slots, heads_kv, group, dim]` to the keys in the slots.
+    fn scatter(
+        &mut self,
+        windows: &Windows<B>,
+        block: &Block<B>,
+        dk: FloatTensor<B>,
+        dv: FloatTensor<B>,
+    ) {
+        let problem = &windows.problem;
+        let group = |tensor: FloatTensor<B>| B::float_sum_dim(tensor, 4);
+        let (dk, dv) = (group(dk), group(dv));
+        let flat = |tensor: FloatTensor<B>, tokens: usize, dim: usize| {
+            let shape = [problem.batch, tokens, problem.heads_kv, dim];
+            B::float_reshape(tensor, Shape::new(shape))
+        };
+        let dims = (problem.head_dim, problem.head_dim_v);
+        match &block.source {
+            Source::Space { indices, .. } => {
+                let tokens = problem.queries() * block.slots;
+                let add = |sum: FloatTensor<B>, part: FloatTensor<B>, dim| {
+                    let part = flat(part, tokens, dim);
+                    B::float_select_assign(sum, 1, indices.clone(), part, IndexingUpdateOp::Add)
+                };
+                let (key, value) = (self.key.clone(), self.value.clone());
+                self.key = add(key, dk, dims.0);
+                self.value = add(value, dv, dims.1);
+            }
+            Source::Additional { start } => {
+                let (key, value) = self.additional.take().expect("gradients of tokens that exist");
+                let slices = [
+                    Slice::from(..),
+                    Slice::from(*start..start + block.slots),
+                    Slice::from(..),
+                    Slice::from(..),
+                ];
+                let put = |sum: FloatTensor<B>, part: FloatTensor<B>, dim| {
+                    let part = flat(B::float_sum_dim(part, 1), block.slots, dim);
+                    B::float_slice_assign(sum, &slices, part)
+                };
+                self.additional = Some((put(key, dk, dims.0), put(value, dv, dims.1)));
+            }
+        }
+    }
+}
+
+/// The result of an empty problem: outputs are zero, logsumexps `-inf`.
+fn empty_forward<B: Backend>(
+    query: &FloatTensor<B>,
+    plan: &Plan,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
+    let (device, dtype) = (query.device(), query.dtype());
+    let out = Shape::from([rows.as_slice(), &[plan.problem.head_dim_v]].concat());
+    let no_key = f32::NEG_INFINITY.into();
+    (
+        B::float_zeros(out, &device, dtype.into()),
+        B::float_full(Shape::from(rows), no_key, &device, accumulator(dtype).into()),
+    )
+}
+
+/// The gradients of an empty problem: zero.
+fn empty_backward<B: Backend>(
+    saved: &Saved<B>,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, AdditionalKv<B>) {
+    let zeros = |tensor: &FloatTensor<B>| {
+        B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+    };
+    let additional = match &saved.additional {
+        AdditionalKv::None => AdditionalKv::None,
+        AdditionalKv::Tokens { key, value } => {
+            AdditionalKv::Tokens { key: zeros(key), value: zeros(value) }
+        }
+    };
+    (zeros(&saved.query), zeros(&saved.key), zeros(&saved.value), additional)
+}

@@ -1,0 +1,196 @@
+use std::cell::RefCell;
+use std::sync::RwLock;
+
+/// How much memory an implementation may take beyond its inputs and outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MemoryPreference {
+    /// Up to the size of the scores of all windows.
+    #[default]
+    Default,
+    /// As little as possible, at the price of speed.
+    Strict,
+    /// Whatever is fastest.
+    Unrestricted,
+}
+
+/// Settings that hold for a process, for a scope of a thread, or for one call.
+///
+/// [`Context::set_global`] sets the process, [`Context::scope`] a thread until the returned guard
+/// is dropped, and the `with_context` of an operator's options a single call. A backward pass uses
+/// the settings of its forward pass, wherever it runs.
+///
+/// ```rust
+/// use burn_natten::{Context, MemoryPreference};
+///
+/// {
+///     let strict = Context::current().with_memory(MemoryPreference::Strict);
+///     let _scope = strict.scope();
+///     assert_eq!(Context::current().memory(), MemoryPreference::Strict);
+/// }
+/// assert_eq!(Context::current().memory(), MemoryPreference::Default);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Context {
+    deterministic: bool,
+    kv_parallelism: bool,
+    memory: MemoryPreference,
+    experimental_forward: bool,
+    experimental_backward: bool,
+}
+
+static GLOBAL: RwLock<Context> = RwLock::new(Context::new());
+
+thread_local! {
+    static SCOPES: RefCell<Vec<(u64, Context)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Context {
+    /// The settings of a new process: not deterministic, parallel over keys, default memory, no
+    /// experimental paths.
+    pub const fn new() -> Self {
+        Self {
+            deterministic: false,
+            kv_parallelism: true,
+            memory: MemoryPreference::Default,
+            experimental_forward: false,
+            experimental_backward: false,
+        }
+    }
+
+    /// The settings in force on this thread: those of the innermost scope, or else of the process.
+    pub fn current() -> Self {
+        let scoped = SCOPES.with_borrow(|scopes| scopes.last().map(|(_, context)| *context));
+        // A `Context` is plain data, so one left by a panicking writer is whole.
+        scoped.unwrap_or_else(|| *GLOBAL.read().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Makes these the settings of the process, for every thread outside a scope.
+    pub fn set_global(self) {
+        *GLOBAL.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = self;
+    }
+
+    /// Makes these the settings of this thread until the guard is dropped.
+    #[must_use = "the settings end when the guard is dropped"]
+    pub fn scope(self) -> ContextScope {
+        let id = SCOPES.with_borrow_mut(|scopes| {
+            let id = scopes.last().map_or(0, |(id, _)| id + 1);
+            scopes.push((id, self));
+            id
+        });
+        ContextScope { id, not_send: std::marker::PhantomData }
+    }
+
+    /// Requires bitwise equal results from run to run. The tiers that exist today always give them.
+    pub const fn with_deterministic(mut self, deterministic: bool) -> Self {
+        self.deterministic = deterministic;
+        self
+    }
+
+    /// Allows a pass to work on the keys of one query in parallel where it would otherwise leave
+    /// cores idle: dense attention of few queries on Flex. On by default.
+    pub const fn with_kv_parallelism(mut self, kv_parallelism: bool) -> Self {
+        self.kv_parallelism = kv_parallelism;
+        self
+    }
+
+    /// Bounds the memory taken beyond inputs and outputs.
+    pub const fn with_memory(mut self, memory: MemoryPreference) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Allows paths that have never run on real hardware, in the forward and the backward pass.
+    pub const fn with_allow_experimental(mut self, forward: bool, backward: bool) -> Self {
+        self.experimental_forward = forward;
+        self.experimental_backward = backward;
+        self
+    }
+
+    /// Whether results must be bitwise equal from run to run.
+    pub const fn deterministic(&self) -> bool {
+        self.deterministic
+    }
+
+    /// Whether a pass may work on the keys of one query in parallel.
+    pub const fn kv_parallelism(&self) -> bool {
+        self.kv_parallelism
+    }
+
+    /// The bound on memory beyond inputs and outputs.
+    pub const fn memory(&self) -> MemoryPreference {
+        self.memory
+    }
+
+    /// Whether paths that have never run on real hardware are allowed: forward, backward.
+    pub const fn allow_experimental(&self) -> (bool, bool) {
+        (self.experimental_forward, self.experimental_backward)
+    }
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Restores the settings of a thread when it is dropped; see [`Context::scope`].
+#[derive(Debug)]
+pub struct ContextScope {
+    id: u64,
+    // The settings belong to a thread, so the guard stays on it.
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for ContextScope {
+    fn drop(&mut self) {
+        SCOPES.with_borrow_mut(|scopes| scopes.retain(|(id, _)| *id != self.id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_nest_and_restore() {
+        let outer = Context::new().with_deterministic(true);
+        let inner = outer.with_kv_parallelism(false);
+        let before = Context::current();
+        {
+            let _outer = outer.scope();
+            assert_eq!(Context::current(), outer);
+            {
+                let _inner = inner.scope();
+                assert!(!Context::current().kv_parallelism());
+            }
+            assert_eq!(Context::current(), outer);
+            std::thread::spawn(move || assert_eq!(Context::current(), before))
+                .join()
+                .expect("another thread keeps its own settings");
+        }
+        assert_eq!(Context::current(), before);
+    }
+
+    #[test]
+    fn guards_dropped_out_of_order_remove_their_own_settings() {
+        let first = Context::new().with_deterministic(true);
+        let second = first.with_memory(MemoryPreference::Strict);
+        let guard_first = first.scope();
+        let guard_second = second.scope();
+        drop(guard_first);
+        assert_eq!(Context::current(), second);
+        drop(guard_second);
+        assert_eq!(Context::current(), Context::new());
+    }
+
+    #[test]
+    fn off_switches_off() {
+        let on = Context::new().with_deterministic(true).with_allow_experimental(true, true);
+        let off = on
+            .with_deterministic(false)
+            .with_allow_experimental(false, false)
+            .with_kv_parallelism(false);
+        assert!(!off.deterministic() && !off.kv_parallelism());
+        assert_eq!(off.allow_experimental(), (false, false));
+    }
+}

@@ -1,0 +1,154 @@
+use burn::tensor::DType;
+
+use crate::Strategy;
+
+/// Why an attention problem cannot be computed.
+///
+/// The text names the argument, the axis, the value that was given and the bound it breaks.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttentionError {
+    /// A size of one tensor does not fit that of another.
+    #[error("{argument}: axis {axis} ({name}) is {got}, must be {expected} as in {other}")]
+    Shape {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Its axis.
+        axis: usize,
+        /// What the axis means.
+        name: &'static str,
+        /// The size it has.
+        got: usize,
+        /// The size it must have.
+        expected: usize,
+        /// The tensor that sets the size.
+        other: &'static str,
+    },
+    /// A tensor has the wrong number of axes.
+    #[error("{argument}: has {got} axes, must have {expected}")]
+    Rank {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// The axes it has.
+        got: usize,
+        /// The axes it must have.
+        expected: usize,
+    },
+    /// A tensor has a size of zero where something is needed.
+    #[error("{argument}: axis {axis} ({name}) is 0, must be at least 1")]
+    Empty {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Its axis.
+        axis: usize,
+        /// What the axis means.
+        name: &'static str,
+    },
+    /// The heads of the query cannot be shared out over the heads of the key.
+    #[error("query: has {heads} heads, must be a multiple of the {heads_kv} heads of key")]
+    Heads {
+        /// Heads of the query.
+        heads: usize,
+        /// Heads of key and value.
+        heads_kv: usize,
+    },
+    /// A window parameter is below its least value.
+    #[error("{parameter}: axis {axis} is {got}, must be at least {min}")]
+    TooSmall {
+        /// The parameter at fault.
+        parameter: &'static str,
+        /// The spatial axis, 0 for the slowest.
+        axis: usize,
+        /// The value it has.
+        got: usize,
+        /// The least value it can have.
+        min: usize,
+    },
+    /// A window parameter is above its greatest value.
+    #[error("{parameter}: axis {axis} is {got}, must be at most {max} ({bound})")]
+    TooLarge {
+        /// The parameter at fault.
+        parameter: &'static str,
+        /// The spatial axis, 0 for the slowest.
+        axis: usize,
+        /// The value it has.
+        got: usize,
+        /// The greatest value it can have.
+        max: usize,
+        /// What sets the bound.
+        bound: &'static str,
+    },
+    /// The scale is infinite or not a number.
+    #[error("scale: is {got}, must be finite")]
+    Scale {
+        /// The value given.
+        got: f64,
+    },
+    /// Additional keys were given without additional values, or the reverse.
+    #[error("{missing}: is missing, must be given together with {given}")]
+    AdditionalKv {
+        /// The argument that is not there.
+        missing: &'static str,
+        /// The argument that is there.
+        given: &'static str,
+    },
+    /// The element types of the arguments differ.
+    #[error("{argument}: has dtype {got:?}, must be {expected:?} as in {other}")]
+    MixedDTypes {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Its element type.
+        got: DType,
+        /// The element type it must have.
+        expected: DType,
+        /// The tensor that sets it.
+        other: &'static str,
+    },
+    /// The element type is not one that attention is defined for.
+    #[error("{argument}: has dtype {got:?}, must be F32, F16, BF16 or F64{note}")]
+    UnsupportedDType {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Its element type.
+        got: DType,
+        /// What else is to be said about this device.
+        note: &'static str,
+    },
+    /// The arguments live on different devices.
+    #[error("{argument}: is on {got}, must be on {expected} as {other}")]
+    MixedDevices {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Its device.
+        got: String,
+        /// The device it must be on.
+        expected: String,
+        /// The tensor that sets it.
+        other: &'static str,
+    },
+    /// There is nothing to merge.
+    #[error("outputs: has 0 tensors, must have at least 1")]
+    EmptyMerge,
+    /// The outputs and logsumexps to merge do not pair up.
+    #[error("logsumexps: has {got} tensors, must have {expected} as outputs")]
+    MergeCount {
+        /// Number of logsumexps.
+        got: usize,
+        /// Number of outputs.
+        expected: usize,
+    },
+    /// A strategy that was asked for by name cannot run.
+    #[error("strategy: {strategy:?} cannot run here, {reason}")]
+    Strategy {
+        /// The strategy asked for.
+        strategy: Strategy,
+        /// What stands in its way.
+        reason: String,
+    },
+    /// Burn runs on a backend that this build of burn-natten has no operators for.
+    #[error("query: is on {device}, which needs one of burn-natten's backend features")]
+    UnsupportedBackend {
+        /// The device of the tensors.
+        device: String,
+    },
+}

@@ -1,0 +1,116 @@
+//! What every operator does with its tensors: check them, plan, and hand them to the backend.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+use burn_natten_kernels::Problem;
+
+use crate::backend::dispatch::{Capabilities, Plan, select};
+use crate::backend::{AdditionalKv, AttentionOps};
+use crate::options::{AdditionalTokens, AttentionOptions};
+use crate::{AttentionError, Context};
+
+/// The additional keys and values, both or neither.
+pub(super) fn additional_tokens(
+    tokens: AdditionalTokens,
+) -> Result<Option<(Tensor<4>, Tensor<4>)>, AttentionError> {
+    const KEYS: &str = "additional_keys";
+    const VALUES: &str = "additional_values";
+    match tokens {
+        (Some(keys), Some(values)) => Ok(Some((keys, values))),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(AttentionError::AdditionalKv { missing: VALUES, given: KEYS }),
+        (None, Some(_)) => Err(AttentionError::AdditionalKv { missing: KEYS, given: VALUES }),
+    }
+}
+
+/// Fails unless `tensor` has the dtype of `like` and lives on its device.
+pub(super) fn matches<const D: usize, const E: usize>(
+    (argument, tensor): (&'static str, &Tensor<D>),
+    (other, like): (&'static str, &Tensor<E>),
+) -> Result<(), AttentionError> {
+    same_device((argument, tensor), (other, like))?;
+    if tensor.dtype() == like.dtype() {
+        return Ok(());
+    }
+    let (got, expected) = (tensor.dtype(), like.dtype());
+    Err(AttentionError::MixedDTypes { argument, got, expected, other })
+}
+
+/// Fails unless `tensor` lives on the device of `like`, tracked by autodiff or not.
+pub(super) fn same_device<const D: usize, const E: usize>(
+    (argument, tensor): (&'static str, &Tensor<D>),
+    (other, like): (&'static str, &Tensor<E>),
+) -> Result<(), AttentionError> {
+    let (got, expected) = (tensor.device().without_autodiff(), like.device().without_autodiff());
+    if got == expected {
+        return Ok(());
+    }
+    let (got, expected) = (format!("{got:?}"), format!("{expected:?}"));
+    Err(AttentionError::MixedDevices { argument, got, expected, other })
+}
+
+/// Fails unless the dtype of `tensor` is a float type of at least 16 bits.
+pub(super) fn is_float<const D: usize>(
+    argument: &'static str,
+    tensor: &Tensor<D>,
+) -> Result<(), AttentionError> {
+    match tensor.dtype() {
+        DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16 => Ok(()),
+        got => Err(AttentionError::UnsupportedDType { argument, got, note: "" }),
+    }
+}
+
+/// Query, key and value of an attention, checked against each other.
+pub(super) struct Inputs<const D: usize> {
+    pub query: Tensor<D>,
+    pub key: Tensor<D>,
+    pub value: Tensor<D>,
+    pub additional: Option<(Tensor<4>, Tensor<4>)>,
+}
+
+impl<const D: usize> Inputs<D> {
+    /// Checks dtypes and devices.
+    pub fn try_new(
+        query: Tensor<D>,
+        key: Tensor<D>,
+        value: Tensor<D>,
+        additional: AdditionalTokens,
+    ) -> Result<Self, AttentionError> {
+        let additional = additional_tokens(additional)?;
+        is_float("query", &query)?;
+        matches(("key", &key), ("query", &query))?;
+        matches(("value", &value), ("query", &query))?;
+        if let Some((keys, values)) = &additional {
+            matches(("additional_keys", keys), ("query", &query))?;
+            matches(("additional_values", values), ("query", &query))?;
+        }
+        Ok(Self { query, key, value, additional })
+    }
+
+    /// Runs a problem that was made from the shapes of these tensors: `(out, logsumexp)`.
+    pub fn run<const L: usize>(
+        self,
+        problem: Problem,
+        options: &AttentionOptions,
+    ) -> Result<(Tensor<D>, Tensor<L>), AttentionError> {
+        let device = self.query.device();
+        let capabilities = Capabilities::of(&device)
+            .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
+        let tier = select(options.strategy, self.query.dtype(), capabilities)?;
+        let context = options.context.unwrap_or_else(Context::current);
+        let additional = match self.additional {
+            Some((key, value)) if problem.additional > 0 => {
+                AdditionalKv::Tokens { key: key.into_dispatch(), value: value.into_dispatch() }
+            }
+            _ => AdditionalKv::None,
+        };
+        let (out, lse) = Dispatch::attention_forward(
+            self.query.into_dispatch(),
+            self.key.into_dispatch(),
+            self.value.into_dispatch(),
+            additional,
+            Plan { problem, tier, context },
+        );
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+    }
+}

@@ -1,0 +1,185 @@
+use burn::tensor::Tensor;
+
+use crate::Context;
+
+/// A value for each of `N` spatial axes, slowest first.
+///
+/// Made from an array, or from one value that then holds for every axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PerAxis<const N: usize, T>(pub [T; N]);
+
+impl<const N: usize, T: Copy> From<T> for PerAxis<N, T> {
+    fn from(value: T) -> Self {
+        Self([value; N])
+    }
+}
+
+impl<const N: usize, T> From<[T; N]> for PerAxis<N, T> {
+    fn from(values: [T; N]) -> Self {
+        Self(values)
+    }
+}
+
+/// Which implementation computes an operator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// The fastest that runs on the device; degrades with one log line.
+    #[default]
+    Auto,
+    /// Composed of Burn's tensor operations; any backend.
+    Reference,
+    /// The direct kernels of the device's own backend: SIMD on Flex, CubeCL kernels elsewhere.
+    Portable,
+    /// CubeCL kernels on matrix units.
+    TensorCore,
+    /// Native CUDA kernels for compute capability 9.0.
+    Hopper,
+    /// Native CUDA kernels for compute capability 10.0.
+    Blackwell,
+}
+
+/// Additional keys and values, either of which may be missing until it is validated.
+pub(crate) type AdditionalTokens = (Option<Tensor<4>>, Option<Tensor<4>>);
+
+/// Parameters of [`na1d`](crate::na1d), [`na2d`](crate::na2d) and [`na3d`](crate::na3d) on `N`
+/// spatial axes.
+///
+/// ```rust
+/// use burn_natten::NeighborhoodOptions;
+///
+/// let options = NeighborhoodOptions::<2>::new([7, 9])
+///     .with_stride(2)
+///     .with_dilation([1, 4])
+///     .with_causal([false, true])
+///     .with_scale(0.125);
+/// ```
+#[derive(Clone, Debug)]
+pub struct NeighborhoodOptions<const N: usize> {
+    pub(crate) kernel_size: [usize; N],
+    pub(crate) stride: [usize; N],
+    pub(crate) dilation: [usize; N],
+    pub(crate) is_causal: [bool; N],
+    pub(crate) common: AttentionOptions,
+}
+
+impl<const N: usize> NeighborhoodOptions<N> {
+    /// Windows of `kernel_size` keys along each axis, at least 2 and at most the axis' length.
+    ///
+    /// Stride and dilation are 1, no axis is causal, the scale is `head_dim^-0.5`.
+    pub fn new(kernel_size: impl Into<PerAxis<N, usize>>) -> Self {
+        Self {
+            kernel_size: kernel_size.into().0,
+            stride: [1; N],
+            dilation: [1; N],
+            is_causal: [false; N],
+            common: AttentionOptions::new(),
+        }
+    }
+
+    /// Number of neighboring queries that share a window: from 1, the default, to `kernel_size`.
+    pub fn with_stride(mut self, stride: impl Into<PerAxis<N, usize>>) -> Self {
+        self.stride = stride.into().0;
+        self
+    }
+
+    /// Distance between the keys of a window: 1 by default; `kernel_size * dilation` is at most the
+    /// axis' length.
+    pub fn with_dilation(mut self, dilation: impl Into<PerAxis<N, usize>>) -> Self {
+        self.dilation = dilation.into().0;
+        self
+    }
+
+    /// Whether a query sees only keys up to its own index; `false` by default.
+    pub fn with_causal(mut self, is_causal: impl Into<PerAxis<N, bool>>) -> Self {
+        self.is_causal = is_causal.into().0;
+        self
+    }
+
+    /// Factor on the scores; `head_dim^-0.5` by default. An explicit zero is zero.
+    pub fn with_scale(mut self, scale: impl Into<Option<f64>>) -> Self {
+        self.common = self.common.with_scale(scale);
+        self
+    }
+
+    /// Keys `[batch, tokens, heads_kv, head_dim]` and values `[batch, tokens, heads_kv,
+    /// head_dim_v]` that every query sees besides its window; none by default.
+    pub fn with_additional_kv(
+        mut self,
+        keys: impl Into<Option<Tensor<4>>>,
+        values: impl Into<Option<Tensor<4>>>,
+    ) -> Self {
+        self.common = self.common.with_additional_kv(keys, values);
+        self
+    }
+
+    /// Which implementation runs; [`Strategy::Auto`] by default.
+    pub fn with_strategy(mut self, strategy: Strategy) -> Self {
+        self.common = self.common.with_strategy(strategy);
+        self
+    }
+
+    /// Settings for this call and its backward pass; [`Context::current`] by default.
+    pub fn with_context(mut self, context: Context) -> Self {
+        self.common = self.common.with_context(context);
+        self
+    }
+}
+
+/// Parameters of [`attention`](crate::attention).
+///
+/// ```rust
+/// use burn_natten::AttentionOptions;
+///
+/// let options = AttentionOptions::new().with_causal(true).with_scale(0.125);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct AttentionOptions {
+    pub(crate) is_causal: bool,
+    pub(crate) scale: Option<f64>,
+    pub(crate) additional: AdditionalTokens,
+    pub(crate) strategy: Strategy,
+    pub(crate) context: Option<Context>,
+}
+
+impl AttentionOptions {
+    /// Every query sees every key, with the scale `head_dim^-0.5`.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether query `i` sees only keys `0..=i`, the first query and the first key being aligned;
+    /// `false` by default.
+    pub fn with_causal(mut self, is_causal: bool) -> Self {
+        self.is_causal = is_causal;
+        self
+    }
+
+    /// Factor on the scores; `head_dim^-0.5` by default. An explicit zero is zero.
+    pub fn with_scale(mut self, scale: impl Into<Option<f64>>) -> Self {
+        self.scale = scale.into();
+        self
+    }
+
+    /// Keys `[batch, tokens, heads_kv, head_dim]` and values `[batch, tokens, heads_kv,
+    /// head_dim_v]` that every query sees, causal or not; none by default.
+    pub fn with_additional_kv(
+        mut self,
+        keys: impl Into<Option<Tensor<4>>>,
+        values: impl Into<Option<Tensor<4>>>,
+    ) -> Self {
+        self.additional = (keys.into(), values.into());
+        self
+    }
+
+    /// Which implementation runs; [`Strategy::Auto`] by default.
+    pub fn with_strategy(mut self, strategy: Strategy) -> Self {
+        self.strategy = strategy;
+        self
+    }
+
+    /// Settings for this call and its backward pass; [`Context::current`] by default.
+    pub fn with_context(mut self, context: Context) -> Self {
+        self.context = Some(context);
+        self
+    }
+}

@@ -1,0 +1,205 @@
+//! Checks: from shapes and parameters to a [`Problem`], or to the error that says what is wrong.
+
+use burn_natten_kernels::{Axis, MAX_RANK, Problem};
+
+use crate::AttentionError;
+
+/// Names of the axes of a tensor around its spatial axes.
+const BATCH: &str = "batch";
+const SPACE: &str = "space";
+const HEADS: &str = "heads";
+const HEAD_DIM: &str = "head_dim";
+const TOKENS: &str = "tokens";
+
+/// The window parameters of `N` axes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows<'a> {
+    pub kernel_size: &'a [usize],
+    pub stride: &'a [usize],
+    pub dilation: &'a [usize],
+    pub is_causal: &'a [bool],
+}
+
+/// The shapes of all tensors of an attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shapes<'a> {
+    pub query: &'a [usize],
+    pub key: &'a [usize],
+    pub value: &'a [usize],
+    pub additional: Option<([usize; 4], [usize; 4])>,
+}
+
+/// Self attention over windows: query, key and value share their spatial axes.
+pub(crate) fn neighborhood(
+    shapes: Shapes<'_>,
+    windows: Windows<'_>,
+    scale: Option<f64>,
+) -> Result<Problem, AttentionError> {
+    let rank = shapes.query.len() - 3;
+    for axis in 1..=rank {
+        same(shapes.key, "key", shapes.query, "query", axis, SPACE)?;
+        same(shapes.value, "value", shapes.query, "query", axis, SPACE)?;
+    }
+    let space = &shapes.query[1..=rank];
+    let mut axes = [Axis::UNIT; MAX_RANK];
+    for axis in 0..rank {
+        axes[MAX_RANK - rank + axis] = window_axis(axis, space[axis], windows)?;
+    }
+    if axes.iter().all(Axis::is_full) {
+        let tokens = space.iter().product();
+        axes = dense_axes(tokens, tokens, false);
+    }
+    finish(shapes, axes, scale)
+}
+
+/// Dense attention: `[batch, tokens, heads, head_dim]`, where keys may be other tokens than queries.
+pub(crate) fn dense(
+    shapes: Shapes<'_>,
+    is_causal: bool,
+    scale: Option<f64>,
+) -> Result<Problem, AttentionError> {
+    same(shapes.value, "value", shapes.key, "key", 1, TOKENS)?;
+    finish(shapes, dense_axes(shapes.query[1], shapes.key[1], is_causal), scale)
+}
+
+fn dense_axes(queries: usize, keys: usize, is_causal: bool) -> [Axis; MAX_RANK] {
+    [Axis::UNIT, Axis::UNIT, Axis::dense(queries, keys, is_causal)]
+}
+
+fn window_axis(axis: usize, length: usize, windows: Windows<'_>) -> Result<Axis, AttentionError> {
+    let (kernel_size, stride) = (windows.kernel_size[axis], windows.stride[axis]);
+    let dilation = windows.dilation[axis];
+    at_least("kernel_size", axis, kernel_size, 2)?;
+    at_most("kernel_size", axis, kernel_size, length, "the length of the axis")?;
+    at_least("stride", axis, stride, 1)?;
+    at_most("stride", axis, stride, kernel_size, "kernel_size")?;
+    at_least("dilation", axis, dilation, 1)?;
+    let max = length / kernel_size;
+    at_most("dilation", axis, dilation, max, "the length of the axis / kernel_size")?;
+    Ok(Axis {
+        queries: length,
+        keys: length,
+        kernel_size,
+        stride,
+        dilation,
+        is_causal: windows.is_causal[axis],
+    })
+}
+
+/// The checks that every attention shares: batch, heads, head_dim, scale, additional tokens.
+fn finish(
+    shapes: Shapes<'_>,
+    axes: [Axis; MAX_RANK],
+    scale: Option<f64>,
+) -> Result<Problem, AttentionError> {
+    let Shapes { query, key, value, additional } = shapes;
+    let (heads_axis, dim_axis) = (query.len() - 2, query.len() - 1);
+    same(key, "key", query, "query", 0, BATCH)?;
+    same(value, "value", query, "query", 0, BATCH)?;
+    same(value, "value", key, "key", heads_axis, HEADS)?;
+    same(key, "key", query, "query", dim_axis, HEAD_DIM)?;
+    for (argument, shape) in [("query", query), ("key", key), ("value", value)] {
+        not_empty(argument, shape, heads_axis, HEADS)?;
+        not_empty(argument, shape, dim_axis, HEAD_DIM)?;
+    }
+    let (heads, heads_kv) = (query[heads_axis], key[heads_axis]);
+    if !heads.is_multiple_of(heads_kv) {
+        return Err(AttentionError::Heads { heads, heads_kv });
+    }
+    let head_dim = query[dim_axis];
+    let scale = scale.unwrap_or_else(|| (head_dim as f64).powf(-0.5));
+    if !scale.is_finite() {
+        return Err(AttentionError::Scale { got: scale });
+    }
+    let additional = match additional {
+        Some((keys, values)) => additional_tokens(key, value, &keys, &values)?,
+        None => 0,
+    };
+    Ok(Problem {
+        batch: query[0],
+        heads,
+        heads_kv,
+        head_dim,
+        head_dim_v: value[dim_axis],
+        additional,
+        scale,
+        axes,
+    })
+}
+
+fn additional_tokens(
+    key: &[usize],
+    value: &[usize],
+    keys: &[usize; 4],
+    values: &[usize; 4],
+) -> Result<usize, AttentionError> {
+    let last = |shape: &[usize]| [shape[0], shape[shape.len() - 2], shape[shape.len() - 1]];
+    for (argument, got, other, expected) in [
+        ("additional_keys", keys, "key", last(key)),
+        ("additional_values", values, "value", last(value)),
+    ] {
+        for (axis, name, expected) in
+            [(0, BATCH, expected[0]), (2, HEADS, expected[1]), (3, HEAD_DIM, expected[2])]
+        {
+            if got[axis] != expected {
+                let got = got[axis];
+                return Err(AttentionError::Shape { argument, axis, name, got, expected, other });
+            }
+        }
+    }
+    same(values, "additional_values", keys, "additional_keys", 1, TOKENS)?;
+    Ok(keys[1])
+}
+
+/// Fails unless `got` and `expected` have the same size along `axis`.
+pub(crate) fn same(
+    got: &[usize],
+    argument: &'static str,
+    expected: &[usize],
+    other: &'static str,
+    axis: usize,
+    name: &'static str,
+) -> Result<(), AttentionError> {
+    let (got, expected) = (got[axis], expected[axis]);
+    if got == expected {
+        return Ok(());
+    }
+    Err(AttentionError::Shape { argument, axis, name, got, expected, other })
+}
+
+fn not_empty(
+    argument: &'static str,
+    shape: &[usize],
+    axis: usize,
+    name: &'static str,
+) -> Result<(), AttentionError> {
+    match shape[axis] {
+        0 => Err(AttentionError::Empty { argument, axis, name }),
+        _ => Ok(()),
+    }
+}
+
+fn at_least(
+    parameter: &'static str,
+    axis: usize,
+    got: usize,
+    min: usize,
+) -> Result<(), AttentionError> {
+    if got >= min {
+        return Ok(());
+    }
+    Err(AttentionError::TooSmall { parameter, axis, got, min })
+}
+
+fn at_most(
+    parameter: &'static str,
+    axis: usize,
+    got: usize,
+    max: usize,
+    bound: &'static str,
+) -> Result<(), AttentionError> {
+    if got <= max {
+        return Ok(());
+    }
+    Err(AttentionError::TooLarge { parameter, axis, got, max, bound })
+}
