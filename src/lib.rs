@@ -68,6 +68,7 @@ mod backend;
 mod context;
 mod error;
 mod functional;
+pub mod nn;
 mod options;
 mod problem;
 
@@ -77,5 +78,9 @@ pub use error::AttentionError;
 pub use functional::{
     AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na2d, na3d,
     try_attention, try_merge_attentions, try_na1d, try_na2d, try_na3d,
+};
+pub use nn::{
+    NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
+    NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
 pub use options::{AttentionOptions, NeighborhoodOptions, PerAxis, Strategy};

@@ -1,0 +1,216 @@
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+
+use crate::{NeighborhoodOptions, na1d, na2d, na3d};
+
+/// Defines the layer of a rank and its configuration.
+///
+/// `$d` is the rank of the input, `$h` that of the query, whose channels are split into heads.
+macro_rules! neighborhood_attention_layer {
+    ($name:ident, $config:ident, $operator:ident, rank $rank:tt, $d:literal, $h:literal,
+     space $space:literal, ones $ones:tt, falses $falses:tt,
+     example $kernel:literal $dims:literal) => {
+        #[doc = concat!("Configuration of [`", stringify!($name), "`].")]
+        ///
+        /// # Example
+        ///
+        /// ```rust
+        /// use burn::tensor::{Device, Distribution, Tensor};
+        #[doc = concat!("use burn_natten::nn::", stringify!($config), ";")]
+        ///
+        /// let device = Device::flex();
+        #[doc = concat!("let layer = ", stringify!($config), "::new(32, 4, ", $kernel, ")")]
+        ///     .with_qkv_bias(false)
+        ///     .init(&device);
+        #[doc = concat!("let shape = ", $dims, ";")]
+        #[doc = concat!(
+            "let input = Tensor::<", $d, ">::random(shape, Distribution::Default, &device);"
+        )]
+        /// assert_eq!(layer.forward(input).dims(), shape);
+        /// ```
+        #[derive(Config, Debug)]
+        pub struct $config {
+            /// Channels of input and output, a multiple of `num_heads`.
+            pub embed_dim: usize,
+            /// Number of heads that the channels are split into.
+            pub num_heads: usize,
+            /// Keys that a query sees along each axis, at least 2.
+            pub kernel_size: [usize; $rank],
+            /// Neighboring queries that share a window, along each axis: 1 to `kernel_size`.
+            #[config(default = $ones)]
+            pub stride: [usize; $rank],
+            /// Distance between the keys of a window, along each axis, at least 1.
+            #[config(default = $ones)]
+            pub dilation: [usize; $rank],
+            /// Whether a query sees only keys up to its own index, along each axis.
+            #[config(default = $falses)]
+            pub is_causal: [bool; $rank],
+            /// Whether the projection to query, key and value has a bias.
+            #[config(default = true)]
+            pub qkv_bias: bool,
+            /// Factor on the scores; without one `head_dim^-0.5`.
+            pub qk_scale: Option<f64>,
+            /// Probability of zeroing an element of the output while training, below 1.
+            #[config(default = 0.0)]
+            pub proj_drop: f64,
+        }
+
+        impl $config {
+            #[doc = concat!("Initializes a [`", stringify!($name), "`] on `device`.")]
+            ///
+            /// # Panics
+            ///
+            /// If a field is out of its range.
+            pub fn init(&self, device: &Device) -> $name {
+                check_heads(self.embed_dim, self.num_heads);
+                for axis in 0..$rank {
+                    check_window(axis, self.kernel_size[axis], self.stride[axis], self.dilation[axis]);
+                }
+                check_scale(self.qk_scale);
+                $name {
+                    qkv: LinearConfig::new(self.embed_dim, 3 * self.embed_dim)
+                        .with_bias(self.qkv_bias)
+                        .init(device),
+                    proj: LinearConfig::new(self.embed_dim, self.embed_dim).init(device),
+                    dropout: dropout("proj_drop", self.proj_drop),
+                    num_heads: self.num_heads,
+                    kernel_size: self.kernel_size,
+                    stride: self.stride,
+                    dilation: self.dilation,
+                    is_causal: self.is_causal,
+                    qk_scale: self.qk_scale,
+                }
+            }
+        }
+
+        #[doc = concat!("Multi-head self attention of neighborhoods over ", $space, ".")]
+        ///
+        /// ```text
+        /// query, key, value = split(input W_qkv + b_qkv)
+        /// output            = dropout(neighborhood_attention(query, key, value) W + b)
+        /// ```
+        ///
+        #[doc = concat!("Made by [`", stringify!($config), "`]. The operator is [`", stringify!($operator), "`](crate::", stringify!($operator), ").")]
+        ///
+        /// Reference: [Neighborhood Attention Transformer](https://arxiv.org/abs/2204.07143),
+        /// [Dilated Neighborhood Attention Transformer](https://arxiv.org/abs/2209.15001).
+        #[derive(Module, Debug)]
+        pub struct $name {
+            /// Projects channels to query, key and value, in this order.
+            pub qkv: Linear,
+            /// Projects the heads, side by side, to the output.
+            pub proj: Linear,
+            /// Dropout of the output.
+            pub dropout: Dropout,
+            /// Number of heads.
+            pub num_heads: usize,
+            /// Keys that a query sees along each axis.
+            pub kernel_size: [usize; $rank],
+            /// Neighboring queries that share a window, along each axis.
+            pub stride: [usize; $rank],
+            /// Distance between the keys of a window, along each axis.
+            pub dilation: [usize; $rank],
+            /// Whether a query sees only keys up to its own index, along each axis.
+            pub is_causal: [bool; $rank],
+            /// Factor on the scores; without one `head_dim^-0.5`.
+            pub qk_scale: Option<f64>,
+        }
+
+        impl $name {
+            /// Attends every position to its neighborhood.
+            ///
+            /// # Shapes
+            ///
+            #[doc = concat!("- input: `[batch, ", $space, ", embed_dim]`")]
+            #[doc = concat!("- output: `[batch, ", $space, ", embed_dim]`")]
+            ///
+            /// # Panics
+            ///
+            /// With the text of an [`AttentionError`](crate::AttentionError) if the windows do not
+            /// fit into the space: `kernel_size * dilation` is at most the length of an axis.
+            #[track_caller]
+            pub fn forward(&self, input: Tensor<$d>) -> Tensor<$d> {
+                let shape = input.dims();
+                let [query, key, value] = self.query_key_value(input);
+                let attended = $operator(query, key, value, self.options()).reshape(shape);
+                self.dropout.forward(self.proj.forward(attended))
+            }
+
+            /// The query, key and value that [`forward`](Self::forward) attends with, for instance
+            /// to look at attention weights.
+            ///
+            /// # Shapes
+            ///
+            #[doc = concat!("- input: `[batch, ", $space, ", embed_dim]`")]
+            #[doc = concat!("- each output: `[batch, ", $space, ", num_heads, head_dim]`")]
+            pub fn query_key_value(&self, input: Tensor<$d>) -> [Tensor<$h>; 3] {
+                let channels = input.dims()[$d - 1];
+                let mut shape = [0; $h];
+                shape[..$d].copy_from_slice(&input.dims());
+                shape[$d - 1] = self.num_heads;
+                shape[$h - 1] = channels / self.num_heads;
+                let qkv = self.qkv.forward(input);
+                // Narrowing and splitting one axis are views, so strided kernels copy nothing.
+                [0, 1, 2].map(|part| {
+                    qkv.clone().narrow($d - 1, part * channels, channels).reshape(shape)
+                })
+            }
+
+            /// The window and scale of this layer, as the operator takes them.
+            pub fn options(&self) -> NeighborhoodOptions<$rank> {
+                NeighborhoodOptions::new(self.kernel_size)
+                    .with_stride(self.stride)
+                    .with_dilation(self.dilation)
+                    .with_causal(self.is_causal)
+                    .with_scale(self.qk_scale)
+            }
+        }
+    };
+}
+
+neighborhood_attention_layer!(NeighborhoodAttention1d, NeighborhoodAttention1dConfig, na1d,
+    rank 1, 3, 4, space "length", ones "[1]", falses "[false]",
+    example "[7]" "[2, 20, 32]");
+neighborhood_attention_layer!(NeighborhoodAttention2d, NeighborhoodAttention2dConfig, na2d,
+    rank 2, 4, 5, space "height, width", ones "[1, 1]", falses "[false, false]",
+    example "[7, 7]" "[2, 8, 9, 32]");
+neighborhood_attention_layer!(NeighborhoodAttention3d, NeighborhoodAttention3dConfig, na3d,
+    rank 3, 5, 6, space "depth, height, width", ones "[1, 1, 1]", falses "[false, false, false]",
+    example "[2, 3, 3]" "[1, 4, 5, 6, 32]");
+
+#[track_caller]
+fn check_heads(embed_dim: usize, num_heads: usize) {
+    assert!(num_heads >= 1, "num_heads: is {num_heads}, must be at least 1");
+    assert!(
+        embed_dim >= 1 && embed_dim.is_multiple_of(num_heads),
+        "embed_dim: is {embed_dim}, must be a positive multiple of num_heads, {num_heads}"
+    );
+}
+
+/// What can be said about a window before the size of the space is known.
+#[track_caller]
+fn check_window(axis: usize, kernel_size: usize, stride: usize, dilation: usize) {
+    assert!(kernel_size >= 2, "kernel_size: axis {axis} is {kernel_size}, must be at least 2");
+    assert!(stride >= 1, "stride: axis {axis} is {stride}, must be at least 1");
+    assert!(
+        stride <= kernel_size,
+        "stride: axis {axis} is {stride}, must be at most {kernel_size} (kernel_size)"
+    );
+    assert!(dilation >= 1, "dilation: axis {axis} is {dilation}, must be at least 1");
+}
+
+#[track_caller]
+fn check_scale(scale: Option<f64>) {
+    if let Some(scale) = scale {
+        assert!(scale.is_finite(), "qk_scale: is {scale}, must be finite");
+    }
+}
+
+/// A dropout layer, after a check that names the configuration's field.
+#[track_caller]
+pub(super) fn dropout(field: &str, prob: f64) -> Dropout {
+    assert!((0.0..1.0).contains(&prob), "{field}: is {prob}, must be at least 0 and below 1");
+    DropoutConfig::new(prob).init()
+}
