@@ -1,0 +1,217 @@
+//! A hierarchical vision transformer, after DiNAT.
+//!
+//! ```text
+//! picture -> convolutions -> 2 blocks -> halve -> 2 blocks -> mean -> linear -> logits
+//! ```
+//!
+//! Blocks alternate between a dense window and a dilated one: the first sees what is near, the
+//! second spreads it over the picture. The padding of the convolutions tells a pixel where it is,
+//! so that no position embedding is needed.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn_natten::nn::{NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig};
+
+use crate::loader::Batch;
+
+/// The convolutions halve larger pictures until their side is at most this.
+const LARGEST_FIRST_STAGE: usize = 24;
+
+/// Configuration of [`VisionTransformer`].
+#[derive(Config, Debug)]
+pub struct VisionTransformerConfig {
+    /// Channels of a picture.
+    pub channels: usize,
+    /// Height and width of a picture.
+    pub side: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Side of a window.
+    pub kernel_size: usize,
+    /// Dilation of every second block.
+    pub dilation: usize,
+    /// Channels of each stage.
+    #[config(default = "[48, 96]")]
+    pub dims: [usize; 2],
+    /// Blocks of each stage.
+    #[config(default = "[2, 2]")]
+    pub depths: [usize; 2],
+    /// Channels of a head.
+    #[config(default = 16)]
+    pub head_dim: usize,
+    /// Probability of skipping half a block for a picture while training.
+    #[config(default = 0.1)]
+    pub drop_path: f64,
+}
+
+impl VisionTransformerConfig {
+    /// Height and width of the first stage.
+    pub fn first_side(picture_side: usize) -> usize {
+        let mut side = picture_side;
+        while side > LARGEST_FIRST_STAGE {
+            side = side.div_ceil(2);
+        }
+        side
+    }
+
+    /// Initializes the model on `device`.
+    pub fn init(&self, device: &Device) -> VisionTransformer {
+        let side = Self::first_side(self.side);
+        let [narrow, wide] = self.dims;
+        let mut stem = Vec::new();
+        let (mut channels, mut size) = (self.channels, self.side);
+        while size > side {
+            stem.push(convolution(channels, narrow, 2, device));
+            (channels, size) = (narrow, size.div_ceil(2));
+        }
+        stem.push(convolution(channels, narrow, 1, device));
+        VisionTransformer {
+            stem,
+            activation: Gelu::new(),
+            first: self.stage(0, side, device),
+            halve: convolution(narrow, wide, 2, device),
+            second: self.stage(1, side.div_ceil(2), device),
+            norm: LayerNormConfig::new(wide).init(device),
+            head: LinearConfig::new(wide, self.classes).init(device),
+        }
+    }
+
+    /// The blocks of a stage; windows shrink where the stage is smaller than they are.
+    fn stage(
+        &self,
+        stage: usize,
+        side: usize,
+        device: &Device,
+    ) -> Vec<NeighborhoodTransformerBlock> {
+        let (dim, kernel_size) = (self.dims[stage], self.kernel_size.min(side));
+        let blocks = 0..self.depths[stage];
+        blocks
+            .map(|block| {
+                let dilation =
+                    if block % 2 == 0 { 1 } else { self.dilation.min(side / kernel_size) };
+                NeighborhoodTransformerBlockConfig::new(
+                    dim,
+                    dim / self.head_dim,
+                    [kernel_size, kernel_size],
+                )
+                .with_dilation([dilation, dilation])
+                .with_drop_path(self.drop_path)
+                .init(device)
+            })
+            .collect()
+    }
+}
+
+/// 3 x 3; with a stride of 2 it halves the side, rounding up.
+fn convolution(channels: usize, out: usize, stride: usize, device: &Device) -> Conv2d {
+    Conv2dConfig::new([channels, out], [3, 3])
+        .with_stride([stride, stride])
+        .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+        .init(device)
+}
+
+/// Classifies pictures.
+#[derive(Module, Debug)]
+pub struct VisionTransformer {
+    stem: Vec<Conv2d>,
+    activation: Gelu,
+    /// Blocks at the resolution of the convolutions.
+    pub first: Vec<NeighborhoodTransformerBlock>,
+    halve: Conv2d,
+    second: Vec<NeighborhoodTransformerBlock>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl VisionTransformer {
+    /// Logits of the classes.
+    ///
+    /// # Shapes
+    ///
+    /// - images: `[batch, channels, side, side]`
+    /// - output: `[batch, classes]`
+    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let tokens = apply(&self.first, self.tokens(images));
+        let tokens = channels_last(self.halve.forward(tokens.permute([0, 3, 1, 2])));
+        let tokens = self.norm.forward(apply(&self.second, tokens));
+        let [batch, height, width, channels] = tokens.dims();
+        let pooled = tokens.reshape([batch, height * width, channels]).mean_dim(1);
+        self.head.forward(pooled.squeeze_dim::<2>(1))
+    }
+
+    /// What the first block sees: `[batch, height, width, channels]`.
+    pub fn tokens(&self, images: Tensor<4>) -> Tensor<4> {
+        let mut features = images;
+        for (index, convolution) in self.stem.iter().enumerate() {
+            if index > 0 {
+                features = self.activation.forward(features);
+            }
+            features = convolution.forward(features);
+        }
+        channels_last(features)
+    }
+
+    fn classify(&self, batch: Batch) -> ClassificationOutput {
+        // The loss of 16-bit logits would lose what it is about, their differences.
+        let logits = self.forward(batch.images).cast(FloatDType::F32);
+        let loss = CrossEntropyLossConfig::new()
+            .init(&logits.device())
+            .forward(logits.clone(), batch.classes.clone());
+        ClassificationOutput::new(loss, logits, batch.classes)
+    }
+}
+
+fn apply(blocks: &[NeighborhoodTransformerBlock], tokens: Tensor<4>) -> Tensor<4> {
+    blocks.iter().fold(tokens, |tokens, block| block.forward(tokens))
+}
+
+fn channels_last(features: Tensor<4>) -> Tensor<4> {
+    features.permute([0, 2, 3, 1])
+}
+
+impl TrainStep for VisionTransformer {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = self.classify(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for VisionTransformer {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        self.classify(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Distribution;
+
+    use super::*;
+
+    #[test]
+    fn every_size_of_picture_gives_logits() {
+        let device = Device::flex();
+        for (channels, side, first) in [(1, 8, 8), (3, 24, 24), (3, 25, 13), (1, 70, 18)] {
+            assert_eq!(VisionTransformerConfig::first_side(side), first);
+            let model = VisionTransformerConfig::new(channels, side, 5, 7, 1)
+                .with_dims([16, 32])
+                .with_depths([1, 2])
+                .init(&device);
+            let shape = [2, channels, side, side];
+            let images = Tensor::random(shape, Distribution::Default, &device);
+            assert_eq!(model.tokens(images.clone()).dims(), [2, first, first, 16]);
+            assert_eq!(model.forward(images).dims(), [2, 5]);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A picture of what pixels attend to.
+
+use std::path::Path;
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::tensor::{Device, Tensor};
+use burn_natten::na2d;
+use burn_natten::nn::NeighborhoodTransformerBlock;
+use image::Rgb;
+
+use crate::Failure;
+use crate::data::{Picture, Pictures};
+use crate::loader::PictureBatcher;
+use crate::model::VisionTransformer;
+use crate::panels::{Area, BACKGROUND, Canvas, FAINT, GLYPH, QUERY, TEXT, WINDOW, WRONG, heat};
+
+/// As many pictures as are shown.
+const SHOWN: usize = 10;
+const PANEL: u32 = 128;
+const GAP: u32 = 12;
+const MARGIN: u32 = 20;
+const LABELS: u32 = 176;
+const LINE: u32 = 24;
+
+/// Keys whose weights are computed at once; bounds the memory that larger pictures need.
+const KEYS_AT_ONCE: usize = 64;
+
+/// Draws pictures of the test, one of each class where there are enough, and for every block of
+/// the first stage how much a pixel attends to each other.
+pub fn save(
+    path: &Path,
+    model: &VisionTransformer,
+    batcher: &PictureBatcher,
+    pictures: &Pictures,
+    seen: &[usize],
+    device: &Device,
+) -> Result<(), Failure> {
+    let shown = choose(pictures);
+    let rows = model.first.len() as u32 + 1;
+    let mut canvas = Canvas::new(
+        2 * MARGIN + LABELS + shown.len() as u32 * (PANEL + GAP) - GAP,
+        2 * MARGIN + 4 * LINE + rows * (PANEL + GAP),
+    );
+    let panel = |row: usize, column: usize| Area {
+        x: MARGIN + LABELS + column as u32 * (PANEL + GAP),
+        y: MARGIN + 2 * LINE + row as u32 * (PANEL + GAP),
+        width: PANEL,
+        height: PANEL,
+    };
+    label_rows(&mut canvas, model, |row| panel(row, 0));
+    for (column, index) in shown.into_iter().enumerate() {
+        let picture = &pictures.test[index];
+        let top = panel(0, column);
+        let is_right = seen[index] == picture.class;
+        let names = [("is", picture.class, TEXT), ("seen as", seen[index], FAINT)];
+        for (line, (what, class, color)) in (0..).zip(names) {
+            let color = if is_right { color } else { WRONG };
+            let text: String = format!("{what} {}", pictures.classes[class]);
+            let text: String = text.chars().take((PANEL / GLYPH) as usize).collect();
+            canvas.write(&text, [top.x, MARGIN + line * LINE / 2 + LINE / 2], 1, color);
+        }
+        draw_pixels(&mut canvas, top, picture, pictures);
+
+        let mut tokens = model.tokens(batcher.batch(vec![picture.clone()], device).images);
+        let side = tokens.dims()[1];
+        let query = striking(picture, pictures, side);
+        mark(&mut canvas, top, side, query);
+        for (row, block) in model.first.iter().enumerate() {
+            let area = panel(row + 1, column);
+            draw_pixels(&mut canvas, area, picture, pictures);
+            draw_weights(&mut canvas, area, side, &weights(block, tokens.clone(), query)?);
+            mark(&mut canvas, area, side, query);
+            tokens = block.forward(tokens);
+        }
+    }
+    legend(&mut canvas, MARGIN + 2 * LINE + rows * (PANEL + GAP) + LINE / 2);
+    let image = canvas.into_image();
+    image
+        .save(path)
+        .map_err(|error| Failure::Run(format!("{}: cannot be written, {error}", path.display())))
+}
+
+/// Indices into the test: the first picture of each class, then others.
+fn choose(pictures: &Pictures) -> Vec<usize> {
+    let of_class = |class| pictures.test.iter().position(|picture| picture.class == class);
+    let mut shown: Vec<usize> = (0..pictures.classes.len()).filter_map(of_class).collect();
+    let others: Vec<usize> = (0..pictures.test.len()).filter(|i| !shown.contains(i)).collect();
+    shown.extend(others);
+    shown.truncate(SHOWN);
+    shown
+}
+
+/// The token of the middle of a picture that differs most from the picture's mean.
+fn striking(picture: &Picture, pictures: &Pictures, side: usize) -> [usize; 2] {
+    let brightness = |[row, column]: [usize; 2]| {
+        let center = |token: usize| (2 * token + 1) * pictures.side / (2 * side);
+        let Rgb([r, g, b]) = color(picture, pictures, center(row), center(column));
+        f32::from(r) + f32::from(g) + f32::from(b)
+    };
+    let all = || (0..side).flat_map(|row| (0..side).map(move |column| [row, column]));
+    let mean = all().map(brightness).sum::<f32>() / (side * side) as f32;
+    let middle = side / 4..side - side / 4;
+    all()
+        .filter(|query| query.iter().all(|place| middle.contains(place)))
+        .max_by(|a, b| {
+            let [a, b] = [a, b].map(|query| (brightness(*query) - mean).abs());
+            a.total_cmp(&b)
+        })
+        .unwrap_or([side / 2, side / 2])
+}
+
+/// How much `query` attends to each token, row by row, averaged over heads.
+///
+/// Attention returns a mean of values. With the values `[1, 0, ..]`, `[0, 1, ..]`, .. that mean
+/// is the weights themselves, whatever the window is.
+fn weights(
+    block: &NeighborhoodTransformerBlock,
+    tokens: Tensor<4>,
+    [row, column]: [usize; 2],
+) -> Result<Vec<f32>, Failure> {
+    let attention = &block.attention;
+    let [query, key, _] = attention.query_key_value(block.norm_attention.forward(tokens));
+    let [_, height, width, heads, _] = key.dims();
+    let identity = Tensor::<2>::eye(height * width, &key.device());
+    let mut weights = Vec::with_capacity(height * width);
+    for start in (0..height * width).step_by(KEYS_AT_ONCE) {
+        let keys = KEYS_AT_ONCE.min(height * width - start);
+        let value = identity
+            .clone()
+            .narrow(1, start, keys)
+            .reshape([1, height, width, 1, keys])
+            .expand([1, height, width, heads, keys]);
+        let out = na2d(query.clone(), key.clone(), value, attention.options());
+        let mean = out.narrow(1, row, 1).narrow(2, column, 1).mean_dim(3);
+        let mean: Vec<f32> = mean
+            .into_data()
+            .convert::<f32>()
+            .try_to_vec()
+            .map_err(|error| Failure::Run(format!("the weights cannot be read: {error:?}")))?;
+        weights.extend(mean);
+    }
+    Ok(weights)
+}
+
+fn color(picture: &Picture, pictures: &Pictures, row: usize, column: usize) -> Rgb<u8> {
+    let side = pictures.side;
+    let plane = |channel: usize| {
+        let channel = channel.min(pictures.channels - 1);
+        (picture.pixels[(channel * side + row) * side + column] * 255.0).round() as u8
+    };
+    Rgb([0, 1, 2].map(plane))
+}
+
+fn draw_pixels(canvas: &mut Canvas, area: Area, picture: &Picture, pictures: &Pictures) {
+    for row in 0..pictures.side {
+        for column in 0..pictures.side {
+            let cell = area.cells(pictures.side, [row, row + 1], [column, column + 1]);
+            canvas.fill(cell, color(picture, pictures, row, column));
+        }
+    }
+}
+
+/// Covers the picture with heat where the query looks, and frames its window.
+fn draw_weights(canvas: &mut Canvas, area: Area, side: usize, weights: &[f32]) {
+    let largest = weights.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+    let (mut rows, mut columns) = ([side, 0], [side, 0]);
+    for (token, weight) in weights.iter().enumerate() {
+        let (row, column) = (token / side, token % side);
+        let cell = area.cells(side, [row, row + 1], [column, column + 1]);
+        if *weight > 0.0 {
+            canvas.fill(cell, heat(weight / largest));
+            rows = [rows[0].min(row), rows[1].max(row + 1)];
+            columns = [columns[0].min(column), columns[1].max(column + 1)];
+        } else {
+            canvas.shade(cell, BACKGROUND, 0.55);
+        }
+    }
+    if rows[0] < rows[1] {
+        canvas.frame(area.cells(side, rows, columns), 2, WINDOW);
+    }
+}
+
+fn mark(canvas: &mut Canvas, area: Area, side: usize, [row, column]: [usize; 2]) {
+    canvas.frame(area.cells(side, [row, row + 1], [column, column + 1]), 3, QUERY);
+}
+
+fn label_rows(canvas: &mut Canvas, model: &VisionTransformer, panel: impl Fn(usize) -> Area) {
+    let mut label = |row: usize, lines: &[String]| {
+        let middle = panel(row).y + PANEL / 2 - lines.len() as u32 * LINE / 2;
+        for (line, text) in (0..).zip(lines) {
+            let (scale, color) = if line == 0 { (2, TEXT) } else { (1, FAINT) };
+            canvas.write(text, [MARGIN, middle + line * LINE], scale, color);
+        }
+    };
+    label(0, &["picture".to_string()]);
+    for (index, block) in model.first.iter().enumerate() {
+        let [[height, width], [dilation, _]] =
+            [block.attention.kernel_size, block.attention.dilation];
+        let window = format!("window {height} x {width}");
+        let lines = [format!("block {}", index + 1), window, format!("dilation {dilation}")];
+        label(index + 1, &lines);
+    }
+}
+
+/// What colors and frames mean.
+fn legend(canvas: &mut Canvas, y: u32) {
+    let mut x = MARGIN + LABELS;
+    for (color, text) in [(QUERY, "the query"), (WINDOW, "bounds of its window")] {
+        canvas.frame(Area { x, y, width: 16, height: 16 }, 3, color);
+        canvas.write(text, [x + 24, y + 4], 1, FAINT);
+        x += 24 + (text.len() as u32 + 4) * GLYPH;
+    }
+    for step in 0..96u32 {
+        canvas.fill(Area { x: x + step, y, width: 1, height: 16 }, heat(step as f32 / 95.0));
+    }
+    canvas.write("attention, from none to the most in the panel", [x + 104, y + 4], 1, FAINT);
+}
