@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 
@@ -22,19 +21,19 @@ pub struct Args {
     pub dtype: Precision,
 
     /// Passes over the training pictures
-    #[arg(long, default_value_t = 40, value_parser = at_least(1))]
+    #[arg(long, default_value_t = 40, value_parser = whole::<1, { usize::MAX }>)]
     pub epochs: usize,
 
     /// Side of the window that a pixel attends to, at least 2
-    #[arg(long, default_value_t = 3, value_parser = at_least(2))]
+    #[arg(long, default_value_t = 3, value_parser = whole::<2, { usize::MAX }>)]
     pub kernel_size: usize,
 
     /// Distance between the keys of a window, in every second block [default: 2 where it fits]
-    #[arg(long, value_parser = at_least(1))]
+    #[arg(long, value_parser = whole::<1, { usize::MAX }>)]
     pub dilation: Option<usize>,
 
     /// Pictures in a training step
-    #[arg(long, default_value_t = 32, value_parser = at_least(1))]
+    #[arg(long, default_value_t = 32, value_parser = whole::<1, { usize::MAX }>)]
     pub batch_size: usize,
 
     /// Highest learning rate, above 0 and at most 1
@@ -62,7 +61,7 @@ pub struct Args {
     pub images: Option<PathBuf>,
 
     /// Side in pixels that the pictures of --images are resized to, 8 to 512
-    #[arg(long, default_value_t = 32, value_parser = at_least(8).range(8..=512))]
+    #[arg(long, default_value_t = 32, value_parser = whole::<8, 512>)]
     pub image_size: usize,
 }
 
@@ -110,16 +109,22 @@ pub fn parse<T: Into<OsString> + Clone>(
     }
 }
 
-/// clap's message without its prefix, and without the usage that it ends with.
+/// clap's message without its prefix, and without the advice that it ends with.
 fn one_line(message: &str) -> String {
     let message = message.strip_prefix("error: ").unwrap_or(message);
-    let lines = message.lines().map(str::trim).take_while(|line| !line.starts_with("Usage"));
+    let is_advice =
+        |line: &&str| ["Usage", "tip:", "For more"].iter().any(|start| line.starts_with(start));
+    let lines = message.lines().map(str::trim).take_while(|line| !is_advice(line));
     let words: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
     words.join(" ")
 }
 
-fn at_least(min: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(min..)
+fn whole<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (MIN..=MAX).contains(&number) => Ok(number),
+        _ if MAX == usize::MAX => Err(format!("must be a whole number of at least {MIN}")),
+        _ => Err(format!("must be a whole number from {MIN} to {MAX}")),
+    }
 }
 
 fn learning_rate(text: &str) -> Result<f64, String> {
@@ -153,17 +158,17 @@ mod tests {
     fn refusals_are_one_line_that_names_flag_and_value() {
         for (flags, parts) in [
             (&["--device", "tpu"][..], &["--device", "tpu", "flex, cpu, wgpu, cuda"][..]),
-            (&["--epochs", "0"], &["--epochs", "0"]),
+            (&["--epochs", "0"], &["--epochs", "0", "at least 1"]),
             (&["--kernel-size", "1"], &["--kernel-size", "1"]),
             (&["--learning-rate", "2"], &["--learning-rate", "2", "at most 1"]),
-            (&["--image-size", "4"], &["--image-size", "4", "8..=512"]),
+            (&["--image-size", "4"], &["--image-size", "4", "from 8 to 512"]),
             (&["--seed", "x"], &["--seed", "x"]),
             (&["--images", "a", "--data", "b"], &["--images", "--data"]),
             (&["--nonsense"], &["--nonsense"]),
             (&["stray"], &["stray"]),
         ] {
             let text = refused(flags);
-            assert!(!text.contains('\n'), "{text}");
+            assert!(!text.contains('\n') && !text.contains("--help"), "{text}");
             assert!(parts.iter().all(|part| text.contains(part)), "{flags:?}: {text}");
         }
     }
