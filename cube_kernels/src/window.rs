@@ -146,7 +146,7 @@ pub fn visitor_end(
 fn first_with_leader(leader: usize, stride: usize, offset: usize) -> usize {
     let mut first = 0usize;
     if leader > offset {
-        first = ((leader - offset + stride - 1) / stride) * stride;
+        first = (leader - offset).div_ceil(stride) * stride;
     }
     first
 }
