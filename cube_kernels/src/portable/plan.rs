@@ -17,8 +17,8 @@ pub(super) const FORWARD_LINES: usize = 32;
 pub(super) const GATHER_LINES: usize = 16;
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
-/// Units of a cube on a GPU. More would leave too few registers to each of them.
-const CUBE_UNITS: u32 = 128;
+/// Units of a cube on a GPU. Units do not work together, and small cubes spread better.
+const CUBE_UNITS: u32 = 64;
 
 /// Compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

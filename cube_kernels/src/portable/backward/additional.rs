@@ -17,9 +17,9 @@ use super::super::rows::{store, zeros};
 use super::super::{BackwardInputs, KeyValue};
 use super::gather::gather;
 
-/// Units to aim for: enough to fill a large GPU, and at a row of 128 + 128 elements a workspace of
+/// Units to aim for: enough to fill a large GPU, while their sums, at most 512 bytes a unit, take
 /// 16 MiB.
-const TARGET_UNITS: usize = 1 << 14;
+const TARGET_UNITS: usize = 1 << 15;
 /// Fewest queries worth a chunk of their own.
 const MIN_CHUNK: usize = 64;
 
@@ -44,6 +44,7 @@ fn partial_kernel<F: Float, N: Size>(
         terminate!();
     }
     let slices = comptime!(plan.key.slices);
+    // The chunk is the index behind the token's; without it, units are divided as always.
     let index = ABSOLUTE_POS / geometry.additional % chunks;
     let unit = ABSOLUTE_POS / geometry.additional / chunks * geometry.additional
         + ABSOLUTE_POS % geometry.additional;

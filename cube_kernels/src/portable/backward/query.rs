@@ -50,7 +50,7 @@ fn query_kernel<F: Float, N: Size>(
             for j in 0..along_y.count {
                 let y = along_y.first + j * geometry.y.dilation;
                 let run = geometry.key_run(own.batch, head_kv, z, y, along_x);
-                scatter::<F, N>(
+                add_keys::<F, N>(
                     &mut sums, query, dout, own.row, key, value, run, lse, delta, own.slice, scale,
                     plan,
                 );
@@ -59,7 +59,7 @@ fn query_kernel<F: Float, N: Size>(
     }
     if comptime!(plan.has_additional) {
         let run = geometry.additional_run(own.batch, head_kv);
-        scatter::<F, N>(
+        add_keys::<F, N>(
             &mut sums,
             query,
             dout,
@@ -77,9 +77,9 @@ fn query_kernel<F: Float, N: Size>(
     store::<F, N>(&sums, scale, dq, own.row, own.slice, comptime!(plan.key));
 }
 
-/// Adds `ds k` for the keys of `run`.
+/// Adds `ds k` to the sums for the keys of `run`.
 #[cube]
-fn scatter<F: Float, N: Size>(
+fn add_keys<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     query: &[Vector<F, N>],
     dout: &[Vector<F, N>],
@@ -97,14 +97,14 @@ fn scatter<F: Float, N: Size>(
     let whole = run.count / block;
     for i in 0..whole {
         let row = run.row + i * block * run.step;
-        scatter_block::<F, N>(
+        add_block::<F, N>(
             sums, query, dout, query_row, key, value, row, run.step, lse, delta, slice, scale,
             plan, block,
         );
     }
     for i in whole * block..run.count {
         let row = run.row + i * run.step;
-        scatter_block::<F, N>(
+        add_block::<F, N>(
             sums, query, dout, query_row, key, value, row, run.step, lse, delta, slice, scale,
             plan, 1usize,
         );
@@ -112,7 +112,7 @@ fn scatter<F: Float, N: Size>(
 }
 
 #[cube]
-fn scatter_block<F: Float, N: Size>(
+fn add_block<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     query: &[Vector<F, N>],
     dout: &[Vector<F, N>],
