@@ -43,6 +43,9 @@ impl Axis {
         }
         let (group, position) = (query % self.dilation, query / self.dilation);
         let keys = window::group_length(self.keys, self.dilation, group);
+        if keys == 0 {
+            return (group, 0);
+        }
         let (size, causal) = (self.kernel_size, self.is_causal);
         let start = window::window_start(position, keys, size, self.stride, causal);
         let end = window::window_end(position, start, keys, size, causal);
