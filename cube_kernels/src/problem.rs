@@ -38,9 +38,6 @@ impl Axis {
 
     /// The keys that `query` sees: first index, number of keys; they are `dilation` apart.
     pub fn window(&self, query: usize) -> (usize, usize) {
-        if self.keys == 0 {
-            return (0, 0);
-        }
         let (group, position) = (query % self.dilation, query / self.dilation);
         let keys = window::group_length(self.keys, self.dilation, group);
         if keys == 0 {
