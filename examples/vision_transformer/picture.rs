@@ -215,3 +215,32 @@ fn legend(canvas: &mut Canvas, y: u32) {
     }
     canvas.write("attention, from none to the most in the panel", [x + 104, y + 4], 1, FAINT);
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Distribution;
+
+    use super::*;
+    use crate::model::VisionTransformerConfig;
+
+    #[test]
+    fn weights_sum_to_one_over_the_window() {
+        let device = Device::flex();
+        // 11 x 11 tokens, so that the keys take two rounds.
+        let model = VisionTransformerConfig::new(1, 11, 10, 3, 2).init(&device);
+        let images = Tensor::random([1, 1, 11, 11], Distribution::Default, &device);
+        let tokens = model.tokens(images);
+        let seen = |block: usize, query| -> Vec<[usize; 2]> {
+            let weights = weights(&model.first[block], tokens.clone(), query).expect("is readable");
+            assert_eq!(weights.len(), 121);
+            assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-4);
+            let tokens = (0..121).filter(|token| weights[*token] > 0.0);
+            tokens.map(|token| [token / 11, token % 11]).collect()
+        };
+        let rows_and_columns = |rows: [usize; 3], columns: [usize; 3]| -> Vec<[usize; 2]> {
+            rows.iter().flat_map(|row| columns.map(|column| [*row, column])).collect()
+        };
+        assert_eq!(seen(0, [0, 5]), rows_and_columns([0, 1, 2], [4, 5, 6]));
+        assert_eq!(seen(1, [6, 10]), rows_and_columns([4, 6, 8], [6, 8, 10]));
+    }
+}
