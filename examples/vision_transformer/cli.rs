@@ -21,7 +21,7 @@ pub struct Args {
     pub dtype: Precision,
 
     /// Passes over the training pictures
-    #[arg(long, default_value_t = 40, value_parser = whole::<1, { usize::MAX }>)]
+    #[arg(long, default_value_t = 20, value_parser = whole::<1, { usize::MAX }>)]
     pub epochs: usize,
 
     /// Side of the window that a pixel attends to, at least 2
@@ -37,7 +37,7 @@ pub struct Args {
     pub batch_size: usize,
 
     /// Highest learning rate, above 0 and at most 1
-    #[arg(long, default_value_t = 2e-3, value_parser = learning_rate)]
+    #[arg(long, default_value_t = 4e-3, value_parser = learning_rate)]
     pub learning_rate: f64,
 
     /// Seed of the weights, of the order of the pictures and of the split of --images

@@ -36,7 +36,7 @@ pub struct VisionTransformerConfig {
     /// Dilation of every second block.
     pub dilation: usize,
     /// Channels of each stage.
-    #[config(default = "[48, 96]")]
+    #[config(default = "[32, 64]")]
     pub dims: [usize; 2],
     /// Blocks of each stage.
     #[config(default = "[2, 2]")]
@@ -45,7 +45,7 @@ pub struct VisionTransformerConfig {
     #[config(default = 16)]
     pub head_dim: usize,
     /// Probability of skipping half a block for a picture while training.
-    #[config(default = 0.1)]
+    #[config(default = 0.05)]
     pub drop_path: f64,
 }
 
@@ -69,7 +69,9 @@ impl VisionTransformerConfig {
             stem.push(convolution(channels, narrow, 2, device));
             (channels, size) = (narrow, size.div_ceil(2));
         }
+        // Two more, so that a token knows about the strokes around it rather than single pixels.
         stem.push(convolution(channels, narrow, 1, device));
+        stem.push(convolution(narrow, narrow, 1, device));
         VisionTransformer {
             stem,
             activation: Gelu::new(),

@@ -52,7 +52,7 @@ pub fn train(
 ) -> Result<Trained, Failure> {
     device.seed(args.seed);
     let batcher = PictureBatcher::new(pictures);
-    let train = DataLoaderBuilder::new(batcher.clone().with_shifts(args.seed))
+    let train = DataLoaderBuilder::new(batcher.clone().with_motions(args.seed))
         .batch_size(args.batch_size)
         .shuffle(args.seed)
         .num_workers(1)
