@@ -21,7 +21,7 @@ pub struct Args {
     pub dtype: Precision,
 
     /// Passes over the training pictures
-    #[arg(long, default_value_t = 20, value_parser = whole::<1, { usize::MAX }>)]
+    #[arg(long, default_value_t = 22, value_parser = whole::<1, { usize::MAX }>)]
     pub epochs: usize,
 
     /// Side of the window that a pixel attends to, at least 2
@@ -33,11 +33,11 @@ pub struct Args {
     pub dilation: Option<usize>,
 
     /// Pictures in a training step
-    #[arg(long, default_value_t = 32, value_parser = whole::<1, { usize::MAX }>)]
+    #[arg(long, default_value_t = 16, value_parser = whole::<1, { usize::MAX }>)]
     pub batch_size: usize,
 
     /// Highest learning rate, above 0 and at most 1
-    #[arg(long, default_value_t = 4e-3, value_parser = learning_rate)]
+    #[arg(long, default_value_t = 2e-3, value_parser = learning_rate)]
     pub learning_rate: f64,
 
     /// Seed of the weights, of the order of the pictures and of the split of --images

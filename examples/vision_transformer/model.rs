@@ -5,14 +5,16 @@
 //! ```
 //!
 //! Blocks alternate between a dense window and a dilated one: the first sees what is near, the
-//! second spreads it over the picture. The padding of the convolutions tells a pixel where it is,
-//! so that no position embedding is needed.
+//! second spreads it over the picture. Attention itself does not know where a token is; a learned
+//! embedding of each position tells it.
 
 use burn::config::Config;
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::{
+    Gelu, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
+};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use burn_natten::nn::{NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig};
@@ -75,6 +77,8 @@ impl VisionTransformerConfig {
         VisionTransformer {
             stem,
             activation: Gelu::new(),
+            positions: Initializer::Normal { mean: 0.0, std: 0.1 }
+                .init([1, side, side, narrow], device),
             first: self.stage(0, side, device),
             halve: convolution(narrow, wide, 2, device),
             second: self.stage(1, side.div_ceil(2), device),
@@ -122,6 +126,7 @@ fn convolution(channels: usize, out: usize, stride: usize, device: &Device) -> C
 pub struct VisionTransformer {
     stem: Vec<Conv2d>,
     activation: Gelu,
+    positions: Param<Tensor<4>>,
     /// Blocks at the resolution of the convolutions.
     pub first: Vec<NeighborhoodTransformerBlock>,
     halve: Conv2d,
@@ -155,7 +160,7 @@ impl VisionTransformer {
             }
             features = convolution.forward(features);
         }
-        channels_last(features)
+        channels_last(features) + self.positions.val()
     }
 
     fn classify(&self, batch: Batch) -> ClassificationOutput {
