@@ -1,0 +1,4 @@
+//! The tests, one module for each promise.
+
+mod golden;
+mod windows;
