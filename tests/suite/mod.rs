@@ -1,4 +1,8 @@
 //! The tests, one module for each promise.
 
+mod edges;
+mod errors;
 mod golden;
+mod gradients;
+mod isolation;
 mod windows;

@@ -248,6 +248,8 @@ fn execute<const D: usize, const L: usize>(
                 values(gradient)
             }
             (None, false) => vec![],
+            // Nothing to differentiate: Burn gives such a tensor a gradient or not.
+            (None, true) if tensor.shape().num_elements() == 0 => vec![],
             (gradient, _) => panic!("tracked {track}, gradient there {}", gradient.is_some()),
         };
         Gradients {
