@@ -5,4 +5,6 @@ mod errors;
 mod golden;
 mod gradients;
 mod isolation;
+mod properties;
+mod relations;
 mod windows;
