@@ -156,11 +156,6 @@ impl Problem {
         self.batch * self.heads * (windows + self.queries() * self.extra())
     }
 
-    /// Multiply-adds of the forward pass.
-    pub fn cost(&self) -> usize {
-        self.pairs() * (self.dim + self.dim_v)
-    }
-
     /// Standard normal inputs, each exactly an f32.
     pub fn inputs(&self, seed: u64) -> Inputs {
         let mut rng = StdRng::seed_from_u64(seed);
