@@ -38,11 +38,11 @@ impl Axis {
 
     /// The keys that `query` sees: first index, number of keys; they are `dilation` apart.
     pub fn window(&self, query: usize) -> (usize, usize) {
-        if self.keys == 0 {
-            return (0, 0);
-        }
         let (group, position) = (query % self.dilation, query / self.dilation);
         let keys = window::group_length(self.keys, self.dilation, group);
+        if keys == 0 {
+            return (group, 0);
+        }
         let (size, causal) = (self.kernel_size, self.is_causal);
         let start = window::window_start(position, keys, size, self.stride, causal);
         let end = window::window_end(position, start, keys, size, causal);

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Edges shift a window instead of shrinking it, and `start` and `end` never decrease with `q`.
-//! Therefore the queries that see a key are an interval too: [`visitor_start`]`..`[`visitor_end`].
+//! Therefore the queries that see a key are an interval too: [`visitor_start()`]`..`[`visitor_end()`].
 //!
 //! Dense attention is the case `K == n`: everything is visible, or, causal, everything up to the
 //! query's own index. There the number of queries may differ from the number of keys.
@@ -88,7 +88,7 @@ pub fn window_end(
 
 /// First query position that sees the key at `position`, in a group of `queries` queries.
 ///
-/// Empty when it is not below [`visitor_end`]: a stride can leave a key unseen.
+/// Empty when it is not below [`visitor_end()`]: a stride can leave a key unseen.
 #[cfg_attr(feature = "cube", cube)]
 pub fn visitor_start(
     position: usize,
@@ -142,7 +142,7 @@ pub fn visitor_end(
 fn first_with_leader(leader: usize, stride: usize, offset: usize) -> usize {
     let mut first = 0usize;
     if leader > offset {
-        first = ((leader - offset + stride - 1) / stride) * stride;
+        first = (leader - offset).div_ceil(stride) * stride;
     }
     first
 }

@@ -1,8 +1,138 @@
-//! The Portable tier on Burn's CubeCL backend.
+//! The Portable tier on Burn's CubeCL backend, which covers every CubeCL runtime.
 
-use burn_cubecl::CubeBackend;
+use std::sync::Once;
 
-use super::{AttentionBackwardOps, AttentionOps};
+use burn::backend::{DType, Shape, TensorMetadata, cubecl::dtype_to_storage_type};
+use burn_cubecl::{
+    CubeBackend, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
+    tensor::CubeTensor,
+};
+use burn_natten_kernels::portable::{
+    self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, KeyValue, PortableError,
+};
 
-impl AttentionOps for CubeBackend {}
-impl AttentionBackwardOps for CubeBackend {}
+use super::reference::{self, Saved};
+use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan};
+use crate::Tier;
+
+impl AttentionOps for CubeBackend {
+    fn attention_forward(
+        query: CubeTensor,
+        key: CubeTensor,
+        value: CubeTensor,
+        additional: AdditionalKv<Self>,
+        plan: Plan,
+    ) -> (CubeTensor, CubeTensor) {
+        if plan.tier == Tier::Reference || plan.is_empty() {
+            return reference::forward::<Self>(query, key, value, additional, &plan);
+        }
+        let [query, key, value] = [query, key, value].map(into_contiguous);
+        let additional = contiguous(additional);
+        let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
+        let out = [rows.as_slice(), &[plan.problem.head_dim_v]].concat();
+        let out = empty(&query, Shape::from(out), query.dtype());
+        let lse = empty(&query, Shape::from(rows), DType::F32);
+        let inputs = ForwardInputs {
+            query: query.handle.clone(),
+            key: key.handle.clone(),
+            value: value.handle.clone(),
+            additional: handles(&additional),
+        };
+        let outputs = ForwardOutputs { out: out.handle.clone(), lse: lse.handle.clone() };
+        let dtype = dtype_to_storage_type(query.dtype());
+        match portable::forward(&query.client, &plan.problem, dtype, &inputs, &outputs) {
+            Ok(()) => (out, lse),
+            Err(error) => {
+                degrade(&error);
+                reference::forward::<Self>(query, key, value, additional, &plan)
+            }
+        }
+    }
+}
+
+impl AttentionBackwardOps for CubeBackend {
+    fn attention_backward(
+        query: CubeTensor,
+        key: CubeTensor,
+        value: CubeTensor,
+        additional: AdditionalKv<Self>,
+        out: CubeTensor,
+        lse: CubeTensor,
+        grad_out: CubeTensor,
+        grad_lse: CubeTensor,
+        plan: Plan,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, AdditionalKv<Self>) {
+        if plan.tier == Tier::Reference || plan.is_empty() {
+            let saved = Saved { query, key, value, additional, out, lse };
+            return reference::backward::<Self>(saved, grad_out, grad_lse, &plan);
+        }
+        let [query, key, value, out, lse, grad_out, grad_lse] =
+            [query, key, value, out, lse, grad_out, grad_lse].map(into_contiguous);
+        let additional = contiguous(additional);
+        let [dq, dk, dv] = [&query, &key, &value].map(empty_like);
+        let grads = match &additional {
+            AdditionalKv::Tokens { key, value } => {
+                AdditionalKv::Tokens { key: empty_like(key), value: empty_like(value) }
+            }
+            AdditionalKv::None => AdditionalKv::None,
+        };
+        let inputs = BackwardInputs {
+            query: query.handle.clone(),
+            key: key.handle.clone(),
+            value: value.handle.clone(),
+            additional: handles(&additional),
+            out: out.handle.clone(),
+            lse: lse.handle.clone(),
+            dout: grad_out.handle.clone(),
+            dlse: grad_lse.handle.clone(),
+        };
+        let outputs = BackwardOutputs {
+            dq: dq.handle.clone(),
+            dk: dk.handle.clone(),
+            dv: dv.handle.clone(),
+            additional: handles(&grads),
+        };
+        let dtype = dtype_to_storage_type(query.dtype());
+        match portable::backward(&query.client, &plan.problem, dtype, &inputs, &outputs) {
+            Ok(()) => (dq, dk, dv, grads),
+            Err(error) => {
+                degrade(&error);
+                let saved = Saved { query, key, value, additional, out, lse };
+                reference::backward::<Self>(saved, grad_out, grad_lse, &plan)
+            }
+        }
+    }
+}
+
+/// Says once that the kernels cannot run this problem on this device.
+fn degrade(error: &PortableError) {
+    static LOGGED: Once = Once::new();
+    LOGGED.call_once(|| log::warn!("burn-natten: using tensor operations, because {error}"));
+}
+
+/// An uninitialised tensor that is contiguous, which others need not be on CUDA.
+fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+fn empty_like(tensor: &CubeTensor) -> CubeTensor {
+    empty(tensor, tensor.shape(), tensor.dtype())
+}
+
+fn contiguous(additional: AdditionalKv<CubeBackend>) -> AdditionalKv<CubeBackend> {
+    match additional {
+        AdditionalKv::Tokens { key, value } => {
+            AdditionalKv::Tokens { key: into_contiguous(key), value: into_contiguous(value) }
+        }
+        AdditionalKv::None => AdditionalKv::None,
+    }
+}
+
+fn handles(additional: &AdditionalKv<CubeBackend>) -> Option<KeyValue> {
+    match additional {
+        AdditionalKv::Tokens { key, value } => {
+            Some(KeyValue { key: key.handle.clone(), value: value.handle.clone() })
+        }
+        AdditionalKv::None => None,
+    }
+}

@@ -49,15 +49,22 @@ pub(super) fn same_device<const D: usize, const E: usize>(
     Err(AttentionError::MixedDevices { argument, got, expected, other })
 }
 
-/// Fails unless the dtype of `tensor` is a float type of at least 16 bits.
+/// Fails unless the dtype of `tensor` is one that attention is defined for and its device has.
 pub(super) fn is_float<const D: usize>(
     argument: &'static str,
     tensor: &Tensor<D>,
 ) -> Result<(), AttentionError> {
-    match tensor.dtype() {
-        DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16 => Ok(()),
-        got => Err(AttentionError::UnsupportedDType { argument, got, note: "" }),
-    }
+    let got = tensor.dtype();
+    let note = match got {
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => {
+            if tensor.device().supports_dtype(got) {
+                return Ok(());
+            }
+            " where the device has it, which this one does not"
+        }
+        _ => "",
+    };
+    Err(AttentionError::UnsupportedDType { argument, got, note })
 }
 
 /// Query, key and value of an attention, checked against each other.

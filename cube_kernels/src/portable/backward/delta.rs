@@ -1,0 +1,60 @@
+//! The statistics of query rows that every other kernel of the backward pass reads.
+//!
+//! A unit owns one row; neighboring units own rows that are neighbors in memory.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::super::BackwardInputs;
+use super::super::plan::{Launch, buffer};
+
+/// `statistics = [lse, rowsum(dout * out) - dlse]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn delta_kernel<F: Float, N: Size>(
+    out: &[Vector<F, N>],
+    dout: &[Vector<F, N>],
+    lse: &[f32],
+    dlse: &[f32],
+    statistics: &mut [f32],
+    rows: usize,
+    #[comptime] lines: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let row = ABSOLUTE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    for line in 0..lines {
+        let at = row * lines + line;
+        sum += Vector::<f32, N>::cast_from(out[at]) * Vector::<f32, N>::cast_from(dout[at]);
+    }
+    statistics[2 * row] = lse[row];
+    statistics[2 * row + 1] = sum.vector_sum() - dlse[row];
+}
+
+pub(super) fn launch(launch: &Launch, inputs: &BackwardInputs, statistics: &Handle) {
+    let rows = launch.query_rows();
+    let (cube_count, cube_dim) = launch.cubes(rows);
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        delta_kernel::launch_unchecked(
+            launch.client,
+            cube_count,
+            cube_dim,
+            launch.address_type,
+            launch.vector_size,
+            buffer(&inputs.out),
+            buffer(&inputs.dout),
+            buffer(&inputs.lse),
+            buffer(&inputs.dlse),
+            buffer(statistics),
+            rows,
+            launch.problem.head_dim_v / launch.vector_size,
+            launch.dtype,
+        );
+    }
+}

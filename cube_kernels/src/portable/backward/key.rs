@@ -1,0 +1,107 @@
+//! dk and dv of the spatial keys, over the inverse window: the queries that see a key are an
+//! interval along each axis.
+//!
+//! A unit owns one key row and one slice of both gradients, and sums over the query heads of its
+//! kv head's group.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs, clippy::too_many_arguments)]
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::super::geometry::{Geometry, geometry, owned};
+use super::super::plan::{GATHER_LINES, Launch, RowPlan, buffer};
+use super::super::rows::{store, zeros};
+use super::super::{BackwardInputs, BackwardOutputs};
+use super::gather::gather;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn key_kernel<F: Float, N: Size>(
+    query: &[Vector<F, N>],
+    key: &[Vector<F, N>],
+    value: &[Vector<F, N>],
+    dout: &[Vector<F, N>],
+    statistics: &[f32],
+    dk: &mut [Vector<F, N>],
+    dv: &mut [Vector<F, N>],
+    geometry: Geometry,
+    scale: f32,
+    units: usize,
+    #[comptime] plan: RowPlan,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= units {
+        terminate!();
+    }
+    let slices = comptime!(plan.key.slices);
+    let own = owned(ABSOLUTE_POS, geometry.keys(), geometry.heads_kv, slices);
+    let group = geometry.group_size();
+
+    let mut dk_sums = zeros::<N>(comptime!(plan.key));
+    let mut dv_sums = zeros::<N>(comptime!(plan.value));
+    let position = geometry.key_position(own.token);
+    let along_z = geometry.z.visitors(position.z);
+    let along_y = geometry.y.visitors(position.y);
+    let along_x = geometry.x.visitors(position.x);
+    for head in own.head * group..(own.head + 1) * group {
+        for i in 0..along_z.count {
+            let z = along_z.first + i * geometry.z.dilation;
+            for j in 0..along_y.count {
+                let y = along_y.first + j * geometry.y.dilation;
+                let run = geometry.query_run(own.batch, head, z, y, along_x);
+                gather::<F, N>(
+                    &mut dk_sums,
+                    &mut dv_sums,
+                    key,
+                    value,
+                    own.row,
+                    query,
+                    dout,
+                    statistics,
+                    run,
+                    own.slice,
+                    scale,
+                    plan,
+                );
+            }
+        }
+    }
+    store::<F, N>(&dk_sums, scale, dk, own.row, own.slice, comptime!(plan.key));
+    store::<F, N>(&dv_sums, 1.0, dv, own.row, own.slice, comptime!(plan.value));
+}
+
+pub(super) fn launch(
+    launch: &Launch,
+    inputs: &BackwardInputs,
+    statistics: &Handle,
+    outputs: &BackwardOutputs,
+) {
+    let problem = launch.problem;
+    let plan = launch.gather_plan(GATHER_LINES);
+    let units = launch.key_rows() * plan.key.slices;
+    let (cube_count, cube_dim) = launch.cubes(units);
+    let [query, dout] = launch.queries_or(&inputs.key, [&inputs.query, &inputs.dout]);
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        key_kernel::launch_unchecked(
+            launch.client,
+            cube_count,
+            cube_dim,
+            launch.address_type,
+            launch.vector_size,
+            buffer(query),
+            buffer(&inputs.key),
+            buffer(&inputs.value),
+            buffer(dout),
+            buffer(statistics),
+            buffer(&outputs.dk),
+            buffer(&outputs.dv),
+            geometry(problem),
+            problem.scale as f32,
+            units,
+            plan,
+            launch.dtype,
+        );
+    }
+}

@@ -1,0 +1,226 @@
+//! Where the rows of a problem are: window arithmetic over up to three axes, inside a kernel.
+//!
+//! A *row* is the vector of one token and one head. Rows are numbered as they lie in memory, so the
+//! row of sample `b`, token `t` and head `h` is `(b * tokens + t) * heads + h`; its elements begin
+//! at `row * dim`. Whatever a kernel walks over is a [`Run`]: rows an even step apart, such as the
+//! part of a window that lies along the fastest axis.
+
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+
+use crate::window::{group_length, visitor_end, visitor_start, window_end, window_start};
+use crate::{Axis, MAX_RANK, Problem};
+
+/// One axis: lengths and parameters at run time, so that they do not cost a compilation.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct AxisGeometry {
+    queries: usize,
+    keys: usize,
+    kernel_size: usize,
+    stride: usize,
+    pub dilation: usize,
+    #[cube(comptime)]
+    is_causal: bool,
+}
+
+/// Sizes of a problem. The axes are padded at the front, so that `x` is the longest run.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Geometry {
+    pub z: AxisGeometry,
+    pub y: AxisGeometry,
+    pub x: AxisGeometry,
+    pub heads: usize,
+    pub heads_kv: usize,
+    pub additional: usize,
+}
+
+/// Indices along one axis: `count` of them from `first` on, a dilation apart.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Span {
+    pub first: usize,
+    pub count: usize,
+}
+
+/// Row-major coordinates of a token.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Position {
+    pub z: usize,
+    pub y: usize,
+    pub x: usize,
+}
+
+/// What a unit works for: one slice of one row.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Owned {
+    pub batch: usize,
+    pub head: usize,
+    pub token: usize,
+    pub slice: usize,
+    pub row: usize,
+}
+
+/// `count` rows from `row` on, `step` rows apart.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Run {
+    pub row: usize,
+    pub step: usize,
+    pub count: usize,
+}
+
+#[cube]
+impl AxisGeometry {
+    /// The keys that `query` sees.
+    pub fn window(&self, query: usize) -> Span {
+        let group = query % self.dilation;
+        let position = query / self.dilation;
+        let length = group_length(self.keys, self.dilation, group);
+        let causal = comptime!(self.is_causal);
+        let start = window_start(position, length, self.kernel_size, self.stride, causal);
+        let end = window_end(position, start, length, self.kernel_size, causal);
+        Span {
+            first: start * self.dilation + group,
+            count: end - start,
+        }
+    }
+
+    /// The queries that see `key`.
+    pub fn visitors(&self, key: usize) -> Span {
+        let group = key % self.dilation;
+        let position = key / self.dilation;
+        let queries = group_length(self.queries, self.dilation, group);
+        let keys = group_length(self.keys, self.dilation, group);
+        let causal = comptime!(self.is_causal);
+        let (kernel_size, stride) = (self.kernel_size, self.stride);
+        let start = visitor_start(position, queries, kernel_size, stride, causal);
+        let end = visitor_end(position, queries, keys, kernel_size, stride, causal);
+        let mut count = 0usize;
+        if end > start {
+            count = end - start;
+        }
+        Span {
+            first: start * self.dilation + group,
+            count,
+        }
+    }
+}
+
+#[cube]
+impl Geometry {
+    pub fn queries(&self) -> usize {
+        self.z.queries * self.y.queries * self.x.queries
+    }
+
+    pub fn keys(&self) -> usize {
+        self.z.keys * self.y.keys * self.x.keys
+    }
+
+    pub fn query_position(&self, query: usize) -> Position {
+        let line = query / self.x.queries;
+        Position {
+            z: line / self.y.queries,
+            y: line % self.y.queries,
+            x: query % self.x.queries,
+        }
+    }
+
+    pub fn key_position(&self, key: usize) -> Position {
+        let line = key / self.x.keys;
+        Position {
+            z: line / self.y.keys,
+            y: line % self.y.keys,
+            x: key % self.x.keys,
+        }
+    }
+
+    /// The keys of one kv head that lie in `span` of line `(z, y)`.
+    pub fn key_run(&self, batch: usize, head: usize, z: usize, y: usize, span: Span) -> Run {
+        let line = (batch * self.z.keys + z) * self.y.keys + y;
+        Run {
+            row: (line * self.x.keys + span.first) * self.heads_kv + head,
+            step: self.x.dilation * self.heads_kv,
+            count: span.count,
+        }
+    }
+
+    /// The queries of one head that lie in `span` of line `(z, y)`.
+    pub fn query_run(&self, batch: usize, head: usize, z: usize, y: usize, span: Span) -> Run {
+        let line = (batch * self.z.queries + z) * self.y.queries + y;
+        Run {
+            row: (line * self.x.queries + span.first) * self.heads + head,
+            step: self.x.dilation * self.heads,
+            count: span.count,
+        }
+    }
+
+    /// Query heads that read one kv head.
+    pub fn group_size(&self) -> usize {
+        self.heads / self.heads_kv
+    }
+
+    /// All additional tokens of one sample and kv head.
+    pub fn additional_run(&self, batch: usize, head: usize) -> Run {
+        Run {
+            row: batch * self.additional * self.heads_kv + head,
+            step: self.heads_kv,
+            count: self.additional,
+        }
+    }
+}
+
+/// The work of unit `unit`, where neighboring units own neighboring tokens.
+#[cube]
+pub(super) fn owned(unit: usize, tokens: usize, heads: usize, #[comptime] slices: usize) -> Owned {
+    let token = unit % tokens;
+    let rest = unit / tokens;
+    let slice = rest % slices;
+    let head = rest / slices % heads;
+    let batch = rest / slices / heads;
+    Owned {
+        batch,
+        head,
+        token,
+        slice,
+        row: (batch * tokens + token) * heads + head,
+    }
+}
+
+/// The axes as the kernels walk them: fastest last and as long as possible.
+fn axes(problem: &Problem) -> [Axis; MAX_RANK] {
+    if problem.is_full() {
+        // No axis restricts anything: one long axis saves the index arithmetic.
+        let merged = Axis::dense(problem.queries(), problem.keys(), false);
+        return [Axis::UNIT, Axis::UNIT, merged];
+    }
+    let mut axes = problem.axes;
+    let padding = axes.iter().rev().take_while(|a| **a == Axis::UNIT).count();
+    axes.rotate_right(padding);
+    axes
+}
+
+/// Launch argument for `problem`.
+pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
+    let [z, y, x] = axes(problem).map(|axis| {
+        AxisGeometryLaunch::new(
+            axis.queries,
+            axis.keys,
+            axis.kernel_size,
+            axis.stride,
+            axis.dilation,
+            axis.is_causal,
+        )
+    });
+    GeometryLaunch::new(z, y, x, problem.heads, problem.heads_kv, problem.additional)
+}
+
+/// Keys that a window holds along the fastest axis.
+pub(super) fn window_run(problem: &Problem) -> usize {
+    axes(problem)[MAX_RANK - 1].kernel_size
+}

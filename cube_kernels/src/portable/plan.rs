@@ -1,0 +1,235 @@
+//! What a launch needs besides its buffers: vector and slice sizes, grid, addressing, checks.
+
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType, FloatKind};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::geometry::window_run;
+use super::rows::Slicing;
+use super::{KeyValue, PortableError};
+use crate::Problem;
+
+/// Lines of sums that a unit of the forward pass holds: 128 registers at 4 elements a line, half
+/// of what NVIDIA and AMD hardware gives to a thread.
+pub(super) const FORWARD_LINES: usize = 32;
+/// The same where a unit has two rows of sums, dk and dv.
+pub(super) const GATHER_LINES: usize = 16;
+/// Most rows that are taken at once.
+const MAX_BLOCK: usize = 8;
+/// Units of a cube on a GPU. Units do not work together, and small cubes spread better.
+const CUBE_UNITS: u32 = 64;
+
+/// Compile-time parameters of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RowPlan {
+    /// Query and key rows.
+    pub key: Slicing,
+    /// Value and output rows.
+    pub value: Slicing,
+    /// Rows taken at once.
+    pub block: usize,
+    /// Whether there is any key beside the additional ones.
+    pub has_keys: bool,
+    /// Whether there are additional keys.
+    pub has_additional: bool,
+}
+
+/// A problem on a device.
+pub(super) struct Launch<'a> {
+    pub client: &'a Client,
+    pub problem: &'a Problem,
+    pub dtype: ElemType,
+    pub vector_size: usize,
+    pub address_type: AddressType,
+}
+
+impl<'a> Launch<'a> {
+    /// Fails if the device lacks the element type or 64-bit indices that the problem needs.
+    pub fn new(
+        client: &'a Client,
+        problem: &'a Problem,
+        dtype: ElemType,
+    ) -> Result<Self, PortableError> {
+        let is_supported = matches!(
+            dtype,
+            ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::F32)
+        ) && client.properties().supports_type(dtype);
+        if !is_supported {
+            return Err(PortableError::ElementType(dtype));
+        }
+        let dims = [problem.head_dim, problem.head_dim_v];
+        let vector_size = [4, 2, 1]
+            .into_iter()
+            .find(|size| dims.iter().all(|dim| dim % size == 0))
+            .unwrap_or(1);
+        let mut launch = Self {
+            client,
+            problem,
+            dtype,
+            vector_size,
+            address_type: AddressType::U32,
+        };
+        // The signed bound leaves room for the units past the end of the last cube.
+        launch.address_type = AddressType::from_len_signed(launch.largest_buffer());
+        if !client.properties().supports_address(launch.address_type) {
+            return Err(PortableError::Addressing(launch.largest_buffer()));
+        }
+        Ok(launch)
+    }
+
+    /// Elements of the largest buffer.
+    fn largest_buffer(&self) -> usize {
+        let dim = self.problem.head_dim.max(self.problem.head_dim_v).max(2);
+        self.query_rows()
+            .max(self.key_rows())
+            .max(self.additional_rows())
+            * dim
+    }
+
+    pub fn query_rows(&self) -> usize {
+        self.problem.batch * self.problem.queries() * self.problem.heads
+    }
+
+    pub fn key_rows(&self) -> usize {
+        self.problem.batch * self.problem.keys() * self.problem.heads_kv
+    }
+
+    pub fn additional_rows(&self) -> usize {
+        self.problem.batch * self.problem.additional * self.problem.heads_kv
+    }
+
+    /// Fails if `handle` is smaller than `rows` rows of `dim` elements of `size` bytes.
+    pub fn check(
+        &self,
+        name: &'static str,
+        handle: &Handle,
+        rows: usize,
+        dim: usize,
+        dtype: ElemType,
+    ) -> Result<(), PortableError> {
+        let expected = (rows * dim * dtype.size()) as u64;
+        let actual = handle.size_in_used();
+        if actual < expected {
+            return Err(PortableError::Buffer {
+                name,
+                expected,
+                actual,
+            });
+        }
+        Ok(())
+    }
+
+    /// For kernels that sum value rows, of which a unit holds `lines`.
+    pub fn value_plan(&self, lines: usize) -> RowPlan {
+        self.plan(1, self.value_lines().div_ceil(lines))
+    }
+
+    /// For kernels that sum key rows, of which a unit holds `lines`.
+    pub fn key_plan(&self, lines: usize) -> RowPlan {
+        self.plan(self.key_lines().div_ceil(lines), 1)
+    }
+
+    /// For kernels that sum both, in slices of one number, of which a unit holds `lines` of each.
+    pub fn gather_plan(&self, lines: usize) -> RowPlan {
+        let slices = self.key_lines().max(self.value_lines()).div_ceil(lines);
+        self.plan(slices, slices)
+    }
+
+    fn key_lines(&self) -> usize {
+        self.problem.head_dim / self.vector_size
+    }
+
+    fn value_lines(&self) -> usize {
+        self.problem.head_dim_v / self.vector_size
+    }
+
+    fn plan(&self, key_slices: usize, value_slices: usize) -> RowPlan {
+        RowPlan {
+            key: Slicing::new(self.key_lines(), key_slices),
+            value: Slicing::new(self.value_lines(), value_slices),
+            block: block_size(window_run(self.problem)),
+            has_keys: self.key_rows() > 0,
+            has_additional: self.problem.additional > 0,
+        }
+    }
+
+    /// The grid for at least `units` units.
+    pub fn cubes(&self, units: usize) -> (CubeCount, CubeDim) {
+        let hardware = &self.client.properties().hardware;
+        let cube_dim = if hardware.num_cpu_cores.is_some() {
+            CubeDim::new(self.client, units)
+        } else {
+            CubeDim::new_1d(CUBE_UNITS.min(hardware.max_units_per_cube))
+        };
+        let cube_count = cubecl::calculate_cube_count_elemwise(self.client, units, cube_dim);
+        (cube_count, cube_dim)
+    }
+
+    /// Buffers with one row per key, or `other` in their place where there is no key: empty
+    /// buffers cannot be bound.
+    pub fn keys_or<'b>(&self, other: &'b Handle, keys: [&'b Handle; 2]) -> [&'b Handle; 2] {
+        if self.key_rows() > 0 {
+            keys
+        } else {
+            [other; 2]
+        }
+    }
+
+    /// Buffers with one row per query, or `other` in their place where there is no query.
+    pub fn queries_or<'b>(&self, other: &'b Handle, queries: [&'b Handle; 2]) -> [&'b Handle; 2] {
+        if self.query_rows() > 0 {
+            queries
+        } else {
+            [other; 2]
+        }
+    }
+}
+
+/// The additional keys and values, or `other` in their place where there are none.
+pub(super) fn additional_or<'a>(
+    other: &'a Handle,
+    additional: Option<&'a KeyValue>,
+) -> [&'a Handle; 2] {
+    additional.map_or([other; 2], |tokens| [&tokens.key, &tokens.value])
+}
+
+/// A kernel argument. The kernels take every length from the problem, so that the one given here
+/// only has to be inside the buffer.
+pub(super) fn buffer(handle: &Handle) -> BufferArg {
+    // SAFETY: a length of zero is inside any buffer.
+    unsafe { BufferArg::from_raw_parts(handle.clone(), 0) }
+}
+
+/// Rows to take at once from runs of mostly `run` rows: as many as leave the fewest to be taken one
+/// by one.
+fn block_size(run: usize) -> usize {
+    (2..=MAX_BLOCK)
+        .filter(|block| *block <= run)
+        .min_by_key(|block| (run % block, MAX_BLOCK - block))
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_the_window() {
+        let expected = [
+            (0, 1),
+            (1, 1),
+            (2, 2),
+            (3, 3),
+            (5, 5),
+            (7, 7),
+            (9, 3),
+            (11, 5),
+            (13, 6),
+        ];
+        for (run, block) in expected {
+            assert_eq!(block_size(run), block, "run {run}");
+        }
+        assert_eq!(block_size(24), 8);
+    }
+}

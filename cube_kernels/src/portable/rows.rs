@@ -1,0 +1,153 @@
+//! Arithmetic on rows, shared by all kernels: `f32` accumulators in registers, storage type `F`,
+//! read as vectors of `N` elements (a *line* is one such vector).
+//!
+//! Rows are taken `block` at a time, a compile-time number: that many independent sums hide the
+//! latency of loads, and the fixed row is read once per block instead of being held in registers.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+
+/// How rows are divided among units: a unit has registers for a few lines of sums only, so that
+/// long rows fall into slices, one unit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Slicing {
+    /// Lines of a row.
+    pub lines: usize,
+    /// Lines of a slice; the last slices may hold fewer, or none.
+    pub slice: usize,
+    /// Number of slices.
+    pub slices: usize,
+}
+
+impl Slicing {
+    /// A row of `lines` in `slices` slices.
+    pub fn new(lines: usize, slices: usize) -> Self {
+        Self {
+            lines,
+            slice: lines.div_ceil(slices),
+            slices,
+        }
+    }
+
+    /// Whether some slice reaches past the end of the row.
+    pub fn is_ragged(&self) -> bool {
+        self.slice * self.slices != self.lines
+    }
+}
+
+/// Dot products of one row with `block` rows.
+#[cube]
+pub(super) fn dots<F: Float, N: Size>(
+    fixed: &[Vector<F, N>],
+    fixed_row: usize,
+    rows: &[Vector<F, N>],
+    row: usize,
+    step: usize,
+    #[comptime] lines: usize,
+    #[comptime] block: usize,
+) -> Array<f32> {
+    let mut partial = Array::<Vector<f32, N>>::new(block);
+    #[unroll]
+    for b in 0..block {
+        partial[b] = Vector::new(0.0f32);
+    }
+    let fixed_at = fixed_row * lines;
+    for line in 0..lines {
+        let factor = Vector::<f32, N>::cast_from(fixed[fixed_at + line]);
+        #[unroll]
+        for b in 0..block {
+            let at = (row + b * step) * lines + line;
+            partial[b] += factor * Vector::<f32, N>::cast_from(rows[at]);
+        }
+    }
+    let mut sums = Array::<f32>::new(block);
+    #[unroll]
+    for b in 0..block {
+        sums[b] = partial[b].vector_sum();
+    }
+    sums
+}
+
+/// `sums += weights[b] * rows[b]`, over `block` rows and the lines of one slice.
+#[cube]
+pub(super) fn accumulate<F: Float, N: Size>(
+    sums: &mut Array<Vector<f32, N>>,
+    weights: &Array<f32>,
+    rows: &[Vector<F, N>],
+    row: usize,
+    step: usize,
+    slice: usize,
+    #[comptime] slicing: Slicing,
+    #[comptime] block: usize,
+) {
+    let first = slice * comptime!(slicing.slice);
+    #[unroll]
+    for i in 0..comptime!(slicing.slice) {
+        if in_row(first + i, slicing) {
+            let mut sum = sums[i];
+            #[unroll]
+            for b in 0..block {
+                let at = (row + b * step) * comptime!(slicing.lines) + first + i;
+                sum += Vector::new(weights[b]) * Vector::<f32, N>::cast_from(rows[at]);
+            }
+            sums[i] = sum;
+        }
+    }
+}
+
+/// Sets the accumulators of a slice to zero.
+#[cube]
+pub(super) fn zeros<N: Size>(#[comptime] slicing: Slicing) -> Array<Vector<f32, N>> {
+    let mut sums = Array::<Vector<f32, N>>::new(comptime!(slicing.slice));
+    #[unroll]
+    for i in 0..comptime!(slicing.slice) {
+        sums[i] = Vector::new(0.0f32);
+    }
+    sums
+}
+
+/// Multiplies the accumulators of a slice by `factor`.
+#[cube]
+pub(super) fn rescale<N: Size>(
+    sums: &mut Array<Vector<f32, N>>,
+    factor: f32,
+    #[comptime] slicing: Slicing,
+) {
+    let factor = Vector::<f32, N>::new(factor);
+    #[unroll]
+    for i in 0..comptime!(slicing.slice) {
+        sums[i] *= factor;
+    }
+}
+
+/// Writes the accumulators of a slice, times `factor`, to their place in `row`.
+#[cube]
+pub(super) fn store<F: Float, N: Size>(
+    sums: &Array<Vector<f32, N>>,
+    factor: f32,
+    rows: &mut [Vector<F, N>],
+    row: usize,
+    slice: usize,
+    #[comptime] slicing: Slicing,
+) {
+    let first = slice * comptime!(slicing.slice);
+    #[unroll]
+    for i in 0..comptime!(slicing.slice) {
+        if in_row(first + i, slicing) {
+            let at = row * comptime!(slicing.lines) + first + i;
+            rows[at] = Vector::cast_from(sums[i] * Vector::new(factor));
+        }
+    }
+}
+
+/// Whether a line belongs to the row: the last slices may reach past its end.
+#[cube]
+fn in_row(line: usize, #[comptime] slicing: Slicing) -> bool {
+    let mut inside = true;
+    if comptime!(slicing.is_ragged()) {
+        inside = line < comptime!(slicing.lines);
+    }
+    inside
+}

@@ -1,0 +1,358 @@
+//! The portable kernels against brute force in `f64`.
+//!
+//! `cargo test -p burn-natten-kernels --features cpu` runs them on cubecl-cpu.
+
+mod support;
+
+use burn_natten_kernels::portable::{
+    ForwardInputs, ForwardOutputs, KeyValue, PortableError, forward,
+};
+use burn_natten_kernels::{Axis, Problem};
+use cubecl::ir::{ElemType, FloatKind};
+use support::oracle::{compute, visible};
+use support::run::{BF16, F16, F32, Format, client, run};
+use support::{Data, axis, error, problem};
+
+fn check(name: &str, problem: Problem, format: Format, seed: u64) {
+    let client = client();
+    if !client.properties().supports_type(format.elem()) {
+        println!("{name}: no {:?} on this device", format.kind);
+        return;
+    }
+    let data = Data::random(&problem, seed, format.round);
+    let exact = compute(&problem, &data, |x| x);
+    let actual = run(&client, &problem, &data, format);
+    let stored = compute(&problem, &data, format.round);
+    let names = exact.named();
+    for (((name_of, exact), (_, actual)), (_, stored)) in
+        names.into_iter().zip(actual.named()).zip(stored.named())
+    {
+        let mut limit = 1e-5;
+        if format.kind != FloatKind::F32 && name_of != "lse" {
+            // Twice what the storage type costs an implementation that is exact otherwise.
+            let rounded: Vec<f64> = stored.iter().map(|x| (format.round)(*x)).collect();
+            limit += 2.0 * error(&rounded, exact);
+        }
+        let error = error(actual, exact);
+        println!(
+            "{name} {:?} {name_of}: {error:.1e} of {limit:.1e}",
+            format.kind
+        );
+        assert!(
+            error < limit,
+            "{name}, {name_of}: error {error:e}, limit {limit:e}, {problem:?}"
+        );
+    }
+}
+
+/// The problems that every element type has to pass, by what is special about them.
+fn problems() -> Vec<(&'static str, Problem)> {
+    let dense = |queries, keys, is_causal| problem(&[Axis::dense(queries, keys, is_causal)]);
+    vec![
+        ("1d", problem(&[axis(37, 7, 1, 1, false)])),
+        (
+            "1d even kernel, stride",
+            problem(&[axis(37, 6, 3, 1, false)]),
+        ),
+        ("1d unequal groups", problem(&[axis(38, 5, 2, 4, false)])),
+        (
+            "1d causal, stride, dilation",
+            problem(&[axis(41, 5, 3, 3, true)]),
+        ),
+        ("1d blocked", problem(&[axis(32, 8, 8, 1, false)])),
+        ("1d self", problem(&[axis(19, 19, 1, 1, false)])),
+        (
+            "2d",
+            problem(&[axis(9, 5, 1, 1, false), axis(11, 3, 1, 1, false)]),
+        ),
+        (
+            "2d mixed",
+            problem(&[axis(9, 3, 2, 2, true), axis(13, 4, 3, 3, false)]),
+        ),
+        (
+            "3d",
+            problem(&[
+                axis(5, 3, 1, 1, true),
+                axis(7, 3, 2, 2, false),
+                axis(6, 2, 2, 3, false),
+            ]),
+        ),
+        (
+            "2d, additional, groups of heads, dims",
+            Problem {
+                heads: 6,
+                additional: 3,
+                head_dim: 12,
+                head_dim_v: 20,
+                ..problem(&[axis(9, 3, 1, 2, false), axis(8, 4, 1, 1, true)])
+            },
+        ),
+        (
+            "1d odd dims, one kv head",
+            Problem {
+                heads: 3,
+                heads_kv: 1,
+                head_dim: 5,
+                head_dim_v: 3,
+                additional: 9,
+                ..problem(&[axis(23, 5, 1, 1, false)])
+            },
+        ),
+        ("dense cross", dense(17, 29, false)),
+        ("dense cross, causal, more queries", dense(29, 17, true)),
+        ("dense cross, causal, more keys", dense(17, 29, true)),
+        (
+            "dense, additional",
+            Problem {
+                additional: 2,
+                head_dim_v: 4,
+                ..dense(13, 21, false)
+            },
+        ),
+    ]
+}
+
+#[test]
+fn f32_is_within_1e_5() {
+    for (seed, (name, problem)) in problems().into_iter().enumerate() {
+        check(name, problem, F32, seed as u64);
+    }
+}
+
+#[test]
+fn f16_is_as_good_as_its_storage() {
+    for (seed, (name, problem)) in problems().into_iter().enumerate() {
+        check(name, problem, F16, 100 + seed as u64);
+    }
+}
+
+#[test]
+fn bf16_is_as_good_as_its_storage() {
+    for (seed, (name, problem)) in problems().into_iter().enumerate() {
+        check(name, problem, BF16, 200 + seed as u64);
+    }
+}
+
+#[test]
+fn any_head_dim() {
+    // Whole rows, even slices, ragged slices of vectors and of single elements.
+    for (dim, dim_v) in [
+        (32, 32),
+        (64, 64),
+        (128, 64),
+        (160, 160),
+        (148, 24),
+        (30, 70),
+        (67, 33),
+    ] {
+        let problem = Problem {
+            batch: 1,
+            head_dim: dim,
+            head_dim_v: dim_v,
+            additional: 2,
+            scale: (dim as f64).sqrt().recip(),
+            ..problem(&[axis(12, 3, 1, 1, false), axis(5, 4, 1, 1, false)])
+        };
+        check(&format!("dims {dim} {dim_v}"), problem, F32, dim as u64);
+    }
+}
+
+#[test]
+fn additional_tokens_over_several_chunks() {
+    let problem = Problem {
+        additional: 3,
+        heads: 4,
+        ..problem(&[axis(30, 3, 1, 1, false), axis(11, 3, 1, 1, false)])
+    };
+    check("chunks", problem, F32, 7);
+}
+
+#[test]
+fn additional_tokens_alone() {
+    let problem = Problem {
+        additional: 5,
+        ..problem(&[Axis::dense(9, 0, false)])
+    };
+    check("no keys", problem, F32, 8);
+}
+
+#[test]
+fn gradients_are_zero_without_queries() {
+    let problem = Problem {
+        additional: 2,
+        ..problem(&[Axis::dense(0, 7, false)])
+    };
+    let data = Data::random(&problem, 9, F32.round);
+    let results = run(&client(), &problem, &data, F32);
+    for gradient in [
+        results.dk,
+        results.dv,
+        results.additional_dk,
+        results.additional_dv,
+    ] {
+        assert!(!gradient.is_empty() && gradient.iter().all(|x| *x == 0.0));
+    }
+}
+
+#[test]
+fn a_bad_row_reaches_only_those_that_see_it() {
+    let client = client();
+    let problem = Problem {
+        batch: 1,
+        additional: 1,
+        ..problem(&[axis(12, 3, 1, 2, false), axis(9, 4, 2, 1, true)])
+    };
+    let clean = Data::random(&problem, 10, F32.round);
+    let expected = run(&client, &problem, &clean, F32);
+    let (heads, dim) = (problem.heads, problem.head_dim);
+    let same = |a: &[f64], b: &[f64], row: usize| a[row * dim..][..dim] == b[row * dim..][..dim];
+
+    let bad_key = 40;
+    let mut data = clean.clone();
+    data.key[(bad_key * heads + 1) * dim] = f64::NAN;
+    data.value[(bad_key * heads + 1) * dim + 3] = f64::INFINITY;
+    let actual = run(&client, &problem, &data, F32);
+    let mut seeing = 0;
+    for query in 0..problem.queries() {
+        let sees = visible(&problem, query).contains(&bad_key);
+        seeing += usize::from(sees);
+        for head in 0..heads {
+            let row = query * heads + head;
+            let case = format!("query {query} head {head}");
+            if sees && head == 1 {
+                assert!(
+                    actual.out[row * dim].is_nan() && actual.lse[row].is_nan(),
+                    "{case}"
+                );
+            } else {
+                assert!(same(&actual.out, &expected.out, row), "{case}");
+                assert!(same(&actual.dq, &expected.dq, row), "{case}");
+                assert_eq!(actual.lse[row], expected.lse[row], "{case}");
+            }
+        }
+    }
+    assert!(seeing > 0);
+
+    let bad_query = 31;
+    let mut data = clean;
+    data.query[bad_query * heads * dim] = f64::NAN;
+    let actual = run(&client, &problem, &data, F32);
+    let seen = visible(&problem, bad_query);
+    for key in 0..problem.keys() {
+        for head in 0..heads {
+            let row = key * heads + head;
+            let is_reached = seen.contains(&key) && head == 0;
+            assert_eq!(
+                actual.dk[row * dim].is_nan(),
+                is_reached,
+                "key {key} head {head}"
+            );
+            if !is_reached {
+                assert!(same(&actual.dk, &expected.dk, row), "key {key} head {head}");
+                assert!(same(&actual.dv, &expected.dv, row), "key {key} head {head}");
+            }
+        }
+    }
+}
+
+#[test]
+fn huge_scores_are_no_nan() {
+    let problem = Problem {
+        scale: 1.0,
+        ..problem(&[axis(17, 5, 1, 1, true)])
+    };
+    for factor in [1e18, -1e18] {
+        let mut data = Data::random(&problem, 11, F32.round);
+        // Scores up to 3.2e37, and with the sign, rows in which the largest is far below zero.
+        data.query
+            .iter_mut()
+            .for_each(|x| *x = (F32.round)(x.abs() * factor));
+        data.key
+            .iter_mut()
+            .for_each(|x| *x = (F32.round)(x.abs() * 1e18));
+        let actual = run(&client(), &problem, &data, F32);
+        for (name, values) in actual.named() {
+            assert!(values.iter().all(|x| x.is_finite()), "{name} with {factor}");
+        }
+        let expected = compute(&problem, &data, |x| x);
+        assert!(error(&actual.out, &expected.out) < 1e-5);
+        assert!(error(&actual.lse, &expected.lse) < 1e-5);
+    }
+}
+
+#[test]
+fn the_lowest_score_counts() {
+    // A single key whose score is the least finite f32.
+    let problem = Problem {
+        batch: 1,
+        head_dim: 1,
+        head_dim_v: 1,
+        scale: 1.0,
+        heads: 1,
+        heads_kv: 1,
+        ..problem(&[Axis::dense(1, 1, false)])
+    };
+    let mut data = Data::random(&problem, 12, F32.round);
+    data.query = vec![f64::from(f32::MIN)];
+    data.key = vec![1.0];
+    let actual = run(&client(), &problem, &data, F32);
+    assert_eq!(actual.out, data.value);
+    assert_eq!(actual.lse, data.query);
+}
+
+#[test]
+fn results_repeat_bit_by_bit() {
+    let client = client();
+    let problem = Problem {
+        additional: 2,
+        ..problem(&[axis(15, 5, 1, 1, false), axis(14, 5, 1, 1, false)])
+    };
+    let data = Data::random(&problem, 13, F32.round);
+    let (first, second) = (
+        run(&client, &problem, &data, F32),
+        run(&client, &problem, &data, F32),
+    );
+    for ((name, first), (_, second)) in first.named().into_iter().zip(second.named()) {
+        assert_eq!(first, second, "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_run_is_an_error() {
+    let client = client();
+    let problem = problem(&[axis(9, 3, 1, 1, false)]);
+    let data = Data::random(&problem, 14, F32.round);
+    let upload = |values: &[f64]| F32.upload(&client, values);
+    let mut inputs = ForwardInputs {
+        query: upload(&data.query),
+        key: upload(&data.key),
+        value: upload(&data.value[1..]),
+        additional: None,
+    };
+    let outputs = ForwardOutputs {
+        out: upload(&data.dout),
+        lse: upload(&data.dlse),
+    };
+    let result = forward(&client, &problem, F32.elem(), &inputs, &outputs);
+    let (expected, actual) = (4 * data.value.len() as u64, 4 * data.value.len() as u64 - 4);
+    assert_eq!(
+        result,
+        Err(PortableError::Buffer {
+            name: "value",
+            expected,
+            actual
+        })
+    );
+
+    inputs.value = upload(&data.value);
+    let double = ElemType::Float(FloatKind::F64);
+    let result = forward(&client, &problem, double, &inputs, &outputs);
+    assert_eq!(result, Err(PortableError::ElementType(double)));
+
+    inputs.additional = Some(KeyValue {
+        key: inputs.key.clone(),
+        value: inputs.value.clone(),
+    });
+    let result = forward(&client, &problem, F32.elem(), &inputs, &outputs);
+    assert_eq!(result, Err(PortableError::Additional(0)));
+}

@@ -1,0 +1,123 @@
+//! Problems, data and a device for the kernel tests.
+
+pub mod oracle;
+pub mod run;
+
+use burn_natten_kernels::{Axis, Problem};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+/// An axis of self attention: `length, kernel_size, stride, dilation, is_causal`.
+pub fn axis(
+    length: usize,
+    kernel_size: usize,
+    stride: usize,
+    dilation: usize,
+    is_causal: bool,
+) -> Axis {
+    Axis {
+        queries: length,
+        keys: length,
+        kernel_size,
+        stride,
+        dilation,
+        is_causal,
+    }
+}
+
+/// A problem of up to three axes with 2 samples, 2 heads and dim 8, to be changed from there.
+pub fn problem(axes: &[Axis]) -> Problem {
+    let mut padded = [Axis::UNIT; 3];
+    padded[..axes.len()].copy_from_slice(axes);
+    Problem {
+        batch: 2,
+        heads: 2,
+        heads_kv: 2,
+        head_dim: 8,
+        head_dim_v: 8,
+        additional: 0,
+        scale: 0.35,
+        axes: padded,
+    }
+}
+
+/// Everything that the passes read, in `f64` but representable in the type under test.
+#[derive(Clone)]
+pub struct Data {
+    pub query: Vec<f64>,
+    pub key: Vec<f64>,
+    pub value: Vec<f64>,
+    pub additional_key: Vec<f64>,
+    pub additional_value: Vec<f64>,
+    pub dout: Vec<f64>,
+    pub dlse: Vec<f64>,
+}
+
+impl Data {
+    /// Uniform in -2..2, each element rounded by `round`.
+    pub fn random(problem: &Problem, seed: u64, round: fn(f64) -> f64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut values = |rows: usize, dim: usize, round: fn(f64) -> f64| -> Vec<f64> {
+            (0..rows * dim)
+                .map(|_| round(rng.random_range(-2.0..2.0)))
+                .collect()
+        };
+        let queries = problem.batch * problem.queries() * problem.heads;
+        let keys = problem.batch * problem.keys() * problem.heads_kv;
+        let additional = problem.batch * problem.additional * problem.heads_kv;
+        let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+        Self {
+            query: values(queries, dim, round),
+            key: values(keys, dim, round),
+            value: values(keys, dim_v, round),
+            additional_key: values(additional, dim, round),
+            additional_value: values(additional, dim_v, round),
+            dout: values(queries, dim_v, round),
+            dlse: values(queries, 1, |x| f64::from(x as f32)),
+        }
+    }
+}
+
+/// What the passes write.
+pub struct Results {
+    pub out: Vec<f64>,
+    pub lse: Vec<f64>,
+    pub dq: Vec<f64>,
+    pub dk: Vec<f64>,
+    pub dv: Vec<f64>,
+    pub additional_dk: Vec<f64>,
+    pub additional_dv: Vec<f64>,
+}
+
+impl Results {
+    pub fn named(&self) -> [(&'static str, &[f64]); 7] {
+        [
+            ("out", &self.out),
+            ("lse", &self.lse),
+            ("dq", &self.dq),
+            ("dk", &self.dk),
+            ("dv", &self.dv),
+            ("additional dk", &self.additional_dk),
+            ("additional dv", &self.additional_dv),
+        ]
+    }
+}
+
+/// Largest absolute difference over the largest absolute value of `expected`.
+///
+/// A sum may cancel to nothing (dk of a key that is alone in its window): where all of `expected`
+/// is small, the difference is measured against 1.
+pub fn error(actual: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    let mut largest = 1e-30f64;
+    let mut difference = 0.0f64;
+    for (a, e) in actual.iter().zip(expected) {
+        assert!(a.is_finite(), "{a} where {e} is expected");
+        largest = largest.max(e.abs());
+        difference = difference.max((a - e).abs());
+    }
+    if largest < 1e-9 {
+        difference
+    } else {
+        difference / largest
+    }
+}

@@ -1,0 +1,234 @@
+//! The backward pass, without atomics: a query pass for `dq`, and a key pass over the inverse
+//! windows for `dk` and `dv`.
+//!
+//! ```text
+//! p = exp(s - lse)    ds = p (dp - delta)    dp = dout . v    delta = rowsum(dout * out) - dlse
+//! dq = scale sum ds k             dk = scale sum ds q             dv = sum p dout
+//! ```
+
+use burn_natten_kernels::Problem;
+use macerator::Simd;
+
+use super::block::{Block, Meeting};
+use super::operand::{Grid, Operand, Place, Tokens};
+use super::simd::{BLOCK, Real};
+use super::sweep::{
+    Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, for_each_task, gather, split,
+    split_mut, sweep,
+};
+
+/// `dq`: a task owns blocks of queries.
+pub(super) struct QueryPass<'p, 'a, A: Clone> {
+    pub problem: &'p Problem,
+    pub query: &'p Operand<'a, A>,
+    pub grad_out: &'p Operand<'a, A>,
+    pub lse: &'p Operand<'a, A>,
+    pub delta: &'p Operand<'a, A>,
+    /// Those of the space, with panels.
+    pub space: &'p Tokens<'a, A>,
+    /// With panels.
+    pub additional: Option<&'p Tokens<'a, A>>,
+}
+
+impl<A: Real> QueryPass<'_, '_, A> {
+    pub fn run(&self, dq: &mut [A]) {
+        let (problem, dq) = (self.problem, Output::new(dq));
+        let dims = [problem.head_dim, problem.head_dim_v];
+        for_each_task(problem.batch, problem.heads, self.query.grid, dims, |task, scratch| {
+            query_task(self, &task, scratch, &dq);
+        });
+    }
+}
+
+#[macerator::with_simd]
+fn query_task<'p, 'a, S: Simd, A: Real>(
+    pass: &QueryPass<'p, 'a, A>,
+    task: &Task<'p>,
+    scratch: &mut Scratch<A>,
+    dq: &Output<'p, A>,
+) {
+    let (problem, grid) = (pass.problem, pass.query.grid);
+    let scale = A::from_f64(problem.scale);
+    for block in task.blocks {
+        let place = place(task, block);
+        let Scratch { segments, scores, rows, sums } = &mut *scratch;
+        gather(pass.query, place, block, scale, &mut rows[0]);
+        gather(pass.grad_out, place, block, A::one(), &mut rows[1]);
+        sums[0].fill(A::zero());
+        let [mut lse, mut delta] = [[A::zero(); BLOCK]; 2];
+        gather(pass.lse, place, block, A::one(), &mut lse);
+        gather(pass.delta, place, block, A::one(), &mut delta);
+        let rows = [split(&rows[0]), split(&rows[1])];
+        let outer = outer(grid, task.row);
+        let window = Meeting::keys(&problem.axes, outer, block.group, block.positions());
+        let additional = pass.additional.map(|tokens| (tokens, Meeting::whole(tokens.key.grid, 0)));
+        for (tokens, meeting) in [(pass.space, window)].into_iter().chain(additional) {
+            let head = task.head / problem.group_size();
+            let place = Place { head, group: meeting.group, ..place };
+            sweep(&meeting, tokens.key.grid, segments, |segments: &[Segment], len| {
+                let [s, dp] = &mut *scores;
+                // SAFETY: rows of head_dim and head_dim_v; keys and values have panels.
+                unsafe {
+                    chunk_scores::<S, A>(rows[0], &tokens.key, place, segments, s, true);
+                    chunk_scores::<S, A>(rows[1], &tokens.value, place, segments, dp, false);
+                }
+                for i in 0..BLOCK {
+                    // SAFETY: an array of scores ends with a margin.
+                    unsafe { A::exp_sub::<S>(s[i].as_mut_ptr(), len, lse[i]) };
+                    for (p, dp) in s[i][..len].iter_mut().zip(&dp[i][..len]) {
+                        *p = *p * (*dp - delta[i]);
+                    }
+                }
+                // SAFETY: sums of head_dim.
+                unsafe {
+                    chunk_accumulate::<S, A>(
+                        s,
+                        &tokens.key,
+                        place,
+                        segments,
+                        split_mut(&mut sums[0]),
+                    )
+                };
+            });
+        }
+        write(dq, pass.query, place, block, &sums[0], scale);
+    }
+}
+
+/// `dk` and `dv` of the space or of the additional tokens: a task owns blocks of keys.
+pub(super) struct KeyPass<'p, 'a, A: Clone> {
+    pub problem: &'p Problem,
+    /// With panels.
+    pub query: &'p Operand<'a, A>,
+    /// With panels.
+    pub grad_out: &'p Operand<'a, A>,
+    /// With panels.
+    pub lse: &'p Operand<'a, A>,
+    /// With panels.
+    pub delta: &'p Operand<'a, A>,
+    pub tokens: &'p Tokens<'a, A>,
+    /// Whether every query sees these tokens, wherever it is.
+    pub is_additional: bool,
+}
+
+impl<A: Real> KeyPass<'_, '_, A> {
+    pub fn run(&self, dk: &mut [A], dv: &mut [A]) {
+        let (problem, grads) = (self.problem, [Output::new(dk), Output::new(dv)]);
+        let dims = [problem.head_dim, problem.head_dim_v];
+        let grid = self.tokens.key.grid;
+        for_each_task(problem.batch, problem.heads_kv, grid, dims, |task, scratch| {
+            key_task(self, &task, scratch, &grads);
+        });
+    }
+
+    /// The queries that see a block.
+    fn meetings(&self, row: usize, block: &Block) -> impl Iterator<Item = Meeting> + '_ {
+        let (grid, axes) = (self.tokens.key.grid, &self.problem.axes);
+        let visitors = (!self.is_additional)
+            .then(|| Meeting::visitors(axes, outer(grid, row), block.group, block.positions()));
+        let groups = if self.is_additional { self.query.grid.dilation } else { 0 };
+        let all = (0..groups).map(|group| Meeting::whole(self.query.grid, group));
+        visitors.into_iter().chain(all)
+    }
+}
+
+#[macerator::with_simd]
+fn key_task<'p, 'a, S: Simd, A: Real>(
+    pass: &KeyPass<'p, 'a, A>,
+    task: &Task<'p>,
+    scratch: &mut Scratch<A>,
+    grads: &[Output<'p, A>; 2],
+) {
+    let (problem, tokens) = (pass.problem, pass.tokens);
+    let scale = A::from_f64(problem.scale);
+    let heads = problem.group_size();
+    for block in task.blocks {
+        let own = place(task, block);
+        let Scratch { segments, scores, rows, sums } = &mut *scratch;
+        gather(&tokens.key, own, block, scale, &mut rows[0]);
+        gather(&tokens.value, own, block, A::one(), &mut rows[1]);
+        sums[0].fill(A::zero());
+        sums[1].fill(A::zero());
+        let rows = [split(&rows[0]), split(&rows[1])];
+        for meeting in pass.meetings(task.row, block) {
+            for head in task.head * heads..(task.head + 1) * heads {
+                let place = Place { head, group: meeting.group, ..own };
+                sweep(&meeting, pass.query.grid, segments, |segments: &[Segment], len| {
+                    let [p, dp] = &mut *scores;
+                    // SAFETY: rows of head_dim and head_dim_v; query and grad_out have panels.
+                    unsafe {
+                        chunk_scores::<S, A>(rows[0], pass.query, place, segments, p, true);
+                        chunk_scores::<S, A>(rows[1], pass.grad_out, place, segments, dp, false);
+                    }
+                    subtract(p, pass.lse, place, segments);
+                    subtract(dp, pass.delta, place, segments);
+                    for (p, dp) in p.iter_mut().zip(dp.iter_mut()) {
+                        // SAFETY: an array of scores ends with a margin.
+                        unsafe { A::exp_sub::<S>(p.as_mut_ptr(), len, A::zero()) };
+                        for (ds, p) in dp[..len].iter_mut().zip(&p[..len]) {
+                            *ds = *ds * *p;
+                        }
+                    }
+                    let [dk, dv] = &mut *sums;
+                    // SAFETY: sums of head_dim and head_dim_v.
+                    unsafe {
+                        let (dk, dv) = (split_mut(dk), split_mut(dv));
+                        chunk_accumulate::<S, A>(dp, pass.query, place, segments, dk);
+                        chunk_accumulate::<S, A>(p, pass.grad_out, place, segments, dv);
+                    }
+                });
+            }
+        }
+        write(&grads[0], &tokens.key, own, block, &sums[0], scale);
+        write(&grads[1], &tokens.value, own, block, &sums[1], A::one());
+    }
+}
+
+fn place(task: &Task<'_>, block: &Block) -> Place {
+    Place {
+        batch: task.batch,
+        head: task.head,
+        row: task.row,
+        group: block.group,
+        position: block.first,
+    }
+}
+
+fn outer(grid: &Grid, row: usize) -> [usize; 2] {
+    [row / grid.outer[1], row % grid.outer[1]]
+}
+
+/// Subtracts from every score what belongs to its column.
+#[inline(always)]
+fn subtract<A: Real>(
+    scores: &mut [Vec<A>; BLOCK],
+    operand: &Operand<'_, A>,
+    place: Place,
+    segments: &[Segment],
+) {
+    for segment in segments {
+        let place = Place { row: segment.row, position: segment.columns.start, ..place };
+        let values = &operand.panel[operand.panel_at(place)..][..segment.columns.len];
+        for scores in scores.iter_mut() {
+            for (score, value) in scores[segment.offset..].iter_mut().zip(values) {
+                *score = *score - *value;
+            }
+        }
+    }
+}
+
+/// Writes the sums of the tokens of a block that exist, times `factor`.
+fn write<A: Real>(
+    output: &Output<'_, A>,
+    like: &Operand<'_, A>,
+    place: Place,
+    block: &Block,
+    sums: &[A],
+    factor: A,
+) {
+    for (i, sums) in sums.chunks(like.dim).take(block.live).enumerate() {
+        let row = like.row_at(Place { position: block.first + i, ..place });
+        // SAFETY: a token belongs to one block, and a block to one task.
+        unsafe { output.write(row, sums.iter().map(|sum| *sum * factor)) };
+    }
+}

@@ -1,0 +1,129 @@
+//! The forward pass: a task owns blocks of queries of one head and walks over their windows with a
+//! streaming softmax.
+
+use macerator::Simd;
+
+use super::block::Meeting;
+use super::operand::{Operand, Place, Tokens};
+use super::simd::{BLOCK, Real, max};
+use super::sweep::{
+    Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, for_each_task, gather, split,
+    split_mut, sweep,
+};
+use burn_natten_kernels::Problem;
+
+pub(super) struct Forward<'a, A: Clone> {
+    pub problem: &'a Problem,
+    pub query: Operand<'a, A>,
+    /// Keys have panels.
+    pub space: Tokens<'a, A>,
+    pub additional: Option<Tokens<'a, A>>,
+}
+
+impl<A: Real> Forward<'_, A> {
+    /// Computes `out` `[batch, queries, heads, head_dim_v]` and `lse` `[batch, queries, heads]`.
+    pub fn run(&self, out: &mut [A], lse: &mut [A]) {
+        let (out, lse) = (Output::new(out), Output::new(lse));
+        let problem = self.problem;
+        let dims = [problem.head_dim, problem.head_dim_v];
+        for_each_task(problem.batch, problem.heads, self.query.grid, dims, |task, scratch| {
+            run_task(self, &task, scratch, &out, &lse);
+        });
+    }
+}
+
+/// The softmax of a block so far.
+struct Softmax<A> {
+    max: [A; BLOCK],
+    sum: [A; BLOCK],
+}
+
+#[macerator::with_simd]
+fn run_task<'a, S: Simd, A: Real>(
+    pass: &Forward<'a, A>,
+    task: &Task<'a>,
+    scratch: &mut Scratch<A>,
+    out: &Output<'a, A>,
+    lse: &Output<'a, A>,
+) {
+    let (problem, grid) = (pass.problem, pass.query.grid);
+    let outer = [task.row / grid.outer[1], task.row % grid.outer[1]];
+    for block in task.blocks {
+        let place = Place {
+            batch: task.batch,
+            head: task.head,
+            row: task.row,
+            group: block.group,
+            position: block.first,
+        };
+        let scale = A::from_f64(problem.scale);
+        gather(&pass.query, place, block, scale, &mut scratch.rows[0]);
+        scratch.sums[1].fill(A::zero());
+        let mut softmax = Softmax { max: [A::neg_infinity(); BLOCK], sum: [A::zero(); BLOCK] };
+        let head = task.head / problem.group_size();
+        let meeting = Meeting::keys(&problem.axes, outer, block.group, block.positions());
+        attend::<S, A>(&pass.space, &meeting, Place { head, ..place }, scratch, &mut softmax);
+        if let Some(additional) = &pass.additional {
+            let meeting = Meeting::whole(additional.key.grid, 0);
+            let place = Place { head, group: 0, ..place };
+            attend::<S, A>(additional, &meeting, place, scratch, &mut softmax);
+        }
+        let dim = problem.head_dim_v;
+        for (i, sums) in scratch.sums[1].chunks(dim).take(block.live).enumerate() {
+            let place = Place { position: block.first + i, ..place };
+            let row = pass.query.row_at(place) / problem.head_dim;
+            let (sum, max) = (softmax.sum[i], softmax.max[i]);
+            // SAFETY: a query belongs to one block, and a block to one task.
+            unsafe {
+                out.write(row * dim, sums.iter().map(|value| *value / sum));
+                lse.write(row, [max + sum.ln()].into_iter());
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn attend<S: Simd, A: Real>(
+    tokens: &Tokens<'_, A>,
+    meeting: &Meeting,
+    place: Place,
+    scratch: &mut Scratch<A>,
+    softmax: &mut Softmax<A>,
+) {
+    let Scratch { segments, scores: [scores, _], rows: [rows, _], sums: [_, sums] } = scratch;
+    let rows = split(rows);
+    let dim = tokens.value.dim;
+    let place = Place { group: meeting.group, ..place };
+    sweep(meeting, tokens.key.grid, segments, |segments: &[Segment], len| {
+        // SAFETY: the rows were gathered for this head_dim, and keys have a panel.
+        unsafe { chunk_scores::<S, A>(rows, &tokens.key, place, segments, scores, true) };
+        for i in 0..BLOCK {
+            let greatest = max::<S, A>(&scores[i][..len]);
+            if greatest == A::neg_infinity() {
+                // No column is the token's own, or all its scores are `-inf`, or NaN: these must
+                // not get lost, the others weigh nothing.
+                if scores[i][..len].iter().any(|score| score.is_nan()) {
+                    softmax.sum[i] = A::nan();
+                }
+                scores[i][..len].fill(A::zero());
+                continue;
+            }
+            if greatest > softmax.max[i] {
+                let correction = (softmax.max[i] - greatest).exp();
+                softmax.max[i] = greatest;
+                softmax.sum[i] = softmax.sum[i] * correction;
+                for sum in &mut sums[i * dim..][..dim] {
+                    *sum = *sum * correction;
+                }
+            }
+            // SAFETY: an array of scores ends with a margin.
+            let part = unsafe { A::exp_sub::<S>(scores[i].as_mut_ptr(), len, softmax.max[i]) };
+            softmax.sum[i] = softmax.sum[i] + part;
+        }
+        // SAFETY: the sums of the values' head_dim.
+        unsafe {
+            let sums = split_mut(sums);
+            chunk_accumulate::<S, A>(scores, &tokens.value, place, segments, sums);
+        }
+    });
+}

@@ -1,0 +1,152 @@
+//! Tensors in the two forms that the inner loops read.
+//!
+//! *Rows* are the tensor as it is, heads last: the vectors that a weighted sum adds up. A *panel*
+//! is its transpose, `[batch, heads, row, head_dim, position]`: one load takes the same component
+//! of neighboring tokens. Along the fastest axis the panel lists dilation groups one after
+//! another, so that the keys of a window are always contiguous.
+
+use std::borrow::Cow;
+
+use burn_natten_kernels::{MAX_RANK, window::group_length};
+use rayon::prelude::*;
+
+use super::simd::{MARGIN, Real};
+
+/// The tokens of a tensor: `rows` lines of `length` along the fastest axis.
+#[derive(Clone, Debug)]
+pub(super) struct Grid {
+    /// Lengths of the two slower axes.
+    pub outer: [usize; 2],
+    pub length: usize,
+    pub dilation: usize,
+    /// First position of each dilation group in a line, and the end of the last one.
+    groups: Vec<usize>,
+    /// Distance between lines of a panel.
+    pitch: usize,
+}
+
+impl Grid {
+    pub fn new(lengths: [usize; MAX_RANK], dilation: usize) -> Self {
+        let length = lengths[2];
+        let mut groups = vec![0];
+        for group in 0..dilation {
+            groups.push(groups[group] + group_length(length, dilation, group));
+        }
+        // An odd number of cache lines, so that the lines of a long panel do not share cache sets.
+        let pitch = length.next_multiple_of(16) | 16;
+        Self { outer: [lengths[0], lengths[1]], length, dilation, groups, pitch }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.outer[0] * self.outer[1]
+    }
+
+    pub fn group_length(&self, group: usize) -> usize {
+        self.groups[group + 1] - self.groups[group]
+    }
+}
+
+/// Where a line of tokens is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub batch: usize,
+    pub head: usize,
+    pub row: usize,
+    pub group: usize,
+    /// Position in the group.
+    pub position: usize,
+}
+
+pub(super) struct Operand<'a, A: Clone> {
+    pub rows: Cow<'a, [A]>,
+    pub panel: Vec<A>,
+    pub grid: &'a Grid,
+    pub heads: usize,
+    pub dim: usize,
+}
+
+impl<'a, A: Real> Operand<'a, A> {
+    pub fn new(rows: Cow<'a, [A]>, grid: &'a Grid, heads: usize, dim: usize) -> Self {
+        Self { rows, panel: Vec::new(), grid, heads, dim }
+    }
+
+    /// The same with a panel.
+    pub fn with_panel(mut self, batch: usize) -> Self {
+        let (grid, heads, dim) = (self.grid, self.heads, self.dim);
+        let line = dim * grid.pitch;
+        let mut panel = vec![A::zero(); batch * heads * grid.rows() * line + MARGIN];
+        let (lines, _) = panel.split_at_mut(batch * heads * grid.rows() * line);
+        if line > 0 {
+            lines.par_chunks_mut(line).enumerate().for_each(|(index, panel)| {
+                let (row, head) = (index % grid.rows(), index / grid.rows() % heads);
+                let batch = index / grid.rows() / heads;
+                for group in 0..grid.dilation {
+                    let place = Place { batch, head, row, group, position: 0 };
+                    let (first, step) = (self.row_at(place), self.row_step());
+                    for position in 0..grid.group_length(group) {
+                        let vector = &self.rows[first + position * step..][..dim];
+                        let column = grid.groups[group] + position;
+                        for (d, value) in vector.iter().enumerate() {
+                            panel[d * grid.pitch + column] = *value;
+                        }
+                    }
+                }
+            });
+        }
+        self.panel = panel;
+        self
+    }
+
+    /// The same without its panel.
+    pub fn without_panel(mut self) -> Self {
+        self.panel = Vec::new();
+        self
+    }
+
+    /// The first element of a token's vector among the rows.
+    pub fn row_at(&self, place: Place) -> usize {
+        let grid = self.grid;
+        let x = place.group + place.position * grid.dilation;
+        let token = (place.batch * grid.rows() + place.row) * grid.length + x;
+        (token * self.heads + place.head) * self.dim
+    }
+
+    /// Elements between neighbors of a dilation group among the rows.
+    pub fn row_step(&self) -> usize {
+        self.grid.dilation * self.heads * self.dim
+    }
+
+    /// The token's first component in the panel; the next is [`Self::pitch`] behind.
+    pub fn panel_at(&self, place: Place) -> usize {
+        let line = (place.batch * self.heads + place.head) * self.grid.rows() + place.row;
+        line * self.dim * self.grid.pitch + self.grid.groups[place.group] + place.position
+    }
+
+    pub fn pitch(&self) -> usize {
+        self.grid.pitch
+    }
+
+    pub fn row(&self, place: Place) -> &[A] {
+        &self.rows[self.row_at(place)..][..self.dim]
+    }
+}
+
+/// Keys and values of the space, or of the additional tokens.
+pub(super) struct Tokens<'a, A: Clone> {
+    pub key: Operand<'a, A>,
+    pub value: Operand<'a, A>,
+}
+
+impl<A: Real> Tokens<'_, A> {
+    pub fn with_key_panel(self, batch: usize) -> Self {
+        Self { key: self.key.with_panel(batch), value: self.value }
+    }
+
+    pub fn with_panels(self, batch: usize) -> Self {
+        Self { key: self.key.with_panel(batch), value: self.value.with_panel(batch) }
+    }
+
+    pub fn without_panels(self) -> Self {
+        Self { key: self.key.without_panel(), value: self.value.without_panel() }
+    }
+}

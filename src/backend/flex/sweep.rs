@@ -1,0 +1,268 @@
+//! What the passes share: their tasks, and the walk over the partners of a block.
+
+use rayon::prelude::*;
+
+use super::block::{Block, Columns, Meeting, blocks};
+use super::operand::{Grid, Operand, Place};
+use super::simd::{BLOCK, MARGIN, Real};
+
+/// Columns whose scores are held at a time: with both score arrays of a backward pass 16 KB in
+/// f32, so that they stay in the first-level cache.
+const CHUNK: usize = 512;
+
+/// Blocks in a task: enough to outweigh its start, few enough to share out a single line.
+const TASK_BLOCKS: usize = 8;
+
+/// Some columns of one line of partners.
+pub(super) struct Segment {
+    pub row: usize,
+    pub columns: Columns,
+    /// Where the scores of the columns begin.
+    pub offset: usize,
+}
+
+/// Hands the partners of a block to `chunk`, at most [`CHUNK`] columns at a time: the segments and
+/// their number of columns.
+#[inline(always)]
+pub(super) fn sweep(
+    meeting: &Meeting,
+    grid: &Grid,
+    segments: &mut Vec<Segment>,
+    mut chunk: impl FnMut(&[Segment], usize),
+) {
+    let (columns, mut used) = (&meeting.columns, 0);
+    segments.clear();
+    for row in meeting.rows(grid) {
+        let mut start = 0;
+        while start < columns.len {
+            if used == CHUNK {
+                chunk(segments, used);
+                segments.clear();
+                used = 0;
+            }
+            let len = (columns.len - start).min(CHUNK - used);
+            // A line that would be cut for want of room starts a new chunk, if that holds it whole.
+            if len < columns.len - start && used > 0 && columns.len <= CHUNK {
+                chunk(segments, used);
+                segments.clear();
+                used = 0;
+                continue;
+            }
+            let part =
+                if len == columns.len { columns.clone() } else { columns.part(start..start + len) };
+            segments.push(Segment { row, columns: part, offset: used });
+            used += len;
+            start += len;
+        }
+    }
+    if used > 0 {
+        chunk(segments, used);
+    }
+}
+
+/// Working memory of a thread.
+pub(super) struct Scratch<A> {
+    pub segments: Vec<Segment>,
+    /// Two arrays of scores for each token of a block.
+    pub scores: [[Vec<A>; BLOCK]; 2],
+    /// Two vectors for each token of a block: what goes into the scores.
+    pub rows: [Vec<A>; 2],
+    /// Two vectors for each token of a block: what is summed up.
+    pub sums: [Vec<A>; 2],
+}
+
+impl<A: Real> Scratch<A> {
+    pub fn new(dims: [usize; 2]) -> Self {
+        let vectors = || dims.map(|dim| vec![A::zero(); BLOCK * dim]);
+        let line = || vec![A::zero(); CHUNK + MARGIN];
+        Self {
+            segments: Vec::new(),
+            scores: std::array::from_fn(|_| std::array::from_fn(|_| line())),
+            rows: vectors(),
+            sums: vectors(),
+        }
+    }
+}
+
+/// Pointers to the vectors of a block that lie one behind the other.
+pub(super) fn split<A>(vectors: &[A]) -> [*const A; BLOCK] {
+    let dim = vectors.len() / BLOCK;
+    std::array::from_fn(|i| vectors[i * dim..][..dim].as_ptr())
+}
+
+/// Mutable pointers to the vectors of a block that lie one behind the other.
+pub(super) fn split_mut<A>(vectors: &mut [A]) -> [*mut A; BLOCK] {
+    let dim = vectors.len() / BLOCK;
+    let first = vectors.as_mut_ptr();
+    // SAFETY: `BLOCK` vectors of `dim` elements lie in the slice.
+    std::array::from_fn(|i| unsafe { first.add(i * dim) })
+}
+
+/// Copies the vectors of a block, times `factor`.
+pub(super) fn gather<A: Real>(
+    operand: &Operand<'_, A>,
+    place: Place,
+    block: &Block,
+    factor: A,
+    vectors: &mut [A],
+) {
+    for (position, vector) in block.positions().into_iter().zip(vectors.chunks_mut(operand.dim)) {
+        let row = operand.row(Place { position, ..place });
+        for (to, from) in vector.iter_mut().zip(row) {
+            *to = *from * factor;
+        }
+    }
+}
+
+/// A block of tokens of one head.
+pub(super) struct Task<'b> {
+    pub batch: usize,
+    pub head: usize,
+    pub row: usize,
+    pub blocks: &'b [Block],
+}
+
+/// Runs `body` for all blocks of `heads` heads, in parallel.
+pub(super) fn for_each_task<A: Real>(
+    batch: usize,
+    heads: usize,
+    grid: &Grid,
+    dims: [usize; 2],
+    body: impl Fn(Task<'_>, &mut Scratch<A>) + Sync,
+) {
+    let blocks = blocks(grid);
+    let parts = blocks.len().div_ceil(TASK_BLOCKS);
+    let (rows, tasks) = (grid.rows(), batch * heads * grid.rows() * parts);
+    (0..tasks).into_par_iter().for_each_init(
+        || Scratch::new(dims),
+        |scratch, index| {
+            let (part, index) = (index % parts, index / parts);
+            let first = part * TASK_BLOCKS;
+            let last = blocks.len().min(first + TASK_BLOCKS);
+            let task = Task {
+                batch: index / rows / heads,
+                head: index / rows % heads,
+                row: index % rows,
+                blocks: &blocks[first..last],
+            };
+            body(task, scratch);
+        },
+    );
+}
+
+/// A buffer to which tasks write vectors of their own.
+pub(super) struct Output<'a, A> {
+    first: *mut A,
+    len: usize,
+    lifetime: std::marker::PhantomData<&'a mut [A]>,
+}
+
+// SAFETY: `write` is unsafe and asks for places that no other thread writes.
+unsafe impl<A: Send> Sync for Output<'_, A> {}
+
+impl<'a, A: Copy> Output<'a, A> {
+    pub fn new(buffer: &'a mut [A]) -> Self {
+        Self { first: buffer.as_mut_ptr(), len: buffer.len(), lifetime: std::marker::PhantomData }
+    }
+
+    /// Writes a vector.
+    ///
+    /// # Safety
+    ///
+    /// No other thread writes to these elements.
+    pub unsafe fn write(&self, start: usize, values: impl ExactSizeIterator<Item = A>) {
+        assert!(start + values.len() <= self.len, "a vector lies within the buffer");
+        for (i, value) in values.enumerate() {
+            // SAFETY: inside the buffer, as just checked; nobody else writes there.
+            unsafe { *self.first.add(start + i) = value };
+        }
+    }
+}
+
+/// Scores of a chunk: the block's `rows` with the columns of all segments, `-inf` where a column is
+/// not the token's own.
+///
+/// # Safety
+///
+/// `rows` hold `operand.dim` elements and the operand has a panel.
+#[inline(always)]
+pub(super) unsafe fn chunk_scores<S: macerator::Simd, A: Real>(
+    rows: [*const A; BLOCK],
+    operand: &Operand<'_, A>,
+    place: Place,
+    segments: &[Segment],
+    scores: &mut [Vec<A>; BLOCK],
+    hide: bool,
+) {
+    for segment in segments {
+        let (columns, offset) = (&segment.columns, segment.offset);
+        let place = Place { row: segment.row, position: columns.start, ..place };
+        let panel = operand.panel[operand.panel_at(place)..].as_ptr();
+        let out = scores.each_mut().map(|scores| scores[offset..].as_mut_ptr());
+        // SAFETY: the caller's; panel and scores end with a margin.
+        unsafe {
+            super::simd::scores::<S, A>(
+                rows,
+                operand.dim,
+                panel,
+                operand.pitch(),
+                columns.len,
+                out,
+            );
+        }
+        if hide {
+            for (scores, own) in scores.iter_mut().zip(&columns.own) {
+                let scores = &mut scores[offset..][..columns.len];
+                scores[..own.start].fill(A::neg_infinity());
+                scores[own.end..].fill(A::neg_infinity());
+            }
+        }
+    }
+}
+
+/// Adds the rows of all segments to the block's sums, weighted, each token its own.
+///
+/// # Safety
+///
+/// `sums` hold `operand.dim` elements.
+#[inline(always)]
+pub(super) unsafe fn chunk_accumulate<S: macerator::Simd, A: Real>(
+    weights: &[Vec<A>; BLOCK],
+    operand: &Operand<'_, A>,
+    place: Place,
+    segments: &[Segment],
+    sums: [*mut A; BLOCK],
+) {
+    use super::simd::accumulate;
+    let (step, dim) = (operand.row_step(), operand.dim);
+    for segment in segments {
+        let (columns, offset) = (&segment.columns, segment.offset);
+        let place = Place { row: segment.row, position: columns.start, ..place };
+        let first = operand.row_at(place);
+        let rows = |from: usize, to: usize| {
+            let last = if to > from { first + (to - 1) * step + dim } else { 0 };
+            assert!(last <= operand.rows.len(), "rows lie within the tensor");
+            operand.rows.as_ptr().wrapping_add(first + from * step)
+        };
+        let shared = columns.shared.clone();
+        let all = weights.each_ref().map(|weights| weights[offset + shared.start..].as_ptr());
+        // SAFETY: the columns lie in the chunk and, as just checked, in the tensor.
+        unsafe {
+            let shared_rows = rows(shared.start, shared.end);
+            accumulate::<S, A, BLOCK>(all, shared.len(), shared_rows, step, dim, sums);
+            for ((weights, sums), own) in weights.iter().zip(sums).zip(&columns.own) {
+                // With nothing in common, the first part is everything.
+                let (before, after) = if shared.is_empty() {
+                    (own.clone(), 0..0)
+                } else {
+                    (own.start..shared.start, shared.end..own.end)
+                };
+                for part in [before, after] {
+                    let weights = [weights[offset + part.start..].as_ptr()];
+                    let part_rows = rows(part.start, part.end);
+                    accumulate::<S, A, 1>(weights, part.len(), part_rows, step, dim, [sums]);
+                }
+            }
+        }
+    }
+}
