@@ -34,14 +34,8 @@ fn check(name: &str, problem: Problem, format: Format, seed: u64) {
             limit += 2.0 * error(&rounded, exact);
         }
         let error = error(actual, exact);
-        println!(
-            "{name} {:?} {name_of}: {error:.1e} of {limit:.1e}",
-            format.kind
-        );
-        assert!(
-            error < limit,
-            "{name}, {name_of}: error {error:e}, limit {limit:e}, {problem:?}"
-        );
+        println!("{name} {:?} {name_of}: {error:.1e} of {limit:.1e}", format.kind);
+        assert!(error < limit, "{name}, {name_of}: error {error:e}, limit {limit:e}, {problem:?}");
     }
 }
 
@@ -50,32 +44,16 @@ fn problems() -> Vec<(&'static str, Problem)> {
     let dense = |queries, keys, is_causal| problem(&[Axis::dense(queries, keys, is_causal)]);
     vec![
         ("1d", problem(&[axis(37, 7, 1, 1, false)])),
-        (
-            "1d even kernel, stride",
-            problem(&[axis(37, 6, 3, 1, false)]),
-        ),
+        ("1d even kernel, stride", problem(&[axis(37, 6, 3, 1, false)])),
         ("1d unequal groups", problem(&[axis(38, 5, 2, 4, false)])),
-        (
-            "1d causal, stride, dilation",
-            problem(&[axis(41, 5, 3, 3, true)]),
-        ),
+        ("1d causal, stride, dilation", problem(&[axis(41, 5, 3, 3, true)])),
         ("1d blocked", problem(&[axis(32, 8, 8, 1, false)])),
         ("1d self", problem(&[axis(19, 19, 1, 1, false)])),
-        (
-            "2d",
-            problem(&[axis(9, 5, 1, 1, false), axis(11, 3, 1, 1, false)]),
-        ),
-        (
-            "2d mixed",
-            problem(&[axis(9, 3, 2, 2, true), axis(13, 4, 3, 3, false)]),
-        ),
+        ("2d", problem(&[axis(9, 5, 1, 1, false), axis(11, 3, 1, 1, false)])),
+        ("2d mixed", problem(&[axis(9, 3, 2, 2, true), axis(13, 4, 3, 3, false)])),
         (
             "3d",
-            problem(&[
-                axis(5, 3, 1, 1, true),
-                axis(7, 3, 2, 2, false),
-                axis(6, 2, 2, 3, false),
-            ]),
+            problem(&[axis(5, 3, 1, 1, true), axis(7, 3, 2, 2, false), axis(6, 2, 2, 3, false)]),
         ),
         (
             "2d, additional, groups of heads, dims",
@@ -101,14 +79,7 @@ fn problems() -> Vec<(&'static str, Problem)> {
         ("dense cross", dense(17, 29, false)),
         ("dense cross, causal, more queries", dense(29, 17, true)),
         ("dense cross, causal, more keys", dense(17, 29, true)),
-        (
-            "dense, additional",
-            Problem {
-                additional: 2,
-                head_dim_v: 4,
-                ..dense(13, 21, false)
-            },
-        ),
+        ("dense, additional", Problem { additional: 2, head_dim_v: 4, ..dense(13, 21, false) }),
     ]
 }
 
@@ -136,15 +107,7 @@ fn bf16_is_as_good_as_its_storage() {
 #[test]
 fn any_head_dim() {
     // Whole rows, even slices, ragged slices of vectors and of single elements.
-    for (dim, dim_v) in [
-        (32, 32),
-        (64, 64),
-        (128, 64),
-        (160, 160),
-        (148, 24),
-        (30, 70),
-        (67, 33),
-    ] {
+    for (dim, dim_v) in [(32, 32), (64, 64), (128, 64), (160, 160), (148, 24), (30, 70), (67, 33)] {
         let problem = Problem {
             batch: 1,
             head_dim: dim,
@@ -169,27 +132,16 @@ fn additional_tokens_over_several_chunks() {
 
 #[test]
 fn additional_tokens_alone() {
-    let problem = Problem {
-        additional: 5,
-        ..problem(&[Axis::dense(9, 0, false)])
-    };
+    let problem = Problem { additional: 5, ..problem(&[Axis::dense(9, 0, false)]) };
     check("no keys", problem, F32, 8);
 }
 
 #[test]
 fn gradients_are_zero_without_queries() {
-    let problem = Problem {
-        additional: 2,
-        ..problem(&[Axis::dense(0, 7, false)])
-    };
+    let problem = Problem { additional: 2, ..problem(&[Axis::dense(0, 7, false)]) };
     let data = Data::random(&problem, 9, F32.round);
     let results = run(&client(), &problem, &data, F32);
-    for gradient in [
-        results.dk,
-        results.dv,
-        results.additional_dk,
-        results.additional_dv,
-    ] {
+    for gradient in [results.dk, results.dv, results.additional_dk, results.additional_dv] {
         assert!(!gradient.is_empty() && gradient.iter().all(|x| *x == 0.0));
     }
 }
@@ -220,10 +172,7 @@ fn a_bad_row_reaches_only_those_that_see_it() {
             let row = query * heads + head;
             let case = format!("query {query} head {head}");
             if sees && head == 1 {
-                assert!(
-                    actual.out[row * dim].is_nan() && actual.lse[row].is_nan(),
-                    "{case}"
-                );
+                assert!(actual.out[row * dim].is_nan() && actual.lse[row].is_nan(), "{case}");
             } else {
                 assert!(same(&actual.out, &expected.out, row), "{case}");
                 assert!(same(&actual.dq, &expected.dq, row), "{case}");
@@ -242,11 +191,7 @@ fn a_bad_row_reaches_only_those_that_see_it() {
         for head in 0..heads {
             let row = key * heads + head;
             let is_reached = seen.contains(&key) && head == 0;
-            assert_eq!(
-                actual.dk[row * dim].is_nan(),
-                is_reached,
-                "key {key} head {head}"
-            );
+            assert_eq!(actual.dk[row * dim].is_nan(), is_reached, "key {key} head {head}");
             if !is_reached {
                 assert!(same(&actual.dk, &expected.dk, row), "key {key} head {head}");
                 assert!(same(&actual.dv, &expected.dv, row), "key {key} head {head}");
@@ -257,19 +202,12 @@ fn a_bad_row_reaches_only_those_that_see_it() {
 
 #[test]
 fn huge_scores_are_no_nan() {
-    let problem = Problem {
-        scale: 1.0,
-        ..problem(&[axis(17, 5, 1, 1, true)])
-    };
+    let problem = Problem { scale: 1.0, ..problem(&[axis(17, 5, 1, 1, true)]) };
     for factor in [1e18, -1e18] {
         let mut data = Data::random(&problem, 11, F32.round);
         // Scores up to 3.2e37, and with the sign, rows in which the largest is far below zero.
-        data.query
-            .iter_mut()
-            .for_each(|x| *x = (F32.round)(x.abs() * factor));
-        data.key
-            .iter_mut()
-            .for_each(|x| *x = (F32.round)(x.abs() * 1e18));
+        data.query.iter_mut().for_each(|x| *x = (F32.round)(x.abs() * factor));
+        data.key.iter_mut().for_each(|x| *x = (F32.round)(x.abs() * 1e18));
         let actual = run(&client(), &problem, &data, F32);
         for (name, values) in actual.named() {
             assert!(values.iter().all(|x| x.is_finite()), "{name} with {factor}");
@@ -303,15 +241,10 @@ fn the_lowest_score_counts() {
 #[test]
 fn results_repeat_bit_by_bit() {
     let client = client();
-    let problem = Problem {
-        additional: 2,
-        ..problem(&[axis(15, 5, 1, 1, false), axis(14, 5, 1, 1, false)])
-    };
+    let problem =
+        Problem { additional: 2, ..problem(&[axis(15, 5, 1, 1, false), axis(14, 5, 1, 1, false)]) };
     let data = Data::random(&problem, 13, F32.round);
-    let (first, second) = (
-        run(&client, &problem, &data, F32),
-        run(&client, &problem, &data, F32),
-    );
+    let (first, second) = (run(&client, &problem, &data, F32), run(&client, &problem, &data, F32));
     for ((name, first), (_, second)) in first.named().into_iter().zip(second.named()) {
         assert_eq!(first, second, "{name}");
     }
@@ -329,30 +262,17 @@ fn what_cannot_run_is_an_error() {
         value: upload(&data.value[1..]),
         additional: None,
     };
-    let outputs = ForwardOutputs {
-        out: upload(&data.dout),
-        lse: upload(&data.dlse),
-    };
+    let outputs = ForwardOutputs { out: upload(&data.dout), lse: upload(&data.dlse) };
     let result = forward(&client, &problem, F32.elem(), &inputs, &outputs);
     let (expected, actual) = (4 * data.value.len() as u64, 4 * data.value.len() as u64 - 4);
-    assert_eq!(
-        result,
-        Err(PortableError::Buffer {
-            name: "value",
-            expected,
-            actual
-        })
-    );
+    assert_eq!(result, Err(PortableError::Buffer { name: "value", expected, actual }));
 
     inputs.value = upload(&data.value);
     let double = ElemType::Float(FloatKind::F64);
     let result = forward(&client, &problem, double, &inputs, &outputs);
     assert_eq!(result, Err(PortableError::ElementType(double)));
 
-    inputs.additional = Some(KeyValue {
-        key: inputs.key.clone(),
-        value: inputs.value.clone(),
-    });
+    inputs.additional = Some(KeyValue { key: inputs.key.clone(), value: inputs.value.clone() });
     let result = forward(&client, &problem, F32.elem(), &inputs, &outputs);
     assert_eq!(result, Err(PortableError::Additional(0)));
 }

@@ -6,6 +6,7 @@ use burn_natten::{
     try_na1d, try_na2d, try_na3d,
 };
 
+use super::check;
 use super::problem::{Axis, Gradients, Inputs, Problem};
 
 /// Which outputs the loss is made of.
@@ -99,7 +100,8 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().convert::<f64>().try_to_vec().expect("converted to f64")
 }
 
-/// Runs `problem`: `Dense` axes through `try_attention`, others through `try_na*d`.
+/// Runs `problem`: `Dense` axes through `try_attention`, others through `try_na*d`. Inputs must be
+/// values of the dtype, and no operator may write to them.
 pub fn run(problem: &Problem, inputs: &Inputs, setup: &Setup) -> Result<Results, AttentionError> {
     match (problem.axes.as_slice(), problem.axes.len()) {
         ([Axis::Dense { queries, keys, is_causal }], _) => {
@@ -260,5 +262,12 @@ fn execute<const D: usize, const L: usize>(
             more_values: more(&more_values),
         }
     });
+    for (what, tensor, given) in [
+        ("query", query, &inputs.query),
+        ("key", key, &inputs.key),
+        ("value", value, &inputs.value),
+    ] {
+        check::identical(&format!("{what} behind the call"), &values(tensor), given);
+    }
     Ok(Results { out: values(out), lse: values(lse), gradients })
 }

@@ -90,14 +90,7 @@ fn forward_kernel<F: Float, N: Size>(
         );
     }
 
-    store::<F, N>(
-        &sums,
-        1.0 / statistics[SUM],
-        out,
-        own.row,
-        own.slice,
-        comptime!(plan.value),
-    );
+    store::<F, N>(&sums, 1.0 / statistics[SUM], out, own.row, own.slice, comptime!(plan.value));
     if own.slice == 0 {
         lse[own.row] = statistics[MAXIMUM] + statistics[SUM].ln();
     }
@@ -169,16 +162,7 @@ fn attend_block<F: Float, N: Size>(
     statistics[MAXIMUM] = maximum;
     statistics[SUM] = sum;
     rescale::<N>(sums, decay, comptime!(plan.value));
-    accumulate::<F, N>(
-        sums,
-        &weights,
-        value,
-        row,
-        step,
-        slice,
-        comptime!(plan.value),
-        block,
-    );
+    accumulate::<F, N>(sums, &weights, value, row, step, slice, comptime!(plan.value), block);
 }
 
 /// Launches the forward pass.

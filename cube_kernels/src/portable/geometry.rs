@@ -85,10 +85,7 @@ impl AxisGeometry {
         let causal = comptime!(self.is_causal);
         let start = window_start(position, length, self.kernel_size, self.stride, causal);
         let end = window_end(position, start, length, self.kernel_size, causal);
-        Span {
-            first: start * self.dilation + group,
-            count: end - start,
-        }
+        Span { first: start * self.dilation + group, count: end - start }
     }
 
     /// The queries that see `key`.
@@ -105,10 +102,7 @@ impl AxisGeometry {
         if end > start {
             count = end - start;
         }
-        Span {
-            first: start * self.dilation + group,
-            count,
-        }
+        Span { first: start * self.dilation + group, count }
     }
 }
 
@@ -124,20 +118,12 @@ impl Geometry {
 
     pub fn query_position(&self, query: usize) -> Position {
         let line = query / self.x.queries;
-        Position {
-            z: line / self.y.queries,
-            y: line % self.y.queries,
-            x: query % self.x.queries,
-        }
+        Position { z: line / self.y.queries, y: line % self.y.queries, x: query % self.x.queries }
     }
 
     pub fn key_position(&self, key: usize) -> Position {
         let line = key / self.x.keys;
-        Position {
-            z: line / self.y.keys,
-            y: line % self.y.keys,
-            x: key % self.x.keys,
-        }
+        Position { z: line / self.y.keys, y: line % self.y.keys, x: key % self.x.keys }
     }
 
     /// The keys of one kv head that lie in `span` of line `(z, y)`.
@@ -183,13 +169,7 @@ pub(super) fn owned(unit: usize, tokens: usize, heads: usize, #[comptime] slices
     let slice = rest % slices;
     let head = rest / slices % heads;
     let batch = rest / slices / heads;
-    Owned {
-        batch,
-        head,
-        token,
-        slice,
-        row: (batch * tokens + token) * heads + head,
-    }
+    Owned { batch, head, token, slice, row: (batch * tokens + token) * heads + head }
 }
 
 /// The axes as the kernels walk them: fastest last and as long as possible.

@@ -51,25 +51,17 @@ impl<'a> Launch<'a> {
         problem: &'a Problem,
         dtype: ElemType,
     ) -> Result<Self, PortableError> {
-        let is_supported = matches!(
-            dtype,
-            ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::F32)
-        ) && client.properties().supports_type(dtype);
+        let is_supported =
+            matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::F32))
+                && client.properties().supports_type(dtype);
         if !is_supported {
             return Err(PortableError::ElementType(dtype));
         }
         let dims = [problem.head_dim, problem.head_dim_v];
-        let vector_size = [4, 2, 1]
-            .into_iter()
-            .find(|size| dims.iter().all(|dim| dim % size == 0))
-            .unwrap_or(1);
-        let mut launch = Self {
-            client,
-            problem,
-            dtype,
-            vector_size,
-            address_type: AddressType::U32,
-        };
+        let vector_size =
+            [4, 2, 1].into_iter().find(|size| dims.iter().all(|dim| dim % size == 0)).unwrap_or(1);
+        let mut launch =
+            Self { client, problem, dtype, vector_size, address_type: AddressType::U32 };
         // The signed bound leaves room for the units past the end of the last cube.
         launch.address_type = AddressType::from_len_signed(launch.largest_buffer());
         if !client.properties().supports_address(launch.address_type) {
@@ -81,10 +73,7 @@ impl<'a> Launch<'a> {
     /// Elements of the largest buffer.
     fn largest_buffer(&self) -> usize {
         let dim = self.problem.head_dim.max(self.problem.head_dim_v).max(2);
-        self.query_rows()
-            .max(self.key_rows())
-            .max(self.additional_rows())
-            * dim
+        self.query_rows().max(self.key_rows()).max(self.additional_rows()) * dim
     }
 
     pub fn query_rows(&self) -> usize {
@@ -111,11 +100,7 @@ impl<'a> Launch<'a> {
         let expected = (rows * dim * dtype.size()) as u64;
         let actual = handle.size_in_used();
         if actual < expected {
-            return Err(PortableError::Buffer {
-                name,
-                expected,
-                actual,
-            });
+            return Err(PortableError::Buffer { name, expected, actual });
         }
         Ok(())
     }
@@ -169,20 +154,12 @@ impl<'a> Launch<'a> {
     /// Buffers with one row per key, or `other` in their place where there is no key: empty
     /// buffers cannot be bound.
     pub fn keys_or<'b>(&self, other: &'b Handle, keys: [&'b Handle; 2]) -> [&'b Handle; 2] {
-        if self.key_rows() > 0 {
-            keys
-        } else {
-            [other; 2]
-        }
+        if self.key_rows() > 0 { keys } else { [other; 2] }
     }
 
     /// Buffers with one row per query, or `other` in their place where there is no query.
     pub fn queries_or<'b>(&self, other: &'b Handle, queries: [&'b Handle; 2]) -> [&'b Handle; 2] {
-        if self.query_rows() > 0 {
-            queries
-        } else {
-            [other; 2]
-        }
+        if self.query_rows() > 0 { queries } else { [other; 2] }
     }
 }
 
@@ -216,17 +193,7 @@ mod tests {
 
     #[test]
     fn blocks_fit_the_window() {
-        let expected = [
-            (0, 1),
-            (1, 1),
-            (2, 2),
-            (3, 3),
-            (5, 5),
-            (7, 7),
-            (9, 3),
-            (11, 5),
-            (13, 6),
-        ];
+        let expected = [(0, 1), (1, 1), (2, 2), (3, 3), (5, 5), (7, 7), (9, 3), (11, 5), (13, 6)];
         for (run, block) in expected {
             assert_eq!(block_size(run), block, "run {run}");
         }

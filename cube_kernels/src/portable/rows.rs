@@ -24,11 +24,7 @@ pub(super) struct Slicing {
 impl Slicing {
     /// A row of `lines` in `slices` slices.
     pub fn new(lines: usize, slices: usize) -> Self {
-        Self {
-            lines,
-            slice: lines.div_ceil(slices),
-            slices,
-        }
+        Self { lines, slice: lines.div_ceil(slices), slices }
     }
 
     /// Whether some slice reaches past the end of the row.

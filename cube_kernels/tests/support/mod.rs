@@ -14,14 +14,7 @@ pub fn axis(
     dilation: usize,
     is_causal: bool,
 ) -> Axis {
-    Axis {
-        queries: length,
-        keys: length,
-        kernel_size,
-        stride,
-        dilation,
-        is_causal,
-    }
+    Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal }
 }
 
 /// A problem of up to three axes with 2 samples, 2 heads and dim 8, to be changed from there.
@@ -57,9 +50,7 @@ impl Data {
     pub fn random(problem: &Problem, seed: u64, round: fn(f64) -> f64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut values = |rows: usize, dim: usize, round: fn(f64) -> f64| -> Vec<f64> {
-            (0..rows * dim)
-                .map(|_| round(rng.random_range(-2.0..2.0)))
-                .collect()
+            (0..rows * dim).map(|_| round(rng.random_range(-2.0..2.0))).collect()
         };
         let queries = problem.batch * problem.queries() * problem.heads;
         let keys = problem.batch * problem.keys() * problem.heads_kv;
@@ -115,9 +106,5 @@ pub fn error(actual: &[f64], expected: &[f64]) -> f64 {
         largest = largest.max(e.abs());
         difference = difference.max((a - e).abs());
     }
-    if largest < 1e-9 {
-        difference
-    } else {
-        difference / largest
-    }
+    if largest < 1e-9 { difference } else { difference / largest }
 }

@@ -33,9 +33,7 @@ fn for_each_row(problem: &Problem, mut visit: impl FnMut(usize, &[(Source, usize
                 let head_kv = head / problem.group_size();
                 let row =
                     |tokens: usize, token: usize| (batch * tokens + token) * heads_kv + head_kv;
-                let spatial = keys
-                    .iter()
-                    .map(|key| (Source::Spatial, row(problem.keys(), *key)));
+                let spatial = keys.iter().map(|key| (Source::Spatial, row(problem.keys(), *key)));
                 let additional = (0..problem.additional)
                     .map(|token| (Source::Additional, row(problem.additional, token)));
                 let all: Vec<_> = spatial.chain(additional).collect();
@@ -62,10 +60,9 @@ pub fn compute(problem: &Problem, data: &Data, round: fn(f64) -> f64) -> Results
     let at = |buffer: &[f64], row: usize, dim: usize| buffer[row * dim..][..dim].to_vec();
     let keys_of = |source: &Source, row: usize| match source {
         Source::Spatial => (at(&data.key, row, dim), at(&data.value, row, dim_v)),
-        Source::Additional => (
-            at(&data.additional_key, row, dim),
-            at(&data.additional_value, row, dim_v),
-        ),
+        Source::Additional => {
+            (at(&data.additional_key, row, dim), at(&data.additional_value, row, dim_v))
+        }
     };
     let mut results = Results {
         out: vec![0.0; data.dout.len()],
@@ -79,14 +76,9 @@ pub fn compute(problem: &Problem, data: &Data, round: fn(f64) -> f64) -> Results
     for_each_row(problem, |row, keys| {
         let query = at(&data.query, row, dim);
         let dout = at(&data.dout, row, dim_v);
-        let pairs: Vec<_> = keys
-            .iter()
-            .map(|(source, key)| keys_of(source, *key))
-            .collect();
-        let scores: Vec<f64> = pairs
-            .iter()
-            .map(|(key, _)| problem.scale * dot(&query, key))
-            .collect();
+        let pairs: Vec<_> = keys.iter().map(|(source, key)| keys_of(source, *key)).collect();
+        let scores: Vec<f64> =
+            pairs.iter().map(|(key, _)| problem.scale * dot(&query, key)).collect();
         let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = maximum + scores.iter().map(|s| (s - maximum).exp()).sum::<f64>().ln();
         let mut out = vec![0.0; dim_v];

@@ -33,18 +33,9 @@ pub struct Format {
     pub round: fn(f64) -> f64,
 }
 
-pub const F32: Format = Format {
-    kind: FloatKind::F32,
-    round: |x| f64::from(x as f32),
-};
-pub const F16: Format = Format {
-    kind: FloatKind::F16,
-    round: |x| f16::from_f64(x).to_f64(),
-};
-pub const BF16: Format = Format {
-    kind: FloatKind::BF16,
-    round: |x| bf16::from_f64(x).to_f64(),
-};
+pub const F32: Format = Format { kind: FloatKind::F32, round: |x| f64::from(x as f32) };
+pub const F16: Format = Format { kind: FloatKind::F16, round: |x| f16::from_f64(x).to_f64() };
+pub const BF16: Format = Format { kind: FloatKind::BF16, round: |x| bf16::from_f64(x).to_f64() };
 
 impl Format {
     pub fn elem(&self) -> ElemType {
@@ -97,10 +88,8 @@ pub fn run(client: &Client, problem: &Problem, data: &Data, format: Format) -> R
         value: upload(&data.value),
         additional: pair(upload(&data.additional_key), upload(&data.additional_value)),
     };
-    let outputs = ForwardOutputs {
-        out: poisoned(&data.dout),
-        lse: F32.poisoned(client, data.dlse.len()),
-    };
+    let outputs =
+        ForwardOutputs { out: poisoned(&data.dout), lse: F32.poisoned(client, data.dlse.len()) };
     forward(client, problem, format.elem(), &inputs, &outputs).expect("forward is launched");
     let backward_inputs = BackwardInputs {
         query: inputs.query,
@@ -112,10 +101,7 @@ pub fn run(client: &Client, problem: &Problem, data: &Data, format: Format) -> R
         dout: upload(&data.dout),
         dlse: F32.upload(client, &data.dlse),
     };
-    let (dk, dv) = (
-        poisoned(&data.additional_key),
-        poisoned(&data.additional_value),
-    );
+    let (dk, dv) = (poisoned(&data.additional_key), poisoned(&data.additional_value));
     let gradients = BackwardOutputs {
         dq: poisoned(&data.query),
         dk: poisoned(&data.key),

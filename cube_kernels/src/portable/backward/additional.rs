@@ -77,22 +77,8 @@ fn partial_kernel<F: Float, N: Size>(
         );
     }
     let row = own.row * chunks + index;
-    store::<f32, N>(
-        &dk_sums,
-        scale,
-        partial_dk,
-        row,
-        own.slice,
-        comptime!(plan.key),
-    );
-    store::<f32, N>(
-        &dv_sums,
-        1.0,
-        partial_dv,
-        row,
-        own.slice,
-        comptime!(plan.value),
-    );
+    store::<f32, N>(&dk_sums, scale, partial_dk, row, own.slice, comptime!(plan.key));
+    store::<f32, N>(&dv_sums, 1.0, partial_dv, row, own.slice, comptime!(plan.value));
 }
 
 /// Sums the chunks of every row; a unit owns one line of one row.
@@ -211,10 +197,7 @@ mod tests {
                 let (chunks, chunk) = chunks(queries, units);
                 let case = format!("{queries} queries, {units} units");
                 assert!(chunks * chunk >= queries, "{case}");
-                assert!(
-                    chunks.saturating_sub(1) * chunk <= queries.saturating_sub(1),
-                    "{case}"
-                );
+                assert!(chunks.saturating_sub(1) * chunk <= queries.saturating_sub(1), "{case}");
             }
         }
     }

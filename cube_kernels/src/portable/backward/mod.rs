@@ -25,9 +25,7 @@ use super::{BackwardInputs, BackwardOutputs};
 
 /// Launches every kernel of the backward pass.
 pub(super) fn launch(launch: &Launch, inputs: &BackwardInputs, outputs: &BackwardOutputs) {
-    let statistics = launch
-        .client
-        .empty((launch.query_rows() * 2 * size_of::<f32>()).max(1));
+    let statistics = launch.client.empty((launch.query_rows() * 2 * size_of::<f32>()).max(1));
     if launch.query_rows() > 0 {
         delta::launch(launch, inputs, &statistics);
         query::launch(launch, inputs, &statistics, &outputs.dq);

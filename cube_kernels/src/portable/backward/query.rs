@@ -135,16 +135,7 @@ fn add_block<F: Float, N: Size>(
     for b in 0..block {
         weights[b] = (scores[b] * scale - lse).exp() * (weights[b] - delta);
     }
-    accumulate::<F, N>(
-        sums,
-        &weights,
-        key,
-        row,
-        step,
-        slice,
-        comptime!(plan.key),
-        block,
-    );
+    accumulate::<F, N>(sums, &weights, key, row, step, slice, comptime!(plan.key), block);
 }
 
 pub(super) fn launch(launch: &Launch, inputs: &BackwardInputs, statistics: &Handle, dq: &Handle) {
