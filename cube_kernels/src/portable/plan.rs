@@ -70,12 +70,6 @@ impl<'a> Launch<'a> {
         Ok(launch)
     }
 
-    /// Elements of the largest buffer.
-    fn largest_buffer(&self) -> usize {
-        let dim = self.problem.head_dim.max(self.problem.head_dim_v).max(2);
-        self.query_rows().max(self.key_rows()).max(self.additional_rows()) * dim
-    }
-
     pub fn query_rows(&self) -> usize {
         self.problem.batch * self.problem.queries() * self.problem.heads
     }
