@@ -86,20 +86,23 @@ impl Context {
         self
     }
 
-    /// Allows a pass to work on the keys of one query in parallel where it would otherwise leave
-    /// cores idle: dense attention of few queries on Flex. On by default.
+    /// Allows a backward pass to work on several keys of one query at a time, which takes atomics
+    /// or a workspace. On by default. The tiers that exist today are parallel over keys without
+    /// either, so that they do the same with it on or off.
     pub const fn with_kv_parallelism(mut self, kv_parallelism: bool) -> Self {
         self.kv_parallelism = kv_parallelism;
         self
     }
 
-    /// Bounds the memory taken beyond inputs and outputs.
+    /// Bounds the memory taken beyond inputs and outputs. The Reference tier gathers fewer or more
+    /// keys at a time; the kernels of the other tiers take little, and the same in any case.
     pub const fn with_memory(mut self, memory: MemoryPreference) -> Self {
         self.memory = memory;
         self
     }
 
     /// Allows paths that have never run on real hardware, in the forward and the backward pass.
+    /// Off by default. No tier has such a path today.
     pub const fn with_allow_experimental(mut self, forward: bool, backward: bool) -> Self {
         self.experimental_forward = forward;
         self.experimental_backward = backward;

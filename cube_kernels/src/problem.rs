@@ -130,6 +130,18 @@ impl Problem {
         self.forward_flops() / 2 * 5
     }
 
+    /// Elements of the largest tensor, or of the two numbers that kernels keep of each query row.
+    pub fn largest_tensor(&self) -> usize {
+        let queries = self.queries() * self.heads;
+        let keys = self.keys().max(self.additional) * self.heads_kv;
+        self.batch * queries.max(keys) * self.head_dim.max(self.head_dim_v).max(2)
+    }
+
+    /// Whether some tensor has too many elements for signed 32-bit indices.
+    pub fn needs_wide_indices(&self) -> bool {
+        self.largest_tensor() > i32::MAX as usize
+    }
+
     /// Row-major coordinates of a query index.
     pub fn query_coordinates(&self, index: usize) -> [usize; MAX_RANK] {
         coordinates(index, self.axes.map(|axis| axis.queries))

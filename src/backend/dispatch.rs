@@ -26,6 +26,8 @@ pub struct Capabilities {
     pub is_flex: bool,
     /// Whether a CubeCL runtime runs there.
     pub is_cube: bool,
+    /// Whether kernels can index more than 2^31 elements.
+    pub has_wide_indices: bool,
 }
 
 impl Capabilities {
@@ -33,9 +35,15 @@ impl Capabilities {
     pub fn of(device: &Device) -> Option<Self> {
         match device.clone().without_autodiff().as_dispatch() {
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(_) => Some(Self { is_flex: true, is_cube: false }),
+            DispatchDevice::Flex(_) => {
+                Some(Self { is_flex: true, is_cube: false, has_wide_indices: true })
+            }
             #[cfg(feature = "cube")]
-            DispatchDevice::Cube(_) => Some(Self { is_flex: false, is_cube: true }),
+            DispatchDevice::Cube(device) => Some(Self {
+                is_flex: false,
+                is_cube: true,
+                has_wide_indices: burn_natten_kernels::portable::has_wide_indices(&device.client()),
+            }),
             #[allow(unreachable_patterns)]
             _ => None,
         }
@@ -58,7 +66,7 @@ impl Plan {
     }
 }
 
-/// Picks the tier that computes tensors of `dtype` on a device with these capabilities.
+/// Picks the tier that computes a problem in `dtype` on a device with these capabilities.
 ///
 /// [`Strategy::Auto`] degrades where a faster tier cannot run, logging once; any other strategy
 /// runs as asked.
@@ -67,26 +75,33 @@ impl Plan {
 ///
 /// [`AttentionError::Strategy`] if a strategy that was asked for by name cannot run.
 pub fn select(
+    problem: &Problem,
     strategy: Strategy,
     dtype: DType,
     device: Capabilities,
 ) -> Result<Tier, AttentionError> {
+    let obstacle = if dtype == DType::F64 {
+        Some("its kernels have no f64")
+    } else if problem.needs_wide_indices() && !device.has_wide_indices {
+        Some("a tensor has more than 2^31 elements and the device no 64-bit indices")
+    } else {
+        None
+    };
     let unable =
         |reason: &str| Err(AttentionError::Strategy { strategy, reason: reason.to_string() });
     match strategy {
         Strategy::Reference => Ok(Tier::Reference),
         Strategy::Auto | Strategy::Portable if device.is_flex => Ok(Tier::Flex),
-        Strategy::Auto | Strategy::Portable if device.is_cube && dtype != DType::F64 => {
-            Ok(Tier::Portable)
-        }
-        Strategy::Auto => {
-            static LOGGED: Once = Once::new();
-            LOGGED.call_once(|| {
-                log::warn!("burn-natten: no kernel for {dtype:?} here, using tensor operations");
-            });
-            Ok(Tier::Reference)
-        }
-        Strategy::Portable if device.is_cube => unable("its kernels have no f64"),
+        Strategy::Auto | Strategy::Portable if device.is_cube => match obstacle {
+            None => Ok(Tier::Portable),
+            Some(reason) if strategy == Strategy::Portable => unable(reason),
+            Some(reason) => {
+                static LOGGED: Once = Once::new();
+                LOGGED.call_once(|| log::warn!("burn-natten: using tensor operations, {reason}"));
+                Ok(Tier::Reference)
+            }
+        },
+        Strategy::Auto => Ok(Tier::Reference),
         Strategy::Portable => unable("it needs a Flex or a CubeCL device"),
         Strategy::TensorCore | Strategy::Hopper | Strategy::Blackwell => {
             unable("this version has no kernels for it")
@@ -104,27 +119,57 @@ pub(crate) fn accumulator(dtype: DType) -> DType {
 
 #[cfg(test)]
 mod tests {
+    use burn_natten_kernels::Axis;
+
     use super::*;
 
-    const FLEX: Capabilities = Capabilities { is_flex: true, is_cube: false };
-    const CUBE: Capabilities = Capabilities { is_flex: false, is_cube: true };
+    const FLEX: Capabilities =
+        Capabilities { is_flex: true, is_cube: false, has_wide_indices: true };
+    const CUBE: Capabilities =
+        Capabilities { is_flex: false, is_cube: true, has_wide_indices: false };
+
+    fn problem(tokens: usize) -> Problem {
+        Problem {
+            batch: 1,
+            heads: 1,
+            heads_kv: 1,
+            head_dim: 64,
+            head_dim_v: 64,
+            additional: 0,
+            scale: 1.0,
+            axes: [Axis::UNIT, Axis::UNIT, Axis::dense(tokens, tokens, false)],
+        }
+    }
+
+    fn tier(strategy: Strategy, dtype: DType, device: Capabilities) -> Tier {
+        select(&problem(16), strategy, dtype, device).expect("a tier")
+    }
 
     #[test]
     fn auto_takes_the_kernels_of_the_device() {
-        assert_eq!(select(Strategy::Auto, DType::F64, FLEX), Ok(Tier::Flex));
-        assert_eq!(select(Strategy::Auto, DType::BF16, CUBE), Ok(Tier::Portable));
-        assert_eq!(select(Strategy::Auto, DType::F64, CUBE), Ok(Tier::Reference));
-        assert_eq!(select(Strategy::Reference, DType::F32, CUBE), Ok(Tier::Reference));
+        assert_eq!(tier(Strategy::Auto, DType::F64, FLEX), Tier::Flex);
+        assert_eq!(tier(Strategy::Auto, DType::BF16, CUBE), Tier::Portable);
+        assert_eq!(tier(Strategy::Auto, DType::F64, CUBE), Tier::Reference);
+        assert_eq!(tier(Strategy::Reference, DType::F32, CUBE), Tier::Reference);
     }
 
     #[test]
     fn a_named_strategy_that_cannot_run_says_why() {
-        let error = select(Strategy::Hopper, DType::BF16, FLEX).expect_err("no such kernel");
+        let text = |tokens: usize, strategy, dtype, device| {
+            select(&problem(tokens), strategy, dtype, device).expect_err("cannot run").to_string()
+        };
         assert_eq!(
-            error.to_string(),
+            text(16, Strategy::Hopper, DType::BF16, FLEX),
             "strategy: Hopper cannot run here, this version has no kernels for it"
         );
-        let error = select(Strategy::Portable, DType::F64, CUBE).expect_err("no f64");
-        assert!(error.to_string().contains("no f64"), "{error}");
+        assert_eq!(
+            text(16, Strategy::Portable, DType::F64, CUBE),
+            "strategy: Portable cannot run here, its kernels have no f64"
+        );
+        assert_eq!(
+            text(1 << 26, Strategy::Portable, DType::F32, CUBE),
+            "strategy: Portable cannot run here, a tensor has more than 2^31 elements and the \
+             device no 64-bit indices"
+        );
     }
 }

@@ -103,7 +103,7 @@ impl<const D: usize> Inputs<D> {
         let device = self.query.device();
         let capabilities = Capabilities::of(&device)
             .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
-        let tier = select(options.strategy, self.query.dtype(), capabilities)?;
+        let tier = select(&problem, options.strategy, self.query.dtype(), capabilities)?;
         let context = options.context.unwrap_or_else(Context::current);
         let additional = match self.additional {
             Some((key, value)) if problem.additional > 0 => {

@@ -49,7 +49,7 @@ mod plan;
 mod rows;
 
 use cubecl::client::Client;
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::server::Handle;
 
 use crate::Problem;
@@ -142,6 +142,11 @@ pub struct BackwardOutputs {
     pub dv: Handle,
     /// Gradients of the additional tokens, if there are any.
     pub additional: Option<KeyValue>,
+}
+
+/// Whether kernels on this device can index buffers of more than 2^31 elements.
+pub fn has_wide_indices(client: &Client) -> bool {
+    client.properties().supports_address(AddressType::U64)
 }
 
 const F32: ElemType = ElemType::Float(FloatKind::F32);

@@ -60,20 +60,12 @@ impl<'a> Launch<'a> {
         let dims = [problem.head_dim, problem.head_dim_v];
         let vector_size =
             [4, 2, 1].into_iter().find(|size| dims.iter().all(|dim| dim % size == 0)).unwrap_or(1);
-        let mut launch =
-            Self { client, problem, dtype, vector_size, address_type: AddressType::U32 };
         // The signed bound leaves room for the units past the end of the last cube.
-        launch.address_type = AddressType::from_len_signed(launch.largest_buffer());
-        if !client.properties().supports_address(launch.address_type) {
-            return Err(PortableError::Addressing(launch.largest_buffer()));
+        let address_type = AddressType::from_len_signed(problem.largest_tensor());
+        if !client.properties().supports_address(address_type) {
+            return Err(PortableError::Addressing(problem.largest_tensor()));
         }
-        Ok(launch)
-    }
-
-    /// Elements of the largest buffer.
-    fn largest_buffer(&self) -> usize {
-        let dim = self.problem.head_dim.max(self.problem.head_dim_v).max(2);
-        self.query_rows().max(self.key_rows()).max(self.additional_rows()) * dim
+        Ok(Self { client, problem, dtype, vector_size, address_type })
     }
 
     pub fn query_rows(&self) -> usize {

@@ -1,0 +1,16 @@
+//! The tests, one module for each promise.
+
+mod context;
+mod edges;
+mod errors;
+#[cfg(feature = "fusion")]
+mod fusion;
+mod golden;
+mod gradients;
+mod half;
+mod isolation;
+mod layouts;
+mod natten_shapes;
+mod properties;
+mod relations;
+mod windows;

@@ -1,0 +1,85 @@
+//! What the tests share: devices, an oracle, and a way to run a problem on a device.
+
+pub mod check;
+pub mod oracle;
+pub mod problem;
+pub mod run;
+
+use burn::tensor::{DType, Device};
+use burn_natten::Strategy;
+
+/// A device that the tests run on.
+#[derive(Clone, Debug)]
+pub struct TestDevice {
+    pub name: &'static str,
+    pub device: Device,
+}
+
+impl TestDevice {
+    /// Whether every operation costs the compilation of a kernel first, so that tests sample.
+    pub fn compiles_kernels(&self) -> bool {
+        self.name != "flex"
+    }
+
+    /// One problem in so many runs here.
+    pub fn sampling(&self, on_compiled: usize) -> usize {
+        if self.compiles_kernels() { on_compiled } else { 1 }
+    }
+
+    /// `Auto`, and `Reference` where it adds something and is affordable.
+    pub fn strategies(&self) -> Vec<Strategy> {
+        if self.compiles_kernels() {
+            vec![Strategy::Auto]
+        } else {
+            vec![Strategy::Auto, Strategy::Reference]
+        }
+    }
+
+    pub fn supports(&self, dtype: DType) -> bool {
+        self.device.supports_dtype(dtype)
+    }
+}
+
+/// Fails the test in which an operator falls back to another tier: a fallback gives right results,
+/// and would hide that the kernels under test do not run.
+struct NoFallback;
+
+impl log::Log for NoFallback {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.target().starts_with("burn_natten") && metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        assert!(!self.enabled(record.metadata()), "{}", record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Every device under test.
+pub fn devices() -> Vec<TestDevice> {
+    static NO_FALLBACK: std::sync::Once = std::sync::Once::new();
+    NO_FALLBACK.call_once(|| {
+        log::set_logger(&NoFallback).expect("no other logger in the tests");
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+    #[allow(unused_mut)]
+    let mut devices = vec![TestDevice { name: "flex", device: Device::flex() }];
+    #[cfg(feature = "cpu")]
+    devices.push(TestDevice { name: "cubecl-cpu", device: Device::cpu() });
+    #[cfg(feature = "cuda")]
+    if asked_for("BURN_NATTEN_TEST_CUDA") {
+        devices.push(TestDevice { name: "cuda", device: Device::cuda(0) });
+    }
+    #[cfg(feature = "wgpu")]
+    if asked_for("BURN_NATTEN_TEST_WGPU") {
+        let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
+        devices.push(TestDevice { name: "wgpu", device });
+    }
+    devices
+}
+
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn asked_for(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| value == "1")
+}

@@ -1,0 +1,183 @@
+//! Problems as the oracle states them: plain sizes, and which key a query sees.
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+/// Which keys a query sees along one axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Axis {
+    Window { length: usize, kernel_size: usize, stride: usize, dilation: usize, is_causal: bool },
+    Dense { queries: usize, keys: usize, is_causal: bool },
+}
+
+impl Axis {
+    pub fn queries(&self) -> usize {
+        match *self {
+            Axis::Window { length, .. } => length,
+            Axis::Dense { queries, .. } => queries,
+        }
+    }
+
+    pub fn keys(&self) -> usize {
+        match *self {
+            Axis::Window { length, .. } => length,
+            Axis::Dense { keys, .. } => keys,
+        }
+    }
+
+    pub fn sees(&self, query: usize, key: usize) -> bool {
+        let (i, j) = (query as i64, key as i64);
+        match *self {
+            Axis::Dense { is_causal, .. } => !is_causal || j <= i,
+            Axis::Window { length, kernel_size, stride, dilation, is_causal } => {
+                let (length, k) = (length as i64, kernel_size as i64);
+                let (s, d) = (stride as i64, dilation as i64);
+                let (g, q) = (i % d, i / d);
+                let n = (length - g + d - 1) / d;
+                let (start, end) = if is_causal {
+                    let leader = ((q / s) * s + s - 1).min(n - 1);
+                    ((leader - k + 1).max(0), q + 1)
+                } else {
+                    let leader = ((q / s) * s + s / 2).min(n - 1);
+                    let start = (leader - k / 2).max(0).min(n - k);
+                    (start, start + k)
+                };
+                j % d == g && start <= j / d && j / d < end
+            }
+        }
+    }
+
+    fn visible(&self) -> Vec<Vec<usize>> {
+        let keys = |query| (0..self.keys()).filter(|&key| self.sees(query, key)).collect();
+        (0..self.queries()).map(keys).collect()
+    }
+}
+
+/// What is computed; `additional` is `None` where no additional tokens are given at all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    pub batch: usize,
+    pub heads: usize,
+    pub heads_kv: usize,
+    pub dim: usize,
+    pub dim_v: usize,
+    pub additional: Option<usize>,
+    pub scale: Option<f64>,
+    pub axes: Vec<Axis>,
+}
+
+/// Inputs and cotangents. The layouts are the public ones, with the spatial axes flattened.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    pub query: Vec<f64>,
+    pub key: Vec<f64>,
+    pub value: Vec<f64>,
+    pub more_keys: Vec<f64>,
+    pub more_values: Vec<f64>,
+    pub grad_out: Vec<f64>,
+    pub grad_lse: Vec<f64>,
+}
+
+impl Inputs {
+    /// Every input tensor and cotangent.
+    pub fn all_mut(&mut self) -> [&mut Vec<f64>; 7] {
+        let Self { query, key, value, more_keys, more_values, grad_out, grad_lse } = self;
+        [query, key, value, more_keys, more_values, grad_out, grad_lse]
+    }
+}
+
+/// Gradients of the inputs; empty for additional tokens that are not there.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    pub query: Vec<f64>,
+    pub key: Vec<f64>,
+    pub value: Vec<f64>,
+    pub more_keys: Vec<f64>,
+    pub more_values: Vec<f64>,
+}
+
+impl Gradients {
+    pub fn named(&self) -> [(&'static str, &Vec<f64>); 5] {
+        [
+            ("dq", &self.query),
+            ("dk", &self.key),
+            ("dv", &self.value),
+            ("d additional keys", &self.more_keys),
+            ("d additional values", &self.more_values),
+        ]
+    }
+}
+
+impl Problem {
+    pub fn queries(&self) -> usize {
+        self.axes.iter().map(Axis::queries).product()
+    }
+
+    pub fn keys(&self) -> usize {
+        self.axes.iter().map(Axis::keys).product()
+    }
+
+    pub fn extra(&self) -> usize {
+        self.additional.unwrap_or(0)
+    }
+
+    pub fn scale(&self) -> f64 {
+        self.scale.unwrap_or_else(|| 1.0 / (self.dim as f64).sqrt())
+    }
+
+    /// For every query, the keys it sees, and behind `keys()` the additional tokens.
+    pub fn visible(&self) -> Vec<Vec<usize>> {
+        let mut rows = vec![vec![0]];
+        for axis in &self.axes {
+            let along = axis.visible();
+            rows = rows
+                .iter()
+                .flat_map(|outer| along.iter().map(move |inner| (outer, inner)))
+                .map(|(outer, inner)| {
+                    outer
+                        .iter()
+                        .flat_map(|o| inner.iter().map(move |i| o * axis.keys() + i))
+                        .collect()
+                })
+                .collect();
+        }
+        for row in &mut rows {
+            row.extend(self.keys()..self.keys() + self.extra());
+        }
+        rows
+    }
+
+    /// Pairs of a query and a key it sees, over batch and heads.
+    pub fn pairs(&self) -> usize {
+        let windows: usize = self
+            .axes
+            .iter()
+            .map(|axis| axis.visible().iter().map(Vec::len).sum::<usize>())
+            .product();
+        self.batch * self.heads * (windows + self.queries() * self.extra())
+    }
+
+    /// Standard normal inputs, each exactly an f32.
+    pub fn inputs(&self, seed: u64) -> Inputs {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut normal = |count: usize| -> Vec<f64> {
+            let draw = |_| {
+                let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
+                let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+                f64::from(normal as f32)
+            };
+            (0..count).map(draw).collect()
+        };
+        let rows = self.batch * self.queries() * self.heads;
+        let tokens = self.batch * self.keys() * self.heads_kv;
+        let extra = self.batch * self.extra() * self.heads_kv;
+        Inputs {
+            query: normal(rows * self.dim),
+            key: normal(tokens * self.dim),
+            value: normal(tokens * self.dim_v),
+            more_keys: normal(extra * self.dim),
+            more_values: normal(extra * self.dim_v),
+            grad_out: normal(rows * self.dim_v),
+            grad_lse: normal(rows),
+        }
+    }
+}
