@@ -9,6 +9,7 @@ mod golden;
 mod gradients;
 mod half;
 mod isolation;
+mod layers;
 mod layouts;
 mod natten_shapes;
 mod properties;
