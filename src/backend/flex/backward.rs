@@ -65,7 +65,12 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
         for (tokens, meeting) in [(pass.space, window)].into_iter().chain(additional) {
             let head = task.head / problem.group_size();
             let place = Place { head, group: meeting.group, ..place };
-            sweep(&meeting, tokens.key.grid, segments, |segments: &[Segment], len| {
+            let mut chunks = sweep(&meeting, tokens.key.grid);
+            loop {
+                let len = chunks.next_chunk(segments);
+                if len == 0 {
+                    break;
+                }
                 let [s, dp] = &mut *scores;
                 // SAFETY: rows of head_dim and head_dim_v; keys and values have panels.
                 unsafe {
@@ -89,7 +94,7 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
                         split_mut(&mut sums[0]),
                     )
                 };
-            });
+            }
         }
         write(dq, pass.query, place, block, &sums[0], scale);
     }
@@ -153,7 +158,12 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
         for meeting in pass.meetings(task.row, block) {
             for head in task.head * heads..(task.head + 1) * heads {
                 let place = Place { head, group: meeting.group, ..own };
-                sweep(&meeting, pass.query.grid, segments, |segments: &[Segment], len| {
+                let mut chunks = sweep(&meeting, pass.query.grid);
+                loop {
+                    let len = chunks.next_chunk(segments);
+                    if len == 0 {
+                        break;
+                    }
                     let [p, dp] = &mut *scores;
                     // SAFETY: rows of head_dim and head_dim_v; query and grad_out have panels.
                     unsafe {
@@ -176,7 +186,7 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                         chunk_accumulate::<S, A>(dp, pass.query, place, segments, dk);
                         chunk_accumulate::<S, A>(p, pass.grad_out, place, segments, dv);
                     }
-                });
+                }
             }
         }
         write(&grads[0], &tokens.key, own, block, &sums[0], scale);

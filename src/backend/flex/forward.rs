@@ -7,8 +7,8 @@ use super::block::Meeting;
 use super::operand::{Operand, Place, Tokens};
 use super::simd::{BLOCK, Real, max};
 use super::sweep::{
-    Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, for_each_task, gather, split,
-    split_mut, sweep,
+    Output, Scratch, Task, chunk_accumulate, chunk_scores, for_each_task, gather, split, split_mut,
+    sweep,
 };
 use burn_natten_kernels::Problem;
 
@@ -94,7 +94,12 @@ fn attend<S: Simd, A: Real>(
     let rows = split(rows);
     let dim = tokens.value.dim;
     let place = Place { group: meeting.group, ..place };
-    sweep(meeting, tokens.key.grid, segments, |segments: &[Segment], len| {
+    let mut chunks = sweep(meeting, tokens.key.grid);
+    loop {
+        let len = chunks.next_chunk(segments);
+        if len == 0 {
+            break;
+        }
         // SAFETY: the rows were gathered for this head_dim, and keys have a panel.
         unsafe { chunk_scores::<S, A>(rows, &tokens.key, place, segments, scores, true) };
         for i in 0..BLOCK {
@@ -125,5 +130,5 @@ fn attend<S: Simd, A: Real>(
             let sums = split_mut(sums);
             chunk_accumulate::<S, A>(scores, &tokens.value, place, segments, sums);
         }
-    });
+    }
 }

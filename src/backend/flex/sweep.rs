@@ -21,42 +21,54 @@ pub(super) struct Segment {
     pub offset: usize,
 }
 
-/// Hands the partners of a block to `chunk`, at most [`CHUNK`] columns at a time: the segments and
-/// their number of columns.
-#[inline(always)]
-pub(super) fn sweep(
-    meeting: &Meeting,
+/// The walk over the partners of a block, at most [`CHUNK`] columns at a time.
+///
+/// An iterator in all but name: a closure around the inner loops would be compiled without the
+/// instruction set that its caller was dispatched on.
+pub(super) struct Sweep<'m, R> {
+    columns: &'m Columns,
+    rows: R,
+    /// The line that is next, and the column in it.
+    row: Option<usize>,
+    start: usize,
+}
+
+pub(super) fn sweep<'m>(
+    meeting: &'m Meeting,
     grid: &Grid,
-    segments: &mut Vec<Segment>,
-    mut chunk: impl FnMut(&[Segment], usize),
-) {
-    let (columns, mut used) = (&meeting.columns, 0);
-    segments.clear();
-    for row in meeting.rows(grid) {
-        let mut start = 0;
-        while start < columns.len {
-            if used == CHUNK {
-                chunk(segments, used);
-                segments.clear();
-                used = 0;
+) -> Sweep<'m, impl Iterator<Item = usize> + use<>> {
+    let mut rows = meeting.rows(grid);
+    let columns = &meeting.columns;
+    let row = if columns.len > 0 { rows.next() } else { None };
+    Sweep { columns, rows, row, start: 0 }
+}
+
+impl<R: Iterator<Item = usize>> Sweep<'_, R> {
+    /// Fills `segments` with the next chunk and returns its number of columns, zero at the end.
+    pub fn next_chunk(&mut self, segments: &mut Vec<Segment>) -> usize {
+        segments.clear();
+        let (total, mut used) = (self.columns.len, 0);
+        while let Some(row) = self.row {
+            let (left, room) = (total - self.start, CHUNK - used);
+            // A line that would be cut for want of room waits for a chunk that holds it whole.
+            let waits = left > room && used > 0 && total <= CHUNK;
+            if room == 0 || waits {
+                break;
             }
-            let len = (columns.len - start).min(CHUNK - used);
-            // A line that would be cut for want of room starts a new chunk, if that holds it whole.
-            if len < columns.len - start && used > 0 && columns.len <= CHUNK {
-                chunk(segments, used);
-                segments.clear();
-                used = 0;
-                continue;
-            }
-            let part =
-                if len == columns.len { columns.clone() } else { columns.part(start..start + len) };
-            segments.push(Segment { row, columns: part, offset: used });
+            let len = left.min(room);
+            let columns = if len == total {
+                self.columns.clone()
+            } else {
+                self.columns.part(self.start..self.start + len)
+            };
+            segments.push(Segment { row, columns, offset: used });
             used += len;
-            start += len;
+            self.start += len;
+            if self.start == total {
+                (self.row, self.start) = (self.rows.next(), 0);
+            }
         }
-    }
-    if used > 0 {
-        chunk(segments, used);
+        used
     }
 }
 
