@@ -13,8 +13,8 @@ use super::block::{Block, Meeting};
 use super::operand::{Grid, Operand, Place, Tokens};
 use super::simd::{BLOCK, Real};
 use super::sweep::{
-    Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, for_each_task, gather, split,
-    split_mut, sweep,
+    Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_task,
+    gather, split, split_mut, sweep,
 };
 
 /// `dq`: a task owns blocks of queries.
@@ -74,8 +74,8 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
                 let [s, dp] = &mut *scores;
                 // SAFETY: rows of head_dim and head_dim_v; keys and values have panels.
                 unsafe {
-                    chunk_scores::<S, A>(rows[0], &tokens.key, place, segments, s, true);
-                    chunk_scores::<S, A>(rows[1], &tokens.value, place, segments, dp, false);
+                    chunk_scores::<S, A>(rows[0], &tokens.key, place, segments, s);
+                    chunk_scores::<S, A>(rows[1], &tokens.value, place, segments, dp);
                 }
                 for i in 0..BLOCK {
                     // SAFETY: an array of scores ends with a margin.
@@ -84,6 +84,7 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
                         *p = *p * (*dp - delta[i]);
                     }
                 }
+                fill_outside(s, segments, A::zero());
                 // SAFETY: sums of head_dim.
                 unsafe {
                     chunk_accumulate::<S, A>(
@@ -167,8 +168,8 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                     let [p, dp] = &mut *scores;
                     // SAFETY: rows of head_dim and head_dim_v; query and grad_out have panels.
                     unsafe {
-                        chunk_scores::<S, A>(rows[0], pass.query, place, segments, p, true);
-                        chunk_scores::<S, A>(rows[1], pass.grad_out, place, segments, dp, false);
+                        chunk_scores::<S, A>(rows[0], pass.query, place, segments, p);
+                        chunk_scores::<S, A>(rows[1], pass.grad_out, place, segments, dp);
                     }
                     subtract(p, pass.lse, place, segments);
                     subtract(dp, pass.delta, place, segments);
@@ -179,6 +180,8 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                             *ds = *ds * *p;
                         }
                     }
+                    fill_outside(p, segments, A::zero());
+                    fill_outside(dp, segments, A::zero());
                     let [dk, dv] = &mut *sums;
                     // SAFETY: sums of head_dim and head_dim_v.
                     unsafe {

@@ -7,8 +7,8 @@ use super::block::Meeting;
 use super::operand::{Operand, Place, Tokens};
 use super::simd::{BLOCK, Real, max};
 use super::sweep::{
-    Output, Scratch, Task, chunk_accumulate, chunk_scores, for_each_task, gather, split, split_mut,
-    sweep,
+    Output, Scratch, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_task, gather,
+    split, split_mut, sweep,
 };
 use burn_natten_kernels::Problem;
 
@@ -101,7 +101,8 @@ fn attend<S: Simd, A: Real>(
             break;
         }
         // SAFETY: the rows were gathered for this head_dim, and keys have a panel.
-        unsafe { chunk_scores::<S, A>(rows, &tokens.key, place, segments, scores, true) };
+        unsafe { chunk_scores::<S, A>(rows, &tokens.key, place, segments, scores) };
+        fill_outside(scores, segments, A::neg_infinity());
         for i in 0..BLOCK {
             let greatest = max::<S, A>(&scores[i][..len]);
             if greatest == A::neg_infinity() {

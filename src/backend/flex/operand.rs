@@ -63,11 +63,16 @@ pub(super) struct Operand<'a, A: Clone> {
     pub grid: &'a Grid,
     pub heads: usize,
     pub dim: usize,
+    /// Whether no element is infinite or NaN.
+    pub is_finite: bool,
 }
 
 impl<'a, A: Real> Operand<'a, A> {
     pub fn new(rows: Cow<'a, [A]>, grid: &'a Grid, heads: usize, dim: usize) -> Self {
-        Self { rows, panel: Vec::new(), grid, heads, dim }
+        let is_finite = rows
+            .par_chunks(1 << 14)
+            .all(|chunk| chunk.iter().fold(true, |finite, value| finite & value.is_finite()));
+        Self { rows, panel: Vec::new(), grid, heads, dim, is_finite }
     }
 
     /// The same with a panel.

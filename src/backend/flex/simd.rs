@@ -114,72 +114,48 @@ pub(super) fn vector<S: Simd, T: macerator::Scalar>(value: T) -> Vector<S, T> {
 }
 
 #[inline(always)]
-fn lanes<S: Simd, T: macerator::Scalar>() -> usize {
+pub(super) fn lanes<S: Simd, T: macerator::Scalar>() -> usize {
     T::lanes::<S>()
 }
 
-/// `out[q][j] = sum_d rows[q][d] * panel[d * pitch + j]` for `j < len`.
+/// `out[q][v] = sum_d rows[q][d] * columns[v][d * pitch]` for `V` vectors of columns.
+///
+/// `V = 2` gives eight independent chains of multiply-adds, as many as it takes to hide their
+/// latency. Vectors are stored in order, so that a later one may overwrite what an earlier one
+/// wrote behind its last column.
 ///
 /// # Safety
 ///
-/// `rows` hold `dim` elements, `panel` `dim` lines of `pitch`; a `MARGIN` behind `len` elements of
-/// the last line can be read and behind `len` elements of `out` overwritten.
+/// `rows` hold `dim` elements, and at each of `columns` begin `dim` lines of `pitch` elements, the
+/// last of which holds a vector. So does each of `out`.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd, A: Real>(
+pub(super) unsafe fn scores<S: Simd, A: Real, const V: usize>(
     rows: [*const A; BLOCK],
     dim: usize,
-    panel: *const A,
+    columns: [*const A; V],
     pitch: usize,
-    len: usize,
-    out: [*mut A; BLOCK],
+    out: [[*mut A; V]; BLOCK],
 ) {
-    let lanes = lanes::<S, A>();
-    let mut j = 0;
-    // SAFETY: the caller's.
-    unsafe {
-        while j + lanes < len {
-            score_tile::<S, A, 2>(rows, dim, panel.add(j), pitch, out.map(|out| out.add(j)));
-            j += 2 * lanes;
-        }
-        if j < len {
-            score_tile::<S, A, 1>(rows, dim, panel.add(j), pitch, out.map(|out| out.add(j)));
-        }
-    }
-}
-
-/// # Safety
-///
-/// As for [`scores`], with `V` vectors for `len`.
-#[inline(always)]
-unsafe fn score_tile<S: Simd, A: Real, const V: usize>(
-    rows: [*const A; BLOCK],
-    dim: usize,
-    panel: *const A,
-    pitch: usize,
-    out: [*mut A; BLOCK],
-) {
-    let lanes = lanes::<S, A>();
     let mut sums = [[vector::<S, A>(A::zero()); V]; BLOCK];
     for d in 0..dim {
         // SAFETY: line `d` of the panel, element `d` of the rows.
         unsafe {
-            let line = panel.add(d * pitch);
-            let mut columns = [vector::<S, A>(A::zero()); V];
-            for (v, column) in columns.iter_mut().enumerate() {
-                *column = vload_unaligned(line.add(v * lanes));
+            let mut lines = [vector::<S, A>(A::zero()); V];
+            for (line, columns) in lines.iter_mut().zip(columns) {
+                *line = vload_unaligned(columns.add(d * pitch));
             }
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let factor = vector::<S, A>(*row.add(d));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = factor.mul_add(column, *sum);
+                for (sum, line) in sums.iter_mut().zip(lines) {
+                    *sum = factor.mul_add(line, *sum);
                 }
             }
         }
     }
     for (sums, out) in sums.into_iter().zip(out) {
-        for (v, sum) in sums.into_iter().enumerate() {
-            // SAFETY: within the margin.
-            unsafe { vstore_unaligned(out.add(v * lanes), sum) };
+        for (sum, out) in sums.into_iter().zip(out) {
+            // SAFETY: the caller's.
+            unsafe { vstore_unaligned(out, sum) };
         }
     }
 }

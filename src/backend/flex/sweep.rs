@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::block::{Block, Columns, Meeting, blocks};
 use super::operand::{Grid, Operand, Place};
-use super::simd::{BLOCK, MARGIN, Real};
+use super::simd::{self, BLOCK, MARGIN, Real};
 
 /// Columns whose scores are held at a time: with both score arrays of a backward pass 16 KB in
 /// f32, so that they stay in the first-level cache.
@@ -191,8 +191,8 @@ impl<'a, A: Copy> Output<'a, A> {
     }
 }
 
-/// Scores of a chunk: the block's `rows` with the columns of all segments, `-inf` where a column is
-/// not the token's own.
+/// Scores of a chunk: the block's `rows` with the columns of all segments. Columns that are not a
+/// token's own hold anything, until [`fill_outside`].
 ///
 /// # Safety
 ///
@@ -204,35 +204,49 @@ pub(super) unsafe fn chunk_scores<S: macerator::Simd, A: Real>(
     place: Place,
     segments: &[Segment],
     scores: &mut [Vec<A>; BLOCK],
-    hide: bool,
 ) {
+    let (dim, pitch, lanes) = (operand.dim, operand.pitch(), simd::lanes::<S, A>());
+    // Vectors of columns are taken in pairs, whatever lines they come from.
+    let mut waiting: Option<(*const A, usize)> = None;
     for segment in segments {
         let (columns, offset) = (&segment.columns, segment.offset);
         let place = Place { row: segment.row, position: columns.start, ..place };
-        let panel = operand.panel[operand.panel_at(place)..].as_ptr();
-        let out = scores.each_mut().map(|scores| scores[offset..].as_mut_ptr());
-        // SAFETY: the caller's; panel and scores end with a margin.
-        unsafe {
-            super::simd::scores::<S, A>(
-                rows,
-                operand.dim,
-                panel,
-                operand.pitch(),
-                columns.len,
-                out,
-            );
+        let panel = &operand.panel[operand.panel_at(place)..];
+        for start in (0..columns.len).step_by(lanes) {
+            let vector = (panel[start..].as_ptr(), offset + start);
+            let Some(first) = waiting.take() else {
+                waiting = Some(vector);
+                continue;
+            };
+            let out = scores
+                .each_mut()
+                .map(|scores| [first.1, vector.1].map(|offset| scores[offset..].as_mut_ptr()));
+            // SAFETY: the caller's; panel and scores end with a margin.
+            unsafe { simd::scores::<S, A, 2>(rows, dim, [first.0, vector.0], pitch, out) };
         }
-        if hide {
-            for (scores, own) in scores.iter_mut().zip(&columns.own) {
-                let scores = &mut scores[offset..][..columns.len];
-                scores[..own.start].fill(A::neg_infinity());
-                scores[own.end..].fill(A::neg_infinity());
-            }
+    }
+    if let Some((panel, offset)) = waiting {
+        let out = scores.each_mut().map(|scores| [scores[offset..].as_mut_ptr()]);
+        // SAFETY: as above.
+        unsafe { simd::scores::<S, A, 1>(rows, dim, [panel], pitch, out) };
+    }
+}
+
+/// Puts `value` into the columns that are not a token's own.
+#[inline(always)]
+pub(super) fn fill_outside<A: Real>(scores: &mut [Vec<A>; BLOCK], segments: &[Segment], value: A) {
+    for segment in segments {
+        let (columns, offset) = (&segment.columns, segment.offset);
+        for (scores, own) in scores.iter_mut().zip(&columns.own) {
+            let scores = &mut scores[offset..][..columns.len];
+            scores[..own.start].fill(value);
+            scores[own.end..].fill(value);
         }
     }
 }
 
-/// Adds the rows of all segments to the block's sums, weighted, each token its own.
+/// Adds the rows of all segments to the block's sums, weighted. Weights are zero in the columns
+/// that are not a token's own, whose rows are left out unless all are finite.
 ///
 /// # Safety
 ///
@@ -245,34 +259,34 @@ pub(super) unsafe fn chunk_accumulate<S: macerator::Simd, A: Real>(
     segments: &[Segment],
     sums: [*mut A; BLOCK],
 ) {
-    use super::simd::accumulate;
     let (step, dim) = (operand.row_step(), operand.dim);
     for segment in segments {
         let (columns, offset) = (&segment.columns, segment.offset);
         let place = Place { row: segment.row, position: columns.start, ..place };
         let first = operand.row_at(place);
-        let rows = |from: usize, to: usize| {
-            let last = if to > from { first + (to - 1) * step + dim } else { 0 };
-            assert!(last <= operand.rows.len(), "rows lie within the tensor");
-            operand.rows.as_ptr().wrapping_add(first + from * step)
-        };
-        let shared = columns.shared.clone();
-        let all = weights.each_ref().map(|weights| weights[offset + shared.start..].as_ptr());
+        let last = first + (columns.len - 1) * step + dim;
+        let rows = operand.rows[first..last].as_ptr();
+        // A zero weight times a value that is not finite would be NaN.
+        let together = if operand.is_finite { 0..columns.len } else { columns.shared.clone() };
+        let all = weights.each_ref().map(|weights| weights[offset + together.start..].as_ptr());
         // SAFETY: the columns lie in the chunk and, as just checked, in the tensor.
         unsafe {
-            let shared_rows = rows(shared.start, shared.end);
-            accumulate::<S, A, BLOCK>(all, shared.len(), shared_rows, step, dim, sums);
+            let together_rows = rows.add(together.start * step);
+            simd::accumulate::<S, A, BLOCK>(all, together.len(), together_rows, step, dim, sums);
+            if operand.is_finite {
+                continue;
+            }
             for ((weights, sums), own) in weights.iter().zip(sums).zip(&columns.own) {
                 // With nothing in common, the first part is everything.
-                let (before, after) = if shared.is_empty() {
-                    (own.clone(), 0..0)
+                let (before, after) = if together.is_empty() {
+                    (own.clone(), own.end..own.end)
                 } else {
-                    (own.start..shared.start, shared.end..own.end)
+                    (own.start..together.start, together.end..own.end)
                 };
                 for part in [before, after] {
                     let weights = [weights[offset + part.start..].as_ptr()];
-                    let part_rows = rows(part.start, part.end);
-                    accumulate::<S, A, 1>(weights, part.len(), part_rows, step, dim, [sums]);
+                    let part_rows = rows.wrapping_add(part.start * step);
+                    simd::accumulate::<S, A, 1>(weights, part.len(), part_rows, step, dim, [sums]);
                 }
             }
         }
