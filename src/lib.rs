@@ -8,15 +8,20 @@
 //! use burn::tensor::{Device, Distribution, Tensor};
 //! use burn_natten::{NeighborhoodOptions, na2d};
 //!
-//! let device = Device::flex();
+//! let device = Device::flex().autodiff();
 //! // [batch, height, width, heads, head_dim]
-//! let query = Tensor::<5>::random([1, 16, 16, 4, 32], Distribution::Normal(0.0, 1.0), &device);
-//! let key = Tensor::random([1, 16, 16, 4, 32], Distribution::Normal(0.0, 1.0), &device);
-//! let value = Tensor::random([1, 16, 16, 4, 32], Distribution::Normal(0.0, 1.0), &device);
+//! let features = || Tensor::<5>::random([1, 16, 16, 4, 32], Distribution::Default, &device);
+//! let query = features().require_grad();
+//! let (key, value) = (features(), features());
 //!
+//! // Every pixel attends to 7 x 7 others: neighbors along the height, every second along the width.
 //! let options = NeighborhoodOptions::<2>::new(7).with_dilation([1, 2]);
-//! let out = na2d(query, key, value, options);
-//! assert_eq!(out.dims(), [1, 16, 16, 4, 32]);
+//! let out = na2d(query.clone(), key, value, options);
+//! println!("output   {:?}", out.dims());
+//!
+//! let gradients = out.sum().backward();
+//! let gradient = query.grad(&gradients).expect("the output depends on the query");
+//! println!("gradient {:?}", gradient.dims());
 //! ```
 //!
 //! # Operators

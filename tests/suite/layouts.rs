@@ -74,7 +74,7 @@ fn slices_are_like_tensors_of_their_own() {
                 leaf(&inputs.more_keys, 2, 5),
                 leaf(&inputs.more_values, 2, 4),
             ];
-            let [q, k, v, more_keys, more_values] = leaves.clone().map(|x| x.slice([1..2]));
+            let [q, k, v, more_keys, more_values] = leaves.clone().map(|x| x.slice(1..2));
             let options = NeighborhoodOptions::<1>::new(3)
                 .with_stride(2)
                 .with_strategy(strategy)
@@ -88,7 +88,7 @@ fn slices_are_like_tensors_of_their_own() {
             (got.out, got.lse) = (values(output.out), values(output.logsumexp));
             let all = got.gradients.as_mut().expect("backward");
             let [query, key, value, more_keys, more_values] =
-                leaves.map(|leaf| values(leaf.grad(&gradients).expect("tracked").slice([1..2])));
+                leaves.map(|leaf| values(leaf.grad(&gradients).expect("tracked").slice(1..2)));
             (all.query, all.key, all.value) = (query, key, value);
             (all.more_keys, all.more_values) = (more_keys, more_values);
             same(&format!("{} {strategy:?}", device.name), &got, &want);

@@ -88,11 +88,17 @@ impl<'a, A: Real> Operand<'a, A> {
                 for group in 0..grid.dilation {
                     let place = Place { batch, head, row, group, position: 0 };
                     let (first, step) = (self.row_at(place), self.row_step());
-                    for position in 0..grid.group_length(group) {
-                        let vector = &self.rows[first + position * step..][..dim];
-                        let column = grid.groups[group] + position;
-                        for (d, value) in vector.iter().enumerate() {
-                            panel[d * grid.pitch + column] = *value;
+                    let panel = &mut panel[grid.groups[group]..];
+                    // Sixteen tokens at a time: whole cache lines are written.
+                    let length = grid.group_length(group);
+                    for start in (0..length).step_by(16) {
+                        let end = length.min(start + 16);
+                        for d in 0..dim {
+                            let line = &mut panel[d * grid.pitch..][start..end];
+                            let column = self.rows[first + start * step + d..].iter().step_by(step);
+                            for (to, from) in line.iter_mut().zip(column) {
+                                *to = *from;
+                            }
                         }
                     }
                 }

@@ -111,6 +111,7 @@ pub(super) fn split_mut<A>(vectors: &mut [A]) -> [*mut A; BLOCK] {
 }
 
 /// Copies the vectors of a block, times `factor`.
+#[inline(always)]
 pub(super) fn gather<A: Real>(
     operand: &Operand<'_, A>,
     place: Place,
