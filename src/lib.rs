@@ -89,3 +89,8 @@ pub use nn::{
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
 pub use options::{AttentionOptions, NeighborhoodOptions, PerAxis, Strategy};
+
+/// The README's code runs as tests.
+#[cfg(all(doctest, feature = "flex", feature = "autodiff"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
