@@ -53,6 +53,19 @@ impl Columns {
     }
 }
 
+impl Columns {
+    /// The tokens' own columns before and after the shared ones; with nothing in common, all of
+    /// them are before.
+    pub fn around_shared(&self) -> ([Range<usize>; BLOCK], [Range<usize>; BLOCK]) {
+        let Range { start, end } = self.shared;
+        let is_empty = self.shared.is_empty();
+        let before = self.own.clone().map(|own| if is_empty { own } else { own.start..start });
+        let after =
+            self.own.clone().map(|own| if is_empty { own.end..own.end } else { end..own.end });
+        (before, after)
+    }
+}
+
 /// The partners of a block in the space.
 pub(super) struct Meeting {
     /// Lines: index along each of the two slower axes, as first, count and step.

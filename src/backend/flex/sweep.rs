@@ -1,5 +1,7 @@
 //! What the passes share: their tasks, and the walk over the partners of a block.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::block::{Block, Columns, Meeting, blocks};
@@ -267,28 +269,30 @@ pub(super) unsafe fn chunk_accumulate<S: macerator::Simd, A: Real>(
         let first = operand.row_at(place);
         let last = first + (columns.len - 1) * step + dim;
         let rows = operand.rows[first..last].as_ptr();
-        // A zero weight times a value that is not finite would be NaN.
-        let together = if operand.is_finite { 0..columns.len } else { columns.shared.clone() };
-        let all = weights.each_ref().map(|weights| weights[offset + together.start..].as_ptr());
+        let part = |range: Range<usize>| (range.len(), rows.wrapping_add(range.start * step));
+        let all = |start: usize| weights.each_ref().map(|w| w[offset + start..].as_ptr());
         // SAFETY: the columns lie in the chunk and, as just checked, in the tensor.
         unsafe {
-            let together_rows = rows.add(together.start * step);
-            simd::accumulate::<S, A, BLOCK>(all, together.len(), together_rows, step, dim, sums);
             if operand.is_finite {
+                let (len, rows) = part(0..columns.len);
+                simd::accumulate::<S, A, BLOCK>(all(0), len, rows, step, dim, sums);
                 continue;
             }
-            for ((weights, sums), own) in weights.iter().zip(sums).zip(&columns.own) {
-                // With nothing in common, the first part is everything.
-                let (before, after) = if together.is_empty() {
-                    (own.clone(), own.end..own.end)
-                } else {
-                    (own.start..together.start, together.end..own.end)
-                };
-                for part in [before, after] {
-                    let weights = [weights[offset + part.start..].as_ptr()];
-                    let part_rows = rows.wrapping_add(part.start * step);
-                    simd::accumulate::<S, A, 1>(weights, part.len(), part_rows, step, dim, [sums]);
-                }
+            // A zero weight times a value that is not finite would be NaN: only own columns, in
+            // the same order, so that the same bits come out where nothing is amiss.
+            let shared = columns.shared.clone();
+            let (before, after) = columns.around_shared();
+            for ((weights, sums), own) in weights.iter().zip(sums).zip(&before) {
+                let (len, rows) = part(own.clone());
+                let weights = [weights[offset + own.start..].as_ptr()];
+                simd::accumulate::<S, A, 1>(weights, len, rows, step, dim, [sums]);
+            }
+            let (len, shared_rows) = part(shared.clone());
+            simd::accumulate::<S, A, BLOCK>(all(shared.start), len, shared_rows, step, dim, sums);
+            for ((weights, sums), own) in weights.iter().zip(sums).zip(&after) {
+                let (len, rows) = part(own.clone());
+                let weights = [weights[offset + own.start..].as_ptr()];
+                simd::accumulate::<S, A, 1>(weights, len, rows, step, dim, [sums]);
             }
         }
     }
