@@ -9,6 +9,7 @@
 pub mod cost;
 #[cfg(feature = "cube")]
 pub mod portable;
+pub mod native;
 mod problem;
 pub mod tiling;
 pub mod window;
