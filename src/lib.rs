@@ -75,6 +75,7 @@ mod error;
 mod functional;
 pub mod nn;
 mod options;
+pub mod plan;
 mod problem;
 
 pub use backend::dispatch::{Capabilities, Tier, select};

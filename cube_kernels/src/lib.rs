@@ -10,6 +10,7 @@ pub mod cost;
 #[cfg(feature = "cube")]
 pub mod portable;
 mod problem;
+pub mod slicing;
 pub mod tiling;
 pub mod window;
 
