@@ -76,6 +76,7 @@ mod functional;
 pub mod nn;
 mod options;
 mod problem;
+pub mod profile;
 
 pub use backend::dispatch::{Capabilities, Tier, select};
 pub use context::{Context, ContextScope, MemoryPreference};

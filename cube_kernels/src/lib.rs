@@ -5,6 +5,7 @@
 //! kernel and every CPU path calls it.
 #![warn(missing_docs)]
 
+pub mod catalogue;
 #[cfg(feature = "cube")]
 pub mod portable;
 mod problem;
