@@ -77,6 +77,7 @@ pub mod nn;
 mod options;
 pub mod plan;
 mod problem;
+pub mod profile;
 
 pub use backend::dispatch::{Capabilities, Tier, select};
 pub use context::{Context, ContextScope, MemoryPreference};

@@ -6,6 +6,7 @@
 //! [`cost`] says what that costs.
 #![warn(missing_docs)]
 
+pub mod catalogue;
 pub mod cost;
 #[cfg(feature = "cube")]
 pub mod portable;
