@@ -6,11 +6,13 @@
 //! [`cost`] says what that costs.
 #![warn(missing_docs)]
 
+pub mod catalogue;
 pub mod cost;
 #[cfg(feature = "cube")]
 pub mod portable;
 pub mod native;
 mod problem;
+pub mod slicing;
 pub mod tiling;
 pub mod window;
 
