@@ -2,12 +2,15 @@
 //!
 //! This crate knows nothing of Burn: it is handed buffers, shapes and a [`Problem`] that has
 //! already been validated. [`window`] is the one place where the semantics of a window live; every
-//! kernel and every CPU path calls it.
+//! kernel and every CPU path calls it. [`tiling`] cuts a problem into tiles and counts them, and
+//! [`cost`] says what that costs.
 #![warn(missing_docs)]
 
+pub mod cost;
 #[cfg(feature = "cube")]
 pub mod portable;
 mod problem;
+pub mod tiling;
 pub mod window;
 
 pub use problem::{Axis, MAX_RANK, Problem};

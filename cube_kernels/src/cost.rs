@@ -1,0 +1,275 @@
+//! What a problem costs: operations, bytes, and the least time a device needs for them.
+//!
+//! A pass is modelled as a kernel that keeps its arithmetic and its memory busy at once and meets
+//! every byte of its tensors once: `max(operations / rate, bytes / bandwidth) + launch`. Real
+//! kernels take longer; the model is there to rank tilings and to say what bounds a problem.
+
+use crate::Problem;
+use crate::tiling::Tiling;
+
+/// Rates of a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceModel {
+    /// Name to print.
+    pub name: &'static str,
+    /// Operations per second of matrix multiplication in the element type of the problem, a
+    /// multiply-add counted as two.
+    pub matmul_flops: f64,
+    /// Bytes per second of a copy, those read and those written.
+    pub bandwidth: f64,
+    /// Bytes per second out of the last level of cache, which tiles of keys are read from again and
+    /// again. For planners; [`Cost`] counts every byte once, at `bandwidth`.
+    pub l2_bandwidth: f64,
+    /// Seconds from the launch of a kernel to its first instruction.
+    pub launch: f64,
+}
+
+impl DeviceModel {
+    /// NVIDIA H200 (SXM) in f16 or bf16. Matrix multiplication and copy are measured; cache and
+    /// launch are estimates.
+    pub const H200: Self = Self {
+        name: "NVIDIA H200",
+        matmul_flops: 790e12,
+        bandwidth: 4.25e12,
+        l2_bandwidth: 5.5e12,
+        launch: 4e-6,
+    };
+
+    /// NVIDIA H100 (SXM) in f16 or bf16. It has the arithmetic of an [`H200`](Self::H200), whose
+    /// rates are taken over; the copy rate is that of the data sheet, 3.35e12, less a tenth.
+    pub const H100: Self = Self { name: "NVIDIA H100", bandwidth: 3.0e12, ..Self::H200 };
+}
+
+/// What bounds the time of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// Arithmetic.
+    Compute,
+    /// Reading and writing the tensors.
+    Memory,
+    /// The launch of the kernel.
+    Launch,
+}
+
+/// The cost of a pass over the whole problem, all samples and heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Operations that the windows and the additional tokens need, a multiply-add counted as two.
+    pub flops: u64,
+    /// Operations that are carried out, those on masked scores included.
+    pub executed_flops: u64,
+    /// Bytes of all tensors, inputs and outputs.
+    pub bytes: u64,
+    /// The least time on the device, in seconds.
+    pub seconds: f64,
+    /// What takes that time.
+    pub limit: Limit,
+}
+
+impl Cost {
+    /// The forward pass, with elements of `element_size` bytes: reads query, key and value, writes
+    /// out and logsumexp. Without a tiling, no more than the windows is computed.
+    ///
+    /// ```rust
+    /// use burn_natten_kernels::cost::{Cost, DeviceModel, Limit};
+    /// use burn_natten_kernels::{Axis, Problem, tiling::Tiling};
+    ///
+    /// let problem = Problem {
+    ///     batch: 4,
+    ///     heads: 16,
+    ///     heads_kv: 16,
+    ///     head_dim: 128,
+    ///     head_dim_v: 128,
+    ///     additional: 0,
+    ///     scale: 1.0,
+    ///     axes: [Axis::UNIT, Axis::UNIT, Axis::dense(4096, 4096, false)],
+    /// };
+    /// let tiling = Tiling { q_tile: [1, 1, 128], kv_tile: [1, 1, 128] };
+    /// let cost = Cost::forward(&problem, Some(&tiling), 2, &DeviceModel::H200);
+    /// assert_eq!(cost.flops, 4 * 16 * 4096 * 4096 * 2 * 256);
+    /// assert_eq!((cost.executed_flops, cost.limit), (cost.flops, Limit::Compute));
+    /// assert!((cost.seconds - 0.7e-3).abs() < 0.01e-3);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If a tile has no extent along some axis.
+    pub fn forward(
+        problem: &Problem,
+        tiling: Option<&Tiling>,
+        element_size: usize,
+        device: &DeviceModel,
+    ) -> Self {
+        let (queries, keys) =
+            (query_bytes(problem, element_size), key_bytes(problem, element_size));
+        let bytes = queries.query + queries.out + queries.logsumexp + keys;
+        Self::new(problem.forward_flops(), executed(problem, tiling), bytes, device)
+    }
+
+    /// The backward pass, 2.5 times the operations of the forward pass: reads query, key, value, out,
+    /// logsumexp and the gradients of both outputs, writes the gradients of query, key and value.
+    ///
+    /// # Panics
+    ///
+    /// If a tile has no extent along some axis.
+    pub fn backward(
+        problem: &Problem,
+        tiling: Option<&Tiling>,
+        element_size: usize,
+        device: &DeviceModel,
+    ) -> Self {
+        let (queries, keys) =
+            (query_bytes(problem, element_size), key_bytes(problem, element_size));
+        let bytes = 2 * (queries.query + queries.out + queries.logsumexp + keys);
+        Self::new(problem.backward_flops(), executed(problem, tiling) / 2 * 5, bytes, device)
+    }
+
+    /// The cost of a kernel with these figures.
+    pub fn new(flops: u64, executed_flops: u64, bytes: u64, device: &DeviceModel) -> Self {
+        let compute = executed_flops as f64 / device.matmul_flops;
+        let memory = bytes as f64 / device.bandwidth;
+        let limit = if device.launch > compute.max(memory) {
+            Limit::Launch
+        } else if compute > memory {
+            Limit::Compute
+        } else {
+            Limit::Memory
+        };
+        let seconds = compute.max(memory) + device.launch;
+        Self { flops, executed_flops, bytes, seconds, limit }
+    }
+}
+
+/// How much faster than dense attention over the same tokens a problem can be, by the scores that it
+/// needs: 1 for dense attention, and for a problem without pairs.
+pub fn flop_bound(problem: &Problem) -> f64 {
+    bound(problem, problem.pairs())
+}
+
+/// How much faster than dense attention over the same tokens a tiling can be, by the scores that its
+/// tiles hold.
+///
+/// # Panics
+///
+/// If a tile has no extent along some axis.
+pub fn tile_bound(problem: &Problem, tiling: &Tiling) -> f64 {
+    bound(problem, tiling.executed_pairs(problem))
+}
+
+/// Scores of dense attention, in which the additional tokens are further keys, for one of `pairs`.
+fn bound(problem: &Problem, pairs: u64) -> f64 {
+    let dense = problem.queries() as f64 * (problem.keys() + problem.additional) as f64;
+    if pairs == 0 { 1.0 } else { dense / pairs as f64 }
+}
+
+/// Operations of a forward pass in whole tiles.
+fn executed(problem: &Problem, tiling: Option<&Tiling>) -> u64 {
+    let Some(tiling) = tiling else { return problem.forward_flops() };
+    let heads = (problem.batch * problem.heads) as u64;
+    let dims = (problem.head_dim + problem.head_dim_v) as u64;
+    2 * heads * tiling.executed_pairs(problem) * dims
+}
+
+/// Bytes of the tensors that have a row per query.
+struct QueryBytes {
+    query: u64,
+    out: u64,
+    logsumexp: u64,
+}
+
+fn query_bytes(problem: &Problem, element_size: usize) -> QueryBytes {
+    let rows = problem.batch as u64 * problem.queries() as u64 * problem.heads as u64;
+    let bytes = |dim: usize| rows * (dim * element_size) as u64;
+    // The logsumexp is f32, and f64 for f64 inputs.
+    let logsumexp = rows * element_size.max(size_of::<f32>()) as u64;
+    QueryBytes { query: bytes(problem.head_dim), out: bytes(problem.head_dim_v), logsumexp }
+}
+
+/// Bytes of keys and values, additional ones included.
+fn key_bytes(problem: &Problem, element_size: usize) -> u64 {
+    let tokens = (problem.keys() + problem.additional) as u64;
+    let rows = problem.batch as u64 * tokens * problem.heads_kv as u64;
+    rows * ((problem.head_dim + problem.head_dim_v) * element_size) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Axis, MAX_RANK};
+
+    fn problem(axes: [Axis; MAX_RANK]) -> Problem {
+        Problem {
+            batch: 2,
+            heads: 6,
+            heads_kv: 2,
+            head_dim: 64,
+            head_dim_v: 32,
+            additional: 0,
+            scale: 1.0,
+            axes,
+        }
+    }
+
+    fn image() -> Problem {
+        let axis = Axis { kernel_size: 7, ..Axis::dense(56, 56, false) };
+        problem([Axis::UNIT, axis, axis])
+    }
+
+    #[test]
+    fn bytes_are_those_of_every_tensor() {
+        let problem = Problem { additional: 5, ..image() };
+        let queries = 2 * 56 * 56 * 6;
+        let keys = 2 * (56 * 56 + 5) * 2;
+        for (size, statistics) in [(2, 4), (4, 4), (8, 8)] {
+            let query = queries * 64 * size;
+            let out = queries * 32 * size;
+            let (key, value) = (keys * 64 * size, keys * 32 * size);
+            let lse = queries * statistics;
+            let forward = Cost::forward(&problem, None, size, &DeviceModel::H200);
+            assert_eq!(forward.bytes, (query + key + value + out + lse) as u64);
+            let backward = Cost::backward(&problem, None, size, &DeviceModel::H200);
+            let read = query + key + value + 2 * out + 2 * lse;
+            assert_eq!(backward.bytes, (read + query + key + value) as u64);
+        }
+    }
+
+    #[test]
+    fn operations_are_those_of_the_tiles() {
+        let problem = image();
+        let pairs = 56 * 56 * 49;
+        let tiling = Tiling::square([1, 8, 8]);
+        let cost = Cost::forward(&problem, Some(&tiling), 2, &DeviceModel::H200);
+        assert_eq!(cost.flops, 2 * 2 * 6 * pairs * (64 + 32));
+        let ratio = cost.executed_flops as f64 / cost.flops as f64;
+        assert!((ratio - tiling.work_ratio(&problem)).abs() < 1e-12 && ratio > 2.0);
+        let backward = Cost::backward(&problem, Some(&tiling), 2, &DeviceModel::H200);
+        assert_eq!(backward.flops * 2, cost.flops * 5);
+        assert_eq!(backward.executed_flops * 2, cost.executed_flops * 5);
+        let exact = Cost::forward(&problem, None, 2, &DeviceModel::H200);
+        assert_eq!(exact.executed_flops, cost.flops);
+    }
+
+    #[test]
+    fn the_slowest_of_three_bounds_the_time() {
+        let device =
+            DeviceModel { matmul_flops: 100.0, bandwidth: 10.0, launch: 2.0, ..DeviceModel::H100 };
+        let cost = |flops, bytes| Cost::new(flops, flops, bytes, &device);
+        assert_eq!((cost(1000, 50).seconds, cost(1000, 50).limit), (12.0, Limit::Compute));
+        assert_eq!((cost(300, 50).seconds, cost(300, 50).limit), (7.0, Limit::Memory));
+        assert_eq!((cost(100, 10).seconds, cost(100, 10).limit), (3.0, Limit::Launch));
+    }
+
+    #[test]
+    fn bounds_are_relative_to_dense_attention() {
+        let dense = problem([Axis::UNIT, Axis::UNIT, Axis::dense(64, 64, false)]);
+        assert_eq!(flop_bound(&dense), 1.0);
+        assert_eq!(tile_bound(&dense, &Tiling::square([1, 1, 16])), 1.0);
+        let windows = image();
+        assert_eq!(flop_bound(&windows), 64.0);
+        let tiling = Tiling::square([1, 4, 8]);
+        let expected = 64.0 / tiling.work_ratio(&windows);
+        assert!((tile_bound(&windows, &tiling) - expected).abs() < 1e-9);
+        let none = problem([Axis::UNIT, Axis::UNIT, Axis::dense(0, 0, false)]);
+        assert_eq!(flop_bound(&none), 1.0);
+    }
+}
