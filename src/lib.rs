@@ -78,6 +78,7 @@ mod options;
 mod problem;
 
 pub use backend::dispatch::{Capabilities, Tier, select};
+pub use burn_natten_kernels::{Axis, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;
 pub use functional::{
