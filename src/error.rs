@@ -145,6 +145,12 @@ pub enum AttentionError {
         /// What stands in its way.
         reason: String,
     },
+    /// The device failed while it ran, or computed something that is not a number.
+    #[error("device: failed, {reason}")]
+    Execution {
+        /// What the device or the check of its results says.
+        reason: String,
+    },
     /// Burn runs on a backend that this build of burn-natten has no operators for.
     #[error("query: is on {device}, which needs one of burn-natten's backend features")]
     UnsupportedBackend {

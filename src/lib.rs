@@ -75,7 +75,9 @@ mod error;
 mod functional;
 pub mod nn;
 mod options;
+pub mod plan;
 mod problem;
+pub mod profile;
 
 pub use backend::dispatch::{Capabilities, Tier, select};
 pub use burn_natten_kernels::{Axis, Problem};

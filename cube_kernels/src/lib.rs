@@ -6,10 +6,12 @@
 //! [`cost`] says what that costs.
 #![warn(missing_docs)]
 
+pub mod catalogue;
 pub mod cost;
 #[cfg(feature = "cube")]
 pub mod portable;
 mod problem;
+pub mod slicing;
 pub mod tiling;
 pub mod window;
 

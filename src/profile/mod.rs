@@ -1,0 +1,216 @@
+//! Measuring: how long a pass takes on a device, and what the device could do at best.
+//!
+//! ```rust
+//! use burn::tensor::{DType, Device};
+//! use burn_natten::profile::{Mode, Repeats, Workload, time_backward, time_forward};
+//! use burn_natten::{Context, Strategy};
+//! use burn_natten_kernels::catalogue;
+//!
+//! # fn main() -> Result<(), burn_natten::AttentionError> {
+//! let entry = catalogue::find("nat-56-small").expect("is in the catalogue");
+//! let workload = Workload {
+//!     problem: entry.problem,
+//!     dtype: DType::F32,
+//!     strategy: Strategy::Auto,
+//!     context: Context::current(),
+//! };
+//! let repeats = Repeats { samples: 3, idle: Default::default(), ..Repeats::new(Mode::Burst) };
+//! let forward = time_forward(&workload, &Device::flex(), &repeats)?;
+//! let backward = time_backward(&workload, &Device::flex(), &repeats)?;
+//! println!("{:?} forward, {:?} backward", forward.median(), backward.median());
+//! assert!(forward.min() <= forward.median() && forward.calls() >= 3);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Times are those of a caller: from the first launch of a batch to the end of the last kernel,
+//! divided by the number of calls. They include what the host does where the device waits for it.
+
+mod peaks;
+mod timing;
+mod workload;
+
+pub use peaks::{Peaks, measure_peaks};
+pub use timing::{Mode, Repeats, Timing};
+pub use workload::{Gradients, Inputs, Outputs, Workload};
+
+use burn::tensor::Device;
+
+use crate::AttentionError;
+
+/// Seed of the inputs that are timed.
+const SEED: u64 = 42;
+
+/// Times the forward pass of a workload, through the operators that users call.
+///
+/// # Errors
+///
+/// What the operator returns, or [`AttentionError::Execution`] if the device fails or an output is
+/// not a number.
+pub fn time_forward(
+    workload: &Workload,
+    device: &Device,
+    repeats: &Repeats,
+) -> Result<Timing, AttentionError> {
+    let inputs = workload.inputs(device, SEED);
+    timing::measure(device, repeats, || {
+        let Outputs { out, logsumexp } = workload.forward(&inputs)?;
+        Ok(vec![out.flatten(0, 3), logsumexp.flatten(0, 2)])
+    })
+}
+
+/// Times the backward pass alone: the gradients of all inputs from those of output and logsumexp,
+/// both normal, by the operator that autodiff calls. The forward pass runs once, untimed.
+///
+/// # Errors
+///
+/// As [`time_forward`].
+pub fn time_backward(
+    workload: &Workload,
+    device: &Device,
+    repeats: &Repeats,
+) -> Result<Timing, AttentionError> {
+    let inputs = workload.inputs(device, SEED);
+    let outputs = workload.forward(&inputs)?;
+    let upstream = workload.upstream(device, SEED + 1);
+    timing::measure(device, repeats, || {
+        let gradients = workload.backward(&inputs, &outputs, &upstream)?;
+        let additional = gradients.additional.map_or(vec![], |(key, value)| vec![key, value]);
+        let all = [gradients.query, gradients.key, gradients.value].into_iter().chain(additional);
+        Ok(all.map(|gradient| gradient.flatten(0, 3)).collect())
+    })
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::time::Duration;
+
+    use burn::tensor::DType;
+    use burn_natten_kernels::{Axis, Problem};
+
+    use super::*;
+    use crate::{Context, Strategy};
+
+    fn workload(axes: [Axis; 3], additional: usize) -> Workload {
+        let problem = Problem {
+            batch: 2,
+            heads: 4,
+            heads_kv: 2,
+            head_dim: 8,
+            head_dim_v: 6,
+            additional,
+            scale: 0.3,
+            axes,
+        };
+        let (strategy, context) = (Strategy::Auto, Context::current());
+        Workload { problem, dtype: DType::F32, strategy, context }
+    }
+
+    fn quick(mode: Mode) -> Repeats {
+        Repeats {
+            warmup: 1,
+            samples: 3,
+            min_sample: Duration::from_millis(1),
+            idle: Duration::from_millis(1),
+            sustain: Duration::from_millis(20),
+            ..Repeats::new(mode)
+        }
+    }
+
+    fn axis(length: usize, kernel_size: usize, stride: usize, is_causal: bool) -> Axis {
+        Axis { queries: length, keys: length, kernel_size, stride, dilation: 1, is_causal }
+    }
+
+    #[test]
+    fn every_rank_and_strategy_is_timed_in_both_passes() {
+        let device = Device::flex();
+        for (axes, additional) in [
+            ([Axis::UNIT, Axis::UNIT, Axis::dense(9, 12, true)], 0),
+            ([Axis::UNIT, Axis::UNIT, axis(12, 3, 2, true)], 2),
+            ([Axis::UNIT, axis(6, 3, 1, false), axis(5, 5, 2, false)], 0),
+            ([axis(4, 2, 1, true), axis(5, 3, 1, false), axis(4, 3, 3, false)], 3),
+        ] {
+            for strategy in [Strategy::Auto, Strategy::Reference] {
+                let workload = Workload { strategy, ..workload(axes, additional) };
+                let repeats = quick(Mode::Burst);
+                let forward = time_forward(&workload, &device, &repeats).expect("forward");
+                let backward = time_backward(&workload, &device, &repeats).expect("backward");
+                assert_eq!((forward.samples().len(), backward.samples().len()), (3, 3));
+                assert!(forward.min() > Duration::ZERO && backward.min() > Duration::ZERO);
+            }
+        }
+    }
+
+    #[test]
+    fn sustained_samples_follow_a_loop_that_warms_the_device() {
+        let axes = [Axis::UNIT, axis(6, 3, 1, false), axis(5, 3, 1, false)];
+        let repeats = quick(Mode::Sustained);
+        let start = std::time::Instant::now();
+        let timing = time_forward(&workload(axes, 0), &Device::flex(), &repeats).expect("forward");
+        assert!(start.elapsed() >= repeats.sustain);
+        assert!(timing.samples().len() >= 3 && timing.calls() >= timing.samples().len());
+    }
+
+    #[test]
+    fn a_workload_that_cannot_run_is_an_error() {
+        let axes = [Axis::UNIT, Axis::UNIT, axis(5, 7, 1, false)];
+        let error = time_forward(&workload(axes, 0), &Device::flex(), &quick(Mode::Burst));
+        let error = error.expect_err("the window is larger than the axis");
+        assert!(error.to_string().starts_with("kernel_size: axis 0 is 7, must be at most 5"));
+    }
+
+    /// What is timed as the backward pass is what autodiff computes.
+    #[cfg(feature = "autodiff")]
+    #[test]
+    fn gradients_are_those_of_autodiff() {
+        for axes in [
+            [Axis::UNIT, axis(6, 3, 1, false), axis(5, 3, 2, true)],
+            [Axis::UNIT, axis(6, 6, 1, false), axis(5, 5, 2, false)],
+        ] {
+            let workload = workload(axes, 2);
+            let device = Device::flex();
+            let (inputs, upstream) = (workload.inputs(&device, 1), workload.upstream(&device, 2));
+            let outputs = workload.forward(&inputs).expect("forward");
+            let gradients = workload.backward(&inputs, &outputs, &upstream).expect("backward");
+
+            let track = |tensor: burn::tensor::Tensor<4>| {
+                burn::tensor::Tensor::from_data(tensor.into_data(), &device.clone().autodiff())
+                    .require_grad()
+            };
+            let constant = |outputs: Outputs| {
+                let device = device.clone().autodiff();
+                Outputs {
+                    out: burn::tensor::Tensor::from_data(outputs.out.into_data(), &device),
+                    logsumexp: burn::tensor::Tensor::from_data(
+                        outputs.logsumexp.into_data(),
+                        &device,
+                    ),
+                }
+            };
+            let additional = inputs.additional.map(|(key, value)| (track(key), track(value)));
+            let tracked = Inputs {
+                query: track(inputs.query),
+                key: track(inputs.key),
+                value: track(inputs.value),
+                additional,
+            };
+            let outputs = workload.forward(&tracked).expect("forward");
+            let upstream = constant(upstream);
+            let loss =
+                (outputs.out * upstream.out).sum() + (outputs.logsumexp * upstream.logsumexp).sum();
+            let tape = loss.backward();
+            let (more_keys, more_values) = tracked.additional.expect("additional tokens");
+            let (more_keys_grad, more_values_grad) = gradients.additional.expect("gradients");
+            for (input, gradient) in [
+                (tracked.query, gradients.query),
+                (tracked.key, gradients.key),
+                (tracked.value, gradients.value),
+                (more_keys, more_keys_grad),
+                (more_values, more_values_grad),
+            ] {
+                let expected = input.grad(&tape).expect("a gradient");
+                assert!(expected.all_close(gradient, None, Some(1e-5)));
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorCreationOptions};
+use burn_natten_kernels::{Axis, MAX_RANK, Problem};
+
+use crate::backend::dispatch::{Capabilities, Plan, accumulator, select};
+use crate::backend::{AdditionalKv, AttentionBackwardOps};
+use crate::{
+    AttentionError, AttentionOptions, Context, NeighborhoodOptions, Strategy, Tier, try_attention,
+    try_na1d, try_na2d, try_na3d,
+};
+
+/// What is to be timed: a problem, and how it is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// Sizes and windows. Spatial axes are padded at the front with [`Axis::UNIT`]; one axis whose
+    /// windows are all its keys is [`attention`](crate::attention).
+    pub problem: Problem,
+    /// Element type of the tensors.
+    pub dtype: DType,
+    /// Which implementation runs.
+    pub strategy: Strategy,
+    /// Settings of the calls.
+    pub context: Context,
+}
+
+/// Query, key and value, with the spatial axes flattened.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// `[batch, queries, heads, head_dim]`
+    pub query: Tensor<4>,
+    /// `[batch, keys, heads_kv, head_dim]`
+    pub key: Tensor<4>,
+    /// `[batch, keys, heads_kv, head_dim_v]`
+    pub value: Tensor<4>,
+    /// Keys `[batch, additional, heads_kv, head_dim]` and values `[.., head_dim_v]`.
+    pub additional: Option<(Tensor<4>, Tensor<4>)>,
+}
+
+/// Results of a forward pass, or the gradients that a backward pass begins with.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// `[batch, queries, heads, head_dim_v]`
+    pub out: Tensor<4>,
+    /// `[batch, queries, heads]`, f32, or f64 for f64 inputs.
+    pub logsumexp: Tensor<3>,
+}
+
+/// Results of a backward pass: gradients in the shapes of [`Inputs`].
+pub type Gradients = Inputs;
+
+impl Workload {
+    /// The tier that computes this on `device`.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the strategy cannot run there.
+    pub fn tier(&self, device: &Device) -> Result<Tier, AttentionError> {
+        let capabilities = Capabilities::of(device)
+            .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
+        select(&self.problem, self.strategy, self.dtype, capabilities)
+    }
+
+    /// Standard normal inputs, made on the device. The same seed gives the same values, unless
+    /// another thread draws from the device at the same time.
+    pub fn inputs(&self, device: &Device, seed: u64) -> Inputs {
+        let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, .. } = self.problem;
+        let (queries, keys) = (self.problem.queries(), self.problem.keys());
+        device.seed(seed);
+        let normal = |shape: [usize; 4]| normal(shape, device, self.dtype);
+        Inputs {
+            query: normal([batch, queries, heads, head_dim]),
+            key: normal([batch, keys, heads_kv, head_dim]),
+            value: normal([batch, keys, heads_kv, head_dim_v]),
+            additional: (additional > 0).then(|| {
+                let key = normal([batch, additional, heads_kv, head_dim]);
+                (key, normal([batch, additional, heads_kv, head_dim_v]))
+            }),
+        }
+    }
+
+    /// Standard normal gradients of the outputs, made as [`inputs`](Self::inputs) are.
+    pub fn upstream(&self, device: &Device, seed: u64) -> Outputs {
+        let Problem { batch, heads, head_dim_v, .. } = self.problem;
+        let queries = self.problem.queries();
+        device.seed(seed);
+        Outputs {
+            out: normal([batch, queries, heads, head_dim_v], device, self.dtype),
+            logsumexp: normal([batch, queries, heads], device, accumulator(self.dtype)),
+        }
+    }
+
+    /// The forward pass, through the operator that users call for this problem.
+    ///
+    /// # Errors
+    ///
+    /// What the operator returns.
+    pub fn forward(&self, inputs: &Inputs) -> Result<Outputs, AttentionError> {
+        let axes = self.problem.axes;
+        let rank = MAX_RANK - axes.iter().position(|axis| *axis != Axis::UNIT).unwrap_or(2);
+        let [first, second, third] = axes;
+        let is_dense = Axis::dense(third.queries, third.keys, third.is_causal) == third;
+        match rank {
+            1 if is_dense => self.dense(inputs, third.is_causal),
+            1 => {
+                let [query, key, value] = self.spread(inputs, [third]);
+                let output = try_na1d(query, key, value, self.options(inputs, [third]))?;
+                Ok(self.flat(output.out, output.logsumexp))
+            }
+            2 => {
+                let [query, key, value] = self.spread(inputs, [second, third]);
+                let output = try_na2d(query, key, value, self.options(inputs, [second, third]))?;
+                Ok(self.flat(output.out, output.logsumexp))
+            }
+            _ => {
+                let axes = [first, second, third];
+                let [query, key, value] = self.spread(inputs, axes);
+                let output = try_na3d(query, key, value, self.options(inputs, axes))?;
+                Ok(self.flat(output.out, output.logsumexp))
+            }
+        }
+    }
+
+    /// The backward pass alone, by the operator that autodiff calls.
+    ///
+    /// # Errors
+    ///
+    /// If the strategy cannot run on the device.
+    pub fn backward(
+        &self,
+        inputs: &Inputs,
+        outputs: &Outputs,
+        upstream: &Outputs,
+    ) -> Result<Gradients, AttentionError> {
+        let mut problem = self.problem;
+        if problem.is_full() {
+            // As the operators do.
+            let dense = Axis::dense(problem.queries(), problem.keys(), false);
+            problem.axes = [Axis::UNIT, Axis::UNIT, dense];
+        }
+        let tier = Self { problem, ..*self }.tier(&inputs.query.device())?;
+        let Inputs { query, key, value, additional } = inputs.clone();
+        let additional = match additional {
+            Some((key, value)) => {
+                AdditionalKv::Tokens { key: key.into_dispatch(), value: value.into_dispatch() }
+            }
+            None => AdditionalKv::None,
+        };
+        let Outputs { out, logsumexp } = outputs.clone();
+        let Outputs { out: grad_out, logsumexp: grad_lse } = upstream.clone();
+        let (query, key, value, additional) = Dispatch::attention_backward(
+            query.into_dispatch(),
+            key.into_dispatch(),
+            value.into_dispatch(),
+            additional,
+            out.into_dispatch(),
+            logsumexp.into_dispatch(),
+            grad_out.into_dispatch(),
+            grad_lse.into_dispatch(),
+            Plan { problem, tier, context: self.context },
+        );
+        let additional = match additional {
+            AdditionalKv::Tokens { key, value } => {
+                Some((Tensor::from_dispatch(key), Tensor::from_dispatch(value)))
+            }
+            AdditionalKv::None => None,
+        };
+        let [query, key, value] = [query, key, value].map(Tensor::from_dispatch);
+        Ok(Gradients { query, key, value, additional })
+    }
+
+    fn dense(&self, inputs: &Inputs, is_causal: bool) -> Result<Outputs, AttentionError> {
+        let Inputs { query, key, value, additional } = inputs.clone();
+        let (more_keys, more_values) = additional.unzip();
+        let options = AttentionOptions::new()
+            .with_causal(is_causal)
+            .with_scale(self.problem.scale)
+            .with_additional_kv(more_keys, more_values)
+            .with_strategy(self.strategy)
+            .with_context(self.context);
+        let output = try_attention(query, key, value, options)?;
+        Ok(Outputs { out: output.out, logsumexp: output.logsumexp })
+    }
+
+    fn options<const N: usize>(&self, inputs: &Inputs, axes: [Axis; N]) -> NeighborhoodOptions<N> {
+        let (more_keys, more_values) = inputs.additional.clone().unzip();
+        NeighborhoodOptions::new(axes.map(|axis| axis.kernel_size))
+            .with_stride(axes.map(|axis| axis.stride))
+            .with_dilation(axes.map(|axis| axis.dilation))
+            .with_causal(axes.map(|axis| axis.is_causal))
+            .with_scale(self.problem.scale)
+            .with_additional_kv(more_keys, more_values)
+            .with_strategy(self.strategy)
+            .with_context(self.context)
+    }
+
+    /// Query, key and value with their spatial axes.
+    fn spread<const N: usize, const D: usize>(
+        &self,
+        inputs: &Inputs,
+        axes: [Axis; N],
+    ) -> [Tensor<D>; 3] {
+        [&inputs.query, &inputs.key, &inputs.value].map(|tensor| {
+            let [batch, _, heads, dim] = tensor.dims();
+            let space = axes.map(|axis| axis.queries);
+            let shape: Vec<usize> = [batch].into_iter().chain(space).chain([heads, dim]).collect();
+            tensor.clone().reshape(burn::tensor::Shape::from(shape))
+        })
+    }
+
+    fn flat<const D: usize, const L: usize>(&self, out: Tensor<D>, lse: Tensor<L>) -> Outputs {
+        let Problem { batch, heads, head_dim_v, .. } = self.problem;
+        let queries = self.problem.queries();
+        Outputs {
+            out: out.reshape([batch, queries, heads, head_dim_v]),
+            logsumexp: lse.reshape([batch, queries, heads]),
+        }
+    }
+}
+
+fn normal<const D: usize>(shape: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
+    let options = TensorCreationOptions::new(device.clone()).with_dtype(dtype);
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), options)
+}
