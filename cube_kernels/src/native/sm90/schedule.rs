@@ -89,7 +89,7 @@ impl Schedule {
 
     /// Whether query fragments stay in registers for a whole tile.
     pub fn query_in_registers(&self) -> bool {
-        self.head_dim <= 128 && self.head_dim_v <= 128
+        self.head_dim <= 128 && self.head_dim_v <= 128 && self.warpgroups < 3
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
@@ -162,7 +162,7 @@ impl Schedule {
             ("CTAS", self.ctas),
             ("MASK", self.mask as usize),
             ("Q_IN_REGISTERS", usize::from(self.query_in_registers())),
-            ("PINGPONG", usize::from(self.warpgroups == 2)),
+            ("PINGPONG", usize::from(self.warpgroups > 1)),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
         ]
