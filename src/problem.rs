@@ -71,7 +71,12 @@ fn dense_axes(queries: usize, keys: usize, is_causal: bool) -> [Axis; MAX_RANK] 
     [Axis::UNIT, Axis::UNIT, Axis::dense(queries, keys, is_causal)]
 }
 
-fn window_axis(axis: usize, length: usize, windows: Windows<'_>) -> Result<Axis, AttentionError> {
+/// Spatial axis number `axis`, of `length` tokens.
+pub(crate) fn window_axis(
+    axis: usize,
+    length: usize,
+    windows: Windows<'_>,
+) -> Result<Axis, AttentionError> {
     let (kernel_size, stride) = (windows.kernel_size[axis], windows.stride[axis]);
     let dilation = windows.dilation[axis];
     at_least("kernel_size", axis, kernel_size, 2)?;
