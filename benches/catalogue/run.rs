@@ -16,6 +16,7 @@ use crate::args::{Args, Pass, Precision, When};
 use crate::machine::Machine;
 use crate::record::Record;
 use crate::rows::Rows;
+use crate::table::digits;
 use crate::verify::{self, Errors};
 use crate::{device, fallback};
 
@@ -52,11 +53,11 @@ fn heading(args: &Args, machine: &Machine, device: &Device) -> String {
     for dtype in &args.dtype {
         let Peaks { matmul, copy } = measure_peaks(device, dtype.dtype());
         text += &format!(
-            " Burn's {} matrix multiplication reaches {:.3} TFLOP/s here, its in-place \
-             multiplication by a number {:.1} GB/s.",
+            " Burn's {} matrix multiplication reaches {} TFLOP/s here, its multiplication by a \
+             number, in place, {} GB/s.",
             dtype.name(),
-            matmul * 1e-12,
-            copy * 1e-9
+            digits(matmul * 1e-12),
+            digits(copy * 1e-9)
         );
     }
     text

@@ -39,7 +39,10 @@ pub fn markdown(heading: &str, rows: &[Record]) -> String {
 }
 
 /// Four significant digits.
-fn digits(value: f64) -> String {
+pub fn digits(value: f64) -> String {
+    if value != 0.0 && value.abs() < 1e-2 {
+        return format!("{value:.2e}");
+    }
     let decimals = match value.abs() {
         value if value >= 1000.0 => 0,
         value if value >= 100.0 => 1,

@@ -1,12 +1,15 @@
 //! Checks the results of a workload on sampled rows, before it is timed.
 
 use burn::tensor::{DType, Device, Tensor};
+use burn_natten::AttentionError;
 use burn_natten::profile::{Gradients, Inputs, Outputs, Workload};
 use burn_natten_kernels::Problem;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::exact::{self, Head, KeyValue};
+use super::exact::{self, Head, KeyValue};
 
+/// Seed of inputs and samples; the timed inputs have another.
+const SEED: u64 = 7;
 /// Heads that are looked at, and rows of each.
 const HEADS: usize = 3;
 const ROWS: usize = 16;
@@ -31,61 +34,75 @@ pub fn bound(dtype: DType) -> f64 {
 
 /// Runs the passes once on fresh inputs and compares a few dozen rows.
 pub fn verify(workload: &Workload, device: &Device, backward: bool) -> Result<Errors, String> {
-    let problem = &workload.problem;
-    if problem.additional > 0 {
+    if workload.problem.additional > 0 {
         return Err("additional tokens are not checked here".to_string());
     }
-    let mut random = StdRng::seed_from_u64(7);
-    let inputs = workload.inputs(device, random.random());
-    let upstream = workload.upstream(device, random.random());
-    let text = |error: burn_natten::AttentionError| error.to_string();
-    let outputs = workload.forward(&inputs).map_err(text)?;
-    let gradients = match backward {
-        true => Some(workload.backward(&inputs, &outputs, &upstream).map_err(text)?),
-        false => None,
-    };
-    let results = Results { inputs, outputs, upstream, gradients };
-
-    let (mut forward, mut gradient) = ([Worst::default(); 2], [Worst::default(); 3]);
-    for (batch, head_kv) in heads(problem, &mut random) {
-        let (kv, heads) = results.fetch(problem, batch, head_kv);
-        for (number, head) in heads.iter().enumerate() {
-            let head_index = head_kv * problem.group_size() + number;
-            let grad_query =
-                results.gradients.as_ref().map(|g| column(&g.query, batch, head_index));
-            for index in rows(problem.axes.map(|axis| axis.queries), &mut random) {
-                let (out, lse) = exact::forward(problem, head, &kv, index);
-                forward[0].compare(&head.out[index * problem.head_dim_v..], &out);
-                forward[1].compare(&head.lse[index..], &[lse]);
-                if let Some(grad_query) = &grad_query {
-                    let exact = exact::query_gradient(problem, head, &kv, index);
-                    gradient[0].compare(&grad_query[index * problem.head_dim..], &exact);
-                }
-            }
-        }
-        if let Some(gradients) = &results.gradients {
-            let [key, value] =
-                [&gradients.key, &gradients.value].map(|tensor| column(tensor, batch, head_kv));
-            for index in rows(problem.axes.map(|axis| axis.keys), &mut random) {
-                let exact = exact::key_gradients(problem, &heads, &kv, index);
-                gradient[1].compare(&key[index * problem.head_dim..], &exact.0);
-                gradient[2].compare(&value[index * problem.head_dim_v..], &exact.1);
-            }
-        }
-    }
-    let worst = |parts: &[Worst]| parts.iter().map(Worst::error).fold(0.0, f64::max);
-    Ok(Errors { forward: worst(&forward), backward: backward.then(|| worst(&gradient)) })
+    let results =
+        Results::compute(workload, device, backward).map_err(|error| error.to_string())?;
+    Ok(results.errors(&workload.problem))
 }
 
 /// All tensors of both passes, on the device.
-struct Results {
-    inputs: Inputs,
-    outputs: Outputs,
-    upstream: Outputs,
-    gradients: Option<Gradients>,
+pub struct Results {
+    pub inputs: Inputs,
+    pub outputs: Outputs,
+    pub upstream: Outputs,
+    pub gradients: Option<Gradients>,
 }
 
 impl Results {
+    /// Runs the forward pass, and the backward pass if it is asked for.
+    pub fn compute(
+        workload: &Workload,
+        device: &Device,
+        backward: bool,
+    ) -> Result<Self, AttentionError> {
+        let inputs = workload.inputs(device, SEED);
+        let upstream = workload.upstream(device, SEED + 1);
+        let outputs = workload.forward(&inputs)?;
+        let gradients = match backward {
+            true => Some(workload.backward(&inputs, &outputs, &upstream)?),
+            false => None,
+        };
+        Ok(Self { inputs, outputs, upstream, gradients })
+    }
+
+    /// Compares sampled rows with float64.
+    pub fn errors(&self, problem: &Problem) -> Errors {
+        let mut random = StdRng::seed_from_u64(SEED);
+        let (mut forward, mut gradient) = ([Worst::default(); 2], [Worst::default(); 3]);
+        let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+        for (batch, head_kv) in heads(problem, &mut random) {
+            let (kv, heads) = self.fetch(problem, batch, head_kv);
+            for (number, head) in heads.iter().enumerate() {
+                let head_index = head_kv * problem.group_size() + number;
+                let gradients = self.gradients.as_ref();
+                let grad_query = gradients.map(|all| column(&all.query, batch, head_index));
+                for index in rows(problem.axes.map(|axis| axis.queries), &mut random) {
+                    let (out, lse) = exact::forward(problem, head, &kv, index);
+                    forward[0].compare(&head.out[index * dim_v..], &out);
+                    forward[1].compare(&head.lse[index..], &[lse]);
+                    if let Some(grad_query) = &grad_query {
+                        let exact = exact::query_gradient(problem, head, &kv, index);
+                        gradient[0].compare(&grad_query[index * dim..], &exact);
+                    }
+                }
+            }
+            if let Some(gradients) = &self.gradients {
+                let [key, value] =
+                    [&gradients.key, &gradients.value].map(|all| column(all, batch, head_kv));
+                for index in rows(problem.axes.map(|axis| axis.keys), &mut random) {
+                    let exact = exact::key_gradients(problem, &heads, &kv, index);
+                    gradient[1].compare(&key[index * dim..], &exact.0);
+                    gradient[2].compare(&value[index * dim_v..], &exact.1);
+                }
+            }
+        }
+        let worst = |parts: &[Worst]| parts.iter().map(Worst::error).fold(0.0, f64::max);
+        let backward = self.gradients.is_some().then(|| worst(&gradient));
+        Errors { forward: worst(&forward), backward }
+    }
+
     /// Brings one head of keys and values to the host, and the query heads that read it.
     fn fetch(&self, problem: &Problem, batch: usize, head_kv: usize) -> (KeyValue, Vec<Head>) {
         let kv = KeyValue {
