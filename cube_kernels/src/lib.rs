@@ -16,3 +16,8 @@ pub mod tiling;
 pub mod window;
 
 pub use problem::{Axis, MAX_RANK, Problem};
+
+/// The README's code runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
