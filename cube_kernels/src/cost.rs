@@ -129,9 +129,7 @@ impl Cost {
         element_size: usize,
         device: &DeviceModel,
     ) -> Self {
-        let (queries, keys) =
-            (query_bytes(problem, element_size), key_bytes(problem, element_size));
-        let bytes = queries.query + queries.out + queries.logsumexp + keys;
+        let bytes = forward_bytes(problem, element_size);
         Self::new(problem.forward_flops(), executed(problem, tiling), bytes, device)
     }
 
@@ -147,9 +145,7 @@ impl Cost {
         element_size: usize,
         device: &DeviceModel,
     ) -> Self {
-        let (queries, keys) =
-            (query_bytes(problem, element_size), key_bytes(problem, element_size));
-        let bytes = 2 * (queries.query + queries.out + queries.logsumexp + keys);
+        let bytes = backward_bytes(problem, element_size);
         Self::new(problem.backward_flops(), executed(problem, tiling) / 2 * 5, bytes, device)
     }
 
@@ -199,19 +195,18 @@ fn executed(problem: &Problem, tiling: Option<&Tiling>) -> u64 {
     2 * heads * tiling.executed_pairs(problem) * dims
 }
 
-/// Bytes of the tensors that have a row per query.
-struct QueryBytes {
-    query: u64,
-    out: u64,
-    logsumexp: u64,
+/// Bytes that a forward pass meets: query, key, value, out and logsumexp, additional tokens included.
+pub fn forward_bytes(problem: &Problem, element_size: usize) -> u64 {
+    let rows = problem.batch as u64 * problem.queries() as u64 * problem.heads as u64;
+    // The logsumexp is f32, and f64 for f64 inputs.
+    let logsumexp = element_size.max(size_of::<f32>());
+    let row = (problem.head_dim + problem.head_dim_v) * element_size + logsumexp;
+    rows * row as u64 + key_bytes(problem, element_size)
 }
 
-fn query_bytes(problem: &Problem, element_size: usize) -> QueryBytes {
-    let rows = problem.batch as u64 * problem.queries() as u64 * problem.heads as u64;
-    let bytes = |dim: usize| rows * (dim * element_size) as u64;
-    // The logsumexp is f32, and f64 for f64 inputs.
-    let logsumexp = rows * element_size.max(size_of::<f32>()) as u64;
-    QueryBytes { query: bytes(problem.head_dim), out: bytes(problem.head_dim_v), logsumexp }
+/// Bytes that a backward pass meets: those of the forward pass, and a gradient for each.
+pub fn backward_bytes(problem: &Problem, element_size: usize) -> u64 {
+    2 * forward_bytes(problem, element_size)
 }
 
 /// Bytes of keys and values, additional ones included.

@@ -10,6 +10,7 @@ pub mod catalogue;
 pub mod cost;
 #[cfg(feature = "cube")]
 pub mod portable;
+pub mod native;
 mod problem;
 pub mod slicing;
 pub mod tiling;

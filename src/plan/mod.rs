@@ -9,7 +9,7 @@ mod tiers;
 
 use std::fmt;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
 use burn_natten_kernels::tiling::{TileCount, Tiling};
@@ -34,6 +34,25 @@ pub enum Target {
 }
 
 impl Target {
+    /// The kind of a device; `None` if this build has no operators for its backend.
+    ///
+    /// ```rust
+    /// use burn::tensor::Device;
+    /// use burn_natten::plan::Target;
+    ///
+    /// assert_eq!(Target::of(&Device::flex()), Some(Target::Cpu));
+    /// ```
+    pub fn of(device: &Device) -> Option<Self> {
+        let capabilities = Capabilities::of(device)?;
+        if capabilities.is_flex {
+            return Some(Self::Cpu);
+        }
+        Some(match compute_capability(device) {
+            Some(sm) => Self::Cuda { sm },
+            None => Self::Gpu,
+        })
+    }
+
     /// What the selection of an implementation knows of such a device.
     pub fn capabilities(self) -> Capabilities {
         Capabilities {
@@ -52,6 +71,18 @@ impl Target {
             Self::Gpu => DeviceModel::SOME_GPU,
         }
     }
+}
+
+/// Of a CUDA device, times ten.
+#[cfg(feature = "cube")]
+fn compute_capability(device: &Device) -> Option<u32> {
+    let identity = device.identity()?;
+    identity.fingerprint.strip_prefix("ptx_sm")?.parse().ok()
+}
+
+#[cfg(not(feature = "cube"))]
+fn compute_capability(_device: &Device) -> Option<u32> {
+    None
 }
 
 impl fmt::Display for Target {

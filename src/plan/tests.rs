@@ -99,7 +99,7 @@ fn reference_is_bound_by_what_it_gathers() {
     let context = Context::new().with_memory(MemoryPreference::Strict);
     let explained = explain(&problem(64), DType::F32, Target::Cpu, Strategy::Reference, context)
         .expect("a plan");
-    assert_eq!(explained.chosen.schedule, "gather 1 keys of each window at a time");
+    assert_eq!(explained.chosen.schedule, "one key of each window at a time");
 }
 
 #[test]

@@ -91,7 +91,10 @@ fn reference_schedule(request: &Request<'_>) -> Schedule {
     };
     let at_a_time = reference::keys_at_a_time(problem, request.context.memory());
     Schedule {
-        name: format!("gather {at_a_time} keys of each window at a time"),
+        name: match at_a_time {
+            1 => "one key of each window at a time".to_string(),
+            keys => format!("{keys} keys of each window at a time"),
+        },
         tiling: None,
         forward: with(forward, moved),
         backward: with(backward, moved / 2 * 5),
