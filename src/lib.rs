@@ -75,10 +75,12 @@ mod error;
 mod functional;
 pub mod nn;
 mod options;
+pub mod plan;
 mod problem;
 pub mod profile;
 
 pub use backend::dispatch::{Capabilities, Tier, select};
+pub use burn_natten_kernels::{Axis, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;
 pub use functional::{

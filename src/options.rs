@@ -1,6 +1,8 @@
 use burn::tensor::Tensor;
+use burn_natten_kernels::Axis;
 
-use crate::Context;
+use crate::problem::{Windows, window_axis};
+use crate::{AttentionError, Context};
 
 /// A value for each of `N` spatial axes, slowest first.
 ///
@@ -122,6 +124,43 @@ impl<const N: usize> NeighborhoodOptions<N> {
     pub fn with_context(mut self, context: Context) -> Self {
         self.common = self.common.with_context(context);
         self
+    }
+
+    /// Which keys a query sees along each axis of a space of these lengths, without any tensor.
+    ///
+    /// # Errors
+    ///
+    /// That of the operators, if a window does not fit its axis.
+    ///
+    /// # Example
+    ///
+    /// ```rust
+    /// use burn_natten::NeighborhoodOptions;
+    ///
+    /// # fn main() -> Result<(), burn_natten::AttentionError> {
+    /// let [height, width] = NeighborhoodOptions::<2>::new(3).with_dilation([1, 2]).axes([9, 9])?;
+    /// // First key and number of keys; they are `dilation` apart.
+    /// assert_eq!(height.window(4), (3, 3));
+    /// assert_eq!(width.window(0), (0, 3));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn axes(&self, space: [usize; N]) -> Result<[Axis; N], AttentionError> {
+        let mut axes = [Axis::UNIT; N];
+        for (axis, length) in space.into_iter().enumerate() {
+            axes[axis] = window_axis(axis, length, self.windows())?;
+        }
+        Ok(axes)
+    }
+
+    /// The parameters of the windows.
+    pub(crate) fn windows(&self) -> Windows<'_> {
+        Windows {
+            kernel_size: &self.kernel_size,
+            stride: &self.stride,
+            dilation: &self.dilation,
+            is_causal: &self.is_causal,
+        }
     }
 }
 

@@ -11,12 +11,17 @@ const HEADS: &str = "heads";
 const HEAD_DIM: &str = "head_dim";
 const TOKENS: &str = "tokens";
 
-/// The window parameters of `N` axes.
+/// The window parameters of some spatial axes, slowest first; those of
+/// [`NeighborhoodOptions`](crate::NeighborhoodOptions).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Windows<'a> {
+pub struct Windows<'a> {
+    /// Keys in a window.
     pub kernel_size: &'a [usize],
+    /// Queries that share one window.
     pub stride: &'a [usize],
+    /// Distance between neighboring keys of a window.
     pub dilation: &'a [usize],
+    /// Whether a query sees only keys up to its own index.
     pub is_causal: &'a [bool],
 }
 
@@ -66,7 +71,12 @@ fn dense_axes(queries: usize, keys: usize, is_causal: bool) -> [Axis; MAX_RANK] 
     [Axis::UNIT, Axis::UNIT, Axis::dense(queries, keys, is_causal)]
 }
 
-fn window_axis(axis: usize, length: usize, windows: Windows<'_>) -> Result<Axis, AttentionError> {
+/// Spatial axis number `axis`, of `length` tokens.
+pub(crate) fn window_axis(
+    axis: usize,
+    length: usize,
+    windows: Windows<'_>,
+) -> Result<Axis, AttentionError> {
     let (kernel_size, stride) = (windows.kernel_size[axis], windows.stride[axis]);
     let dilation = windows.dilation[axis];
     at_least("kernel_size", axis, kernel_size, 2)?;

@@ -15,6 +15,8 @@ pub struct DeviceModel {
     /// Operations per second of matrix multiplication in the element type of the problem, a
     /// multiply-add counted as two.
     pub matmul_flops: f64,
+    /// Operations per second outside matrix units, in f32.
+    pub vector_flops: f64,
     /// Bytes per second of a copy, those read and those written.
     pub bandwidth: f64,
     /// Bytes per second out of the last level of cache, which tiles of keys are read from again and
@@ -25,11 +27,12 @@ pub struct DeviceModel {
 }
 
 impl DeviceModel {
-    /// NVIDIA H200 (SXM) in f16 or bf16. Matrix multiplication and copy are measured; cache and
-    /// launch are estimates.
+    /// NVIDIA H200 (SXM) in f16 or bf16. Matrix multiplication and copy are measured, the rate of
+    /// vectors is that of the data sheet, cache and launch are estimates.
     pub const H200: Self = Self {
         name: "NVIDIA H200",
         matmul_flops: 790e12,
+        vector_flops: 67e12,
         bandwidth: 4.25e12,
         l2_bandwidth: 5.5e12,
         launch: 4e-6,
@@ -38,6 +41,32 @@ impl DeviceModel {
     /// NVIDIA H100 (SXM) in f16 or bf16. It has the arithmetic of an [`H200`](Self::H200), whose
     /// rates are taken over; the copy rate is that of the data sheet, 3.35e12, less a tenth.
     pub const H100: Self = Self { name: "NVIDIA H100", bandwidth: 3.0e12, ..Self::H200 };
+
+    /// Two cores of a server CPU in f32, measured; there are no matrix units. Cache and launch are
+    /// estimates.
+    pub const TWO_CORES: Self = Self {
+        name: "two cores of an Intel Xeon (AVX-512)",
+        matmul_flops: 262e9,
+        vector_flops: 262e9,
+        bandwidth: 19e9,
+        l2_bandwidth: 200e9,
+        launch: 10e-6,
+    };
+
+    /// A consumer GPU, in round numbers and not measured, for devices that nothing is known of.
+    pub const SOME_GPU: Self = Self {
+        name: "a GPU of 10 TFLOP/s and 0.5 TB/s",
+        matmul_flops: 10e12,
+        vector_flops: 10e12,
+        bandwidth: 0.5e12,
+        l2_bandwidth: 1e12,
+        launch: 10e-6,
+    };
+
+    /// The device for kernels that do not use its matrix units.
+    pub const fn without_matrix_units(self) -> Self {
+        Self { matmul_flops: self.vector_flops, ..self }
+    }
 }
 
 /// What bounds the time of a pass.
@@ -100,9 +129,7 @@ impl Cost {
         element_size: usize,
         device: &DeviceModel,
     ) -> Self {
-        let (queries, keys) =
-            (query_bytes(problem, element_size), key_bytes(problem, element_size));
-        let bytes = queries.query + queries.out + queries.logsumexp + keys;
+        let bytes = forward_bytes(problem, element_size);
         Self::new(problem.forward_flops(), executed(problem, tiling), bytes, device)
     }
 
@@ -118,9 +145,7 @@ impl Cost {
         element_size: usize,
         device: &DeviceModel,
     ) -> Self {
-        let (queries, keys) =
-            (query_bytes(problem, element_size), key_bytes(problem, element_size));
-        let bytes = 2 * (queries.query + queries.out + queries.logsumexp + keys);
+        let bytes = backward_bytes(problem, element_size);
         Self::new(problem.backward_flops(), executed(problem, tiling) / 2 * 5, bytes, device)
     }
 
@@ -170,19 +195,18 @@ fn executed(problem: &Problem, tiling: Option<&Tiling>) -> u64 {
     2 * heads * tiling.executed_pairs(problem) * dims
 }
 
-/// Bytes of the tensors that have a row per query.
-struct QueryBytes {
-    query: u64,
-    out: u64,
-    logsumexp: u64,
+/// Bytes that a forward pass meets: query, key, value, out and logsumexp, additional tokens included.
+pub fn forward_bytes(problem: &Problem, element_size: usize) -> u64 {
+    let rows = problem.batch as u64 * problem.queries() as u64 * problem.heads as u64;
+    // The logsumexp is f32, and f64 for f64 inputs.
+    let logsumexp = element_size.max(size_of::<f32>());
+    let row = (problem.head_dim + problem.head_dim_v) * element_size + logsumexp;
+    rows * row as u64 + key_bytes(problem, element_size)
 }
 
-fn query_bytes(problem: &Problem, element_size: usize) -> QueryBytes {
-    let rows = problem.batch as u64 * problem.queries() as u64 * problem.heads as u64;
-    let bytes = |dim: usize| rows * (dim * element_size) as u64;
-    // The logsumexp is f32, and f64 for f64 inputs.
-    let logsumexp = rows * element_size.max(size_of::<f32>()) as u64;
-    QueryBytes { query: bytes(problem.head_dim), out: bytes(problem.head_dim_v), logsumexp }
+/// Bytes that a backward pass meets: those of the forward pass, and a gradient for each.
+pub fn backward_bytes(problem: &Problem, element_size: usize) -> u64 {
+    2 * forward_bytes(problem, element_size)
 }
 
 /// Bytes of keys and values, additional ones included.

@@ -181,13 +181,6 @@ impl<B: Backend> Windows<B> {
                 value: B::float_cast(B::float_reshape(value, shape(problem.head_dim_v)), dtype),
             }
         };
-        let dim = problem.head_dim.max(problem.head_dim_v);
-        let block = match plan.context.memory() {
-            MemoryPreference::Strict => 1,
-            // As large as the scores, which are kept anyway.
-            MemoryPreference::Default => (slots_per_window(&problem) / dim).max(1),
-            MemoryPreference::Unrestricted => slots_per_window(&problem),
-        };
         Self {
             problem,
             space: flat(key, value, problem.keys()),
@@ -199,7 +192,7 @@ impl<B: Backend> Windows<B> {
             },
             device: query.device(),
             dtype,
-            block: block.max(1),
+            block: keys_at_a_time(&problem, plan.context.memory()),
         }
     }
 
@@ -215,7 +208,7 @@ impl<B: Backend> Windows<B> {
         let ranges = |total: usize| {
             (0..total).step_by(self.block).map(move |start| start..(start + self.block).min(total))
         };
-        let space = ranges(slots_per_window(&self.problem)).map(|slots| self.gather(slots));
+        let space = ranges(keys_per_window(&self.problem)).map(|slots| self.gather(slots));
         let additional = ranges(self.problem.additional).map(|slots| Block {
             slots: slots.len(),
             source: Source::Additional { start: slots.start },
@@ -303,8 +296,22 @@ impl<B: Backend> Windows<B> {
     }
 }
 
-fn slots_per_window(problem: &Problem) -> usize {
+/// Slots of a window: the keys that a query sees, or would see if no axis were causal.
+pub(crate) fn keys_per_window(problem: &Problem) -> usize {
     problem.axes.iter().map(|axis| axis.kernel_size).product()
+}
+
+/// Keys of each window that are gathered at a time.
+pub(crate) fn keys_at_a_time(problem: &Problem, memory: MemoryPreference) -> usize {
+    let keys = match memory {
+        MemoryPreference::Strict => 1,
+        // As large as the scores, which are kept anyway.
+        MemoryPreference::Default => {
+            keys_per_window(problem) / problem.head_dim.max(problem.head_dim_v)
+        }
+        MemoryPreference::Unrestricted => keys_per_window(problem),
+    };
+    keys.max(1)
 }
 
 fn slots<B: Backend>(tensor: FloatTensor<B>, start: usize, end: usize) -> FloatTensor<B> {

@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 
 use super::inputs::Inputs;
-use crate::problem::{self, Shapes, Windows};
+use crate::problem::{self, Shapes};
 use crate::{AttentionError, NeighborhoodOptions};
 
 /// What the `try_` operators of neighborhood attention return.
@@ -131,13 +131,7 @@ fn neighborhood<const N: usize, const D: usize, const L: usize>(
         value: &inputs.value.dims(),
         additional: inputs.additional.as_ref().map(|(key, value)| (key.dims(), value.dims())),
     };
-    let windows = Windows {
-        kernel_size: &options.kernel_size,
-        stride: &options.stride,
-        dilation: &options.dilation,
-        is_causal: &options.is_causal,
-    };
-    let problem = problem::neighborhood(shapes, windows, options.common.scale)?;
+    let problem = problem::neighborhood(shapes, options.windows(), options.common.scale)?;
     let (out, logsumexp) = inputs.run(problem, &options.common)?;
     Ok(NeighborhoodOutput { out, logsumexp })
 }

@@ -12,9 +12,10 @@
 use cubecl::prelude::*;
 
 use super::geometry::{Geometry, Run, geometry, owned};
-use super::plan::{FORWARD_LINES, Launch, RowPlan, additional_or, buffer};
+use super::plan::{Launch, RowPlan, additional_or, buffer};
 use super::rows::{accumulate, dots, rescale, store, zeros};
 use super::{ForwardInputs, ForwardOutputs};
+use crate::slicing::FORWARD_LINES;
 
 /// Index into the running statistics of a row: the largest score so far.
 const MAXIMUM: usize = 0;

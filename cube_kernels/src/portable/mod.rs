@@ -168,14 +168,10 @@ pub fn forward(
     outputs: &ForwardOutputs,
 ) -> Result<(), PortableError> {
     let launch = Launch::new(client, problem, dtype)?;
-    let (queries, keys) = (launch.query_rows(), launch.key_rows());
-    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-    launch.check("query", &inputs.query, queries, dim, dtype)?;
-    launch.check("key", &inputs.key, keys, dim, dtype)?;
-    launch.check("value", &inputs.value, keys, dim_v, dtype)?;
-    launch.check("out", &outputs.out, queries, dim_v, dtype)?;
+    check_inputs(&launch, [&inputs.query, &inputs.key, &inputs.value], inputs.additional.as_ref())?;
+    let queries = launch.query_rows();
+    launch.check("out", &outputs.out, queries, problem.head_dim_v, dtype)?;
     launch.check("lse", &outputs.lse, queries, 1, F32)?;
-    check_additional(&launch, inputs.additional.as_ref())?;
     if queries > 0 {
         forward::launch(&launch, inputs, outputs);
     }
@@ -199,11 +195,9 @@ pub fn backward(
     outputs: &BackwardOutputs,
 ) -> Result<(), PortableError> {
     let launch = Launch::new(client, problem, dtype)?;
+    check_inputs(&launch, [&inputs.query, &inputs.key, &inputs.value], inputs.additional.as_ref())?;
     let (queries, keys) = (launch.query_rows(), launch.key_rows());
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-    launch.check("query", &inputs.query, queries, dim, dtype)?;
-    launch.check("key", &inputs.key, keys, dim, dtype)?;
-    launch.check("value", &inputs.value, keys, dim_v, dtype)?;
     launch.check("out", &inputs.out, queries, dim_v, dtype)?;
     launch.check("lse", &inputs.lse, queries, 1, F32)?;
     launch.check("dout", &inputs.dout, queries, dim_v, dtype)?;
@@ -211,10 +205,23 @@ pub fn backward(
     launch.check("dq", &outputs.dq, queries, dim, dtype)?;
     launch.check("dk", &outputs.dk, keys, dim, dtype)?;
     launch.check("dv", &outputs.dv, keys, dim_v, dtype)?;
-    check_additional(&launch, inputs.additional.as_ref())?;
     check_additional(&launch, outputs.additional.as_ref())?;
     backward::launch(&launch, inputs, outputs);
     Ok(())
+}
+
+/// Checks what both passes read.
+fn check_inputs(
+    launch: &Launch,
+    [query, key, value]: [&Handle; 3],
+    additional: Option<&KeyValue>,
+) -> Result<(), PortableError> {
+    let (problem, dtype) = (launch.problem, launch.dtype);
+    let (queries, keys) = (launch.query_rows(), launch.key_rows());
+    launch.check("query", query, queries, problem.head_dim, dtype)?;
+    launch.check("key", key, keys, problem.head_dim, dtype)?;
+    launch.check("value", value, keys, problem.head_dim_v, dtype)?;
+    check_additional(launch, additional)
 }
 
 /// Checks the additional tokens, or their gradients.

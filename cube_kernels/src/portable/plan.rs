@@ -9,12 +9,8 @@ use super::geometry::window_run;
 use super::rows::Slicing;
 use super::{KeyValue, PortableError};
 use crate::Problem;
+use crate::slicing::vector_size;
 
-/// Lines of sums that a unit of the forward pass holds: 128 registers at 4 elements a line, half
-/// of what NVIDIA and AMD hardware gives to a thread.
-pub(super) const FORWARD_LINES: usize = 32;
-/// The same where a unit has two rows of sums, dk and dv.
-pub(super) const GATHER_LINES: usize = 16;
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
 /// Units of a cube on a GPU. Units do not work together, and small cubes spread better.
@@ -57,9 +53,7 @@ impl<'a> Launch<'a> {
         if !is_supported {
             return Err(PortableError::ElementType(dtype));
         }
-        let dims = [problem.head_dim, problem.head_dim_v];
-        let vector_size =
-            [4, 2, 1].into_iter().find(|size| dims.iter().all(|dim| dim % size == 0)).unwrap_or(1);
+        let vector_size = vector_size(problem);
         // The signed bound leaves room for the units past the end of the last cube.
         let address_type = AddressType::from_len_signed(problem.largest_tensor());
         if !client.properties().supports_address(address_type) {

@@ -10,7 +10,7 @@ use burn_natten_kernels::Problem;
 use macerator::Simd;
 
 use super::block::{Block, Meeting};
-use super::operand::{Grid, Operand, Place, Tokens};
+use super::operand::{Operand, Place, Tokens};
 use super::simd::{BLOCK, Real};
 use super::sweep::{
     Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_task,
@@ -24,9 +24,9 @@ pub(super) struct QueryPass<'p, 'a, A: Clone> {
     pub grad_out: &'p Operand<'a, A>,
     pub lse: &'p Operand<'a, A>,
     pub delta: &'p Operand<'a, A>,
-    /// Those of the space, with panels.
+    /// Those of the space, see [`Tokens::for_query_pass`].
     pub space: &'p Tokens<'a, A>,
-    /// With panels.
+    /// As those of the space.
     pub additional: Option<&'p Tokens<'a, A>>,
 }
 
@@ -50,7 +50,7 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
     let (problem, grid) = (pass.problem, pass.query.grid);
     let scale = A::from_f64(problem.scale);
     for block in task.blocks {
-        let place = place(task, block);
+        let place = task.place(block);
         let Scratch { segments, scores, rows, sums } = &mut *scratch;
         gather(pass.query, place, block, scale, &mut rows[0]);
         gather(pass.grad_out, place, block, A::one(), &mut rows[1]);
@@ -59,18 +59,14 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
         gather(pass.lse, place, block, A::one(), &mut lse);
         gather(pass.delta, place, block, A::one(), &mut delta);
         let rows = [split(&rows[0]), split(&rows[1])];
-        let outer = outer(grid, task.row);
+        let outer = grid.outer_at(task.row);
         let window = Meeting::keys(&problem.axes, outer, block.group, block.positions());
         let additional = pass.additional.map(|tokens| (tokens, Meeting::whole(tokens.key.grid, 0)));
         for (tokens, meeting) in [(pass.space, window)].into_iter().chain(additional) {
             let head = task.head / problem.group_size();
             let place = Place { head, group: meeting.group, ..place };
             let mut chunks = sweep(&meeting, tokens.key.grid);
-            loop {
-                let len = chunks.next_chunk(segments);
-                if len == 0 {
-                    break;
-                }
+            while let Some(len) = chunks.next_chunk(segments) {
                 let [s, dp] = &mut *scores;
                 // SAFETY: rows of head_dim and head_dim_v; keys and values have panels.
                 unsafe {
@@ -104,13 +100,13 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
 /// `dk` and `dv` of the space or of the additional tokens: a task owns blocks of keys.
 pub(super) struct KeyPass<'p, 'a, A: Clone> {
     pub problem: &'p Problem,
-    /// With panels.
+    /// With a panel, and searched.
     pub query: &'p Operand<'a, A>,
-    /// With panels.
+    /// With a panel, and searched.
     pub grad_out: &'p Operand<'a, A>,
-    /// With panels.
+    /// With a panel.
     pub lse: &'p Operand<'a, A>,
-    /// With panels.
+    /// With a panel.
     pub delta: &'p Operand<'a, A>,
     pub tokens: &'p Tokens<'a, A>,
     /// Whether every query sees these tokens, wherever it is.
@@ -131,7 +127,7 @@ impl<A: Real> KeyPass<'_, '_, A> {
     fn meetings(&self, row: usize, block: &Block) -> impl Iterator<Item = Meeting> + '_ {
         let (grid, axes) = (self.tokens.key.grid, &self.problem.axes);
         let visitors = (!self.is_additional)
-            .then(|| Meeting::visitors(axes, outer(grid, row), block.group, block.positions()));
+            .then(|| Meeting::visitors(axes, grid.outer_at(row), block.group, block.positions()));
         let groups = if self.is_additional { self.query.grid.dilation } else { 0 };
         let all = (0..groups).map(|group| Meeting::whole(self.query.grid, group));
         visitors.into_iter().chain(all)
@@ -149,7 +145,7 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
     let scale = A::from_f64(problem.scale);
     let heads = problem.group_size();
     for block in task.blocks {
-        let own = place(task, block);
+        let own = task.place(block);
         let Scratch { segments, scores, rows, sums } = &mut *scratch;
         gather(&tokens.key, own, block, scale, &mut rows[0]);
         gather(&tokens.value, own, block, A::one(), &mut rows[1]);
@@ -160,11 +156,7 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
             for head in task.head * heads..(task.head + 1) * heads {
                 let place = Place { head, group: meeting.group, ..own };
                 let mut chunks = sweep(&meeting, pass.query.grid);
-                loop {
-                    let len = chunks.next_chunk(segments);
-                    if len == 0 {
-                        break;
-                    }
+                while let Some(len) = chunks.next_chunk(segments) {
                     let [p, dp] = &mut *scores;
                     // SAFETY: rows of head_dim and head_dim_v; query and grad_out have panels.
                     unsafe {
@@ -195,20 +187,6 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
         write(&grads[0], &tokens.key, own, block, &sums[0], scale);
         write(&grads[1], &tokens.value, own, block, &sums[1], A::one());
     }
-}
-
-fn place(task: &Task<'_>, block: &Block) -> Place {
-    Place {
-        batch: task.batch,
-        head: task.head,
-        row: task.row,
-        group: block.group,
-        position: block.first,
-    }
-}
-
-fn outer(grid: &Grid, row: usize) -> [usize; 2] {
-    [row / grid.outer[1], row % grid.outer[1]]
 }
 
 /// Subtracts from every score what belongs to its column.

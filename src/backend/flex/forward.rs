@@ -15,7 +15,7 @@ use burn_natten_kernels::Problem;
 pub(super) struct Forward<'a, A: Clone> {
     pub problem: &'a Problem,
     pub query: Operand<'a, A>,
-    /// Keys have panels.
+    /// See [`Tokens::for_forward`].
     pub space: Tokens<'a, A>,
     pub additional: Option<Tokens<'a, A>>,
 }
@@ -47,15 +47,9 @@ fn run_task<'a, S: Simd, A: Real>(
     lse: &Output<'a, A>,
 ) {
     let (problem, grid) = (pass.problem, pass.query.grid);
-    let outer = [task.row / grid.outer[1], task.row % grid.outer[1]];
+    let outer = grid.outer_at(task.row);
     for block in task.blocks {
-        let place = Place {
-            batch: task.batch,
-            head: task.head,
-            row: task.row,
-            group: block.group,
-            position: block.first,
-        };
+        let place = task.place(block);
         let scale = A::from_f64(problem.scale);
         gather(&pass.query, place, block, scale, &mut scratch.rows[0]);
         scratch.sums[1].fill(A::zero());
@@ -95,11 +89,7 @@ fn attend<S: Simd, A: Real>(
     let dim = tokens.value.dim;
     let place = Place { group: meeting.group, ..place };
     let mut chunks = sweep(meeting, tokens.key.grid);
-    loop {
-        let len = chunks.next_chunk(segments);
-        if len == 0 {
-            break;
-        }
+    while let Some(len) = chunks.next_chunk(segments) {
         // SAFETY: the rows were gathered for this head_dim, and keys have a panel.
         unsafe { chunk_scores::<S, A>(rows, &tokens.key, place, segments, scores) };
         fill_outside(scores, segments, A::neg_infinity());

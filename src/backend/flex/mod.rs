@@ -183,9 +183,9 @@ fn forward<E: Storage>(inputs: Inputs, plan: &Plan) -> (FlexTensor, FlexTensor) 
     let pass = Forward {
         problem,
         query: Operand::new(rows::<E>(&query), &grids.query, problem.heads, problem.head_dim),
-        space: tokens::<E>(&key, &value, &grids.key, problem).with_key_panel(problem.batch),
+        space: tokens::<E>(&key, &value, &grids.key, problem).for_forward(problem.batch),
         additional: additional.as_ref().map(|[key, value]| {
-            tokens::<E>(key, value, &grids.additional, problem).with_key_panel(problem.batch)
+            tokens::<E>(key, value, &grids.additional, problem).for_forward(problem.batch)
         }),
     };
     let count = problem.batch * problem.queries() * problem.heads;
@@ -223,7 +223,7 @@ fn backward<E: Storage>(
         additional.as_ref().map(|[key, value]| tokens::<E>(key, value, &grids.additional, problem));
 
     // Each pass has the panels of what its tokens meet, and no others.
-    let (space, more) = (space.with_panels(batch), more.map(|more| more.with_panels(batch)));
+    let (space, more) = (space.for_query_pass(batch), more.map(|more| more.for_query_pass(batch)));
     let mut dq = vec![E::Sum::zero(); query_rows.rows.len()];
     QueryPass {
         problem,
@@ -237,9 +237,9 @@ fn backward<E: Storage>(
     .run(&mut dq);
     let dq = tensor(E::narrow(dq), shape(&query));
 
-    let (space, more) = (space.without_panels(), more.map(Tokens::without_panels));
-    let query_panel = query_rows.with_panel(batch);
-    let grad_out = grad_out.with_panel(batch);
+    let (space, more) = (space.for_key_pass(), more.map(Tokens::for_key_pass));
+    let query_panel = query_rows.with_panel(batch).searched();
+    let grad_out = grad_out.with_panel(batch).searched();
     let (lse, delta) = (lse.with_panel(batch), delta.with_panel(batch));
     let key_pass = |tokens: &Tokens<'_, E::Sum>, is_additional| {
         let mut dk = vec![E::Sum::zero(); tokens.key.rows.len()];

@@ -41,6 +41,11 @@ impl Grid {
         self.outer[0] * self.outer[1]
     }
 
+    /// Coordinates of a line along the two slower axes.
+    pub fn outer_at(&self, row: usize) -> [usize; 2] {
+        [row / self.outer[1], row % self.outer[1]]
+    }
+
     pub fn group_length(&self, group: usize) -> usize {
         self.groups[group + 1] - self.groups[group]
     }
@@ -63,16 +68,22 @@ pub(super) struct Operand<'a, A: Clone> {
     pub grid: &'a Grid,
     pub heads: usize,
     pub dim: usize,
-    /// Whether no element is infinite or NaN.
+    /// Whether it is known that no element is infinite or NaN, see [`Self::searched`].
     pub is_finite: bool,
 }
 
 impl<'a, A: Real> Operand<'a, A> {
     pub fn new(rows: Cow<'a, [A]>, grid: &'a Grid, heads: usize, dim: usize) -> Self {
-        let is_finite = rows
+        Self { rows, panel: Vec::new(), grid, heads, dim, is_finite: false }
+    }
+
+    /// The same, searched for elements that are not finite: worth it if its rows are summed up.
+    pub fn searched(mut self) -> Self {
+        self.is_finite = self
+            .rows
             .par_chunks(1 << 14)
             .all(|chunk| chunk.iter().fold(true, |finite, value| finite & value.is_finite()));
-        Self { rows, panel: Vec::new(), grid, heads, dim, is_finite }
+        self
     }
 
     /// The same with a panel.
@@ -149,15 +160,18 @@ pub(super) struct Tokens<'a, A: Clone> {
 }
 
 impl<A: Real> Tokens<'_, A> {
-    pub fn with_key_panel(self, batch: usize) -> Self {
-        Self { key: self.key.with_panel(batch), value: self.value }
+    /// The forward pass takes scores with keys and sums values.
+    pub fn for_forward(self, batch: usize) -> Self {
+        Self { key: self.key.with_panel(batch), value: self.value.searched() }
     }
 
-    pub fn with_panels(self, batch: usize) -> Self {
-        Self { key: self.key.with_panel(batch), value: self.value.with_panel(batch) }
+    /// The pass for `dq` takes scores with both and sums keys.
+    pub fn for_query_pass(self, batch: usize) -> Self {
+        Self { key: self.key.with_panel(batch).searched(), value: self.value.with_panel(batch) }
     }
 
-    pub fn without_panels(self) -> Self {
+    /// The pass for `dk` and `dv` reads the rows of both, one by one.
+    pub fn for_key_pass(self) -> Self {
         Self { key: self.key.without_panel(), value: self.value.without_panel() }
     }
 }

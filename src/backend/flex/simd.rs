@@ -8,7 +8,7 @@ use macerator::{
 };
 
 /// Rows that are computed together, so that what they share is loaded once.
-pub(super) const BLOCK: usize = 4;
+pub(super) const BLOCK: usize = crate::plan::FLEX_QUERIES;
 
 /// Elements behind the end of a panel or a row of scores that may be read or written: one vector
 /// of the widest instruction set.

@@ -46,8 +46,8 @@ pub(super) fn sweep<'m>(
 }
 
 impl<R: Iterator<Item = usize>> Sweep<'_, R> {
-    /// Fills `segments` with the next chunk and returns its number of columns, zero at the end.
-    pub fn next_chunk(&mut self, segments: &mut Vec<Segment>) -> usize {
+    /// Fills `segments` with the next chunk and returns its number of columns, at least one.
+    pub fn next_chunk(&mut self, segments: &mut Vec<Segment>) -> Option<usize> {
         segments.clear();
         let (total, mut used) = (self.columns.len, 0);
         while let Some(row) = self.row {
@@ -70,7 +70,7 @@ impl<R: Iterator<Item = usize>> Sweep<'_, R> {
                 (self.row, self.start) = (self.rows.next(), 0);
             }
         }
-        used
+        (used > 0).then_some(used)
     }
 }
 
@@ -135,6 +135,19 @@ pub(super) struct Task<'b> {
     pub head: usize,
     pub row: usize,
     pub blocks: &'b [Block],
+}
+
+impl Task<'_> {
+    /// Where the first token of one of the blocks is.
+    pub fn place(&self, block: &Block) -> Place {
+        Place {
+            batch: self.batch,
+            head: self.head,
+            row: self.row,
+            group: block.group,
+            position: block.first,
+        }
+    }
 }
 
 /// Runs `body` for all blocks of `heads` heads, in parallel.

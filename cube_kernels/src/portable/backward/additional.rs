@@ -12,10 +12,11 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, Run, geometry, owned};
-use super::super::plan::{GATHER_LINES, Launch, RowPlan, buffer};
+use super::super::plan::{Launch, RowPlan, buffer};
 use super::super::rows::{store, zeros};
 use super::super::{BackwardInputs, KeyValue};
 use super::gather::gather;
+use crate::slicing::GATHER_LINES;
 
 /// Units to aim for: enough to fill a large GPU, while their sums, at most 512 bytes a unit, take
 /// 16 MiB.

@@ -11,10 +11,11 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, geometry, owned};
-use super::super::plan::{GATHER_LINES, Launch, RowPlan, buffer};
+use super::super::plan::{Launch, RowPlan, buffer};
 use super::super::rows::{store, zeros};
 use super::super::{BackwardInputs, BackwardOutputs};
 use super::gather::gather;
+use crate::slicing::GATHER_LINES;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn key_kernel<F: Float, N: Size>(

@@ -11,8 +11,9 @@ use cubecl::server::Handle;
 
 use super::super::BackwardInputs;
 use super::super::geometry::{Geometry, Run, geometry, owned};
-use super::super::plan::{FORWARD_LINES, Launch, RowPlan, additional_or, buffer};
+use super::super::plan::{Launch, RowPlan, additional_or, buffer};
 use super::super::rows::{accumulate, dots, store, zeros};
+use crate::slicing::FORWARD_LINES;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn query_kernel<F: Float, N: Size>(

@@ -1,0 +1,319 @@
+//! Enqueues a compiled kernel on CubeCL's own CUDA stream, with CubeCL's own memory.
+//!
+//! This is the only file that knows CubeCL's CUDA server. A launch is a task for the thread that
+//! owns the device: there the buffers have addresses, tensor maps can be encoded, and the kernel
+//! takes its place among CubeCL's own launches, which wait for it and it for them.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex};
+
+use cubecl::client::Client;
+use cubecl::server::Handle;
+use cubecl_common::device_handle::DeviceHandle;
+use cubecl_core::server::{BufferBinding, LaunchError, ServerError};
+use cubecl_cuda::CudaRuntime;
+use cubecl_environment::{backtrace::BackTrace, stream::StreamId};
+use cubecl_server::id::KernelId;
+use cubecl_server::runtime::Runtime;
+use cubecl_server::stream::{ExecuteScope, WriteScoped};
+use cudarc::driver::{result, sys};
+
+use super::compile::Cubin;
+
+type Server = <CudaRuntime as Runtime>::Server;
+
+/// What the native path has to know of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Compute capability: 90 for Hopper.
+    pub capability: u32,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of the last level of cache.
+    pub l2_bytes: usize,
+    /// Version of the driver's CUDA interface, 13000 for 13.0.
+    pub driver: i32,
+}
+
+/// The CUDA device behind a client; `None` for any other runtime.
+pub fn device_info(client: &Client) -> Option<DeviceInfo> {
+    static KNOWN: Mutex<Option<HashMap<u16, DeviceInfo>>> = Mutex::new(None);
+    let service = client.service_id();
+    if service.service != core::any::TypeId::of::<Server>() {
+        return None;
+    }
+    let ordinal = service.device.index_id;
+    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let known = known.get_or_insert_default();
+    if let Some(info) = known.get(&ordinal) {
+        return Some(*info);
+    }
+    let info = query_device(ordinal).inspect_err(|error| log::warn!("CUDA device {ordinal}: {error:?}"));
+    known.extend(info.ok().map(|info| (ordinal, info)));
+    known.get(&ordinal).copied()
+}
+
+fn query_device(ordinal: u16) -> Result<DeviceInfo, result::DriverError> {
+    use sys::CUdevice_attribute::*;
+    let device = result::device::get(i32::from(ordinal))?;
+    // SAFETY: `device` comes from the driver, which the server has initialised.
+    let attribute = |which| unsafe { result::device::get_attribute(device, which) };
+    let mut driver = 0;
+    // SAFETY: the driver writes one integer.
+    unsafe { sys::cuDriverGetVersion(&mut driver).result()? };
+    Ok(DeviceInfo {
+        capability: (10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+            + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32,
+        multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        l2_bytes: attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        driver,
+    })
+}
+
+/// A kernel and the shape of its grid.
+#[derive(Clone)]
+pub struct Kernel {
+    /// The compiled program.
+    pub cubin: Arc<Cubin>,
+    /// Name of the entry function.
+    pub entry: &'static CStr,
+    /// CTAs.
+    pub grid: u32,
+    /// Threads of a CTA.
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared_memory: u32,
+}
+
+/// A buffer that a kernel reads or writes.
+#[derive(Clone)]
+pub struct Buffer {
+    /// The memory.
+    pub handle: Handle,
+    /// Whether the kernel writes to it.
+    pub is_output: bool,
+}
+
+/// A five-dimensional view for TMA; the innermost dimension comes first and is contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Which of the launch's buffers.
+    pub buffer: usize,
+    /// Bytes from the buffer's start to the view's.
+    pub offset: usize,
+    /// Whether elements are bf16; f16 otherwise.
+    pub is_bf16: bool,
+    /// Elements.
+    pub sizes: [u64; 5],
+    /// Bytes between neighbors of the outer dimensions.
+    pub strides: [u64; 4],
+    /// Elements that one load brings.
+    pub tile: [u32; 5],
+    /// Distance of the elements that a load brings.
+    pub steps: [u32; 5],
+}
+
+/// An argument of a kernel.
+#[derive(Clone)]
+pub enum Argument {
+    /// A tensor map, passed by value.
+    TensorMap(TensorMap),
+    /// A structure, passed by value as 8-byte words.
+    Struct {
+        /// Its contents.
+        words: Vec<u64>,
+        /// Words that are to hold the address of a buffer: (word, buffer, bytes from its start).
+        pointers: Vec<(usize, usize, usize)>,
+    },
+}
+
+/// Enqueues `kernel`, in order with all launches of the calling thread.
+///
+/// Returns at once. A failure is recorded by CubeCL and reported where results are read.
+pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: Vec<Argument>) {
+    if cubecl_server::dry_run::launch_mode().is_skipped() {
+        return;
+    }
+    let device = client.service_id().device;
+    let stream = StreamId::current();
+    let buffers: Vec<(BufferBinding, bool)> = buffers
+        .into_iter()
+        .map(|buffer| (buffer.handle.binding(), buffer.is_output))
+        .collect();
+    DeviceHandle::<Server>::new(device).submit(move |server: &mut Server| {
+        let mut written = server.write_set();
+        written.extend(buffers.iter().filter(|(_, output)| *output).map(|(b, _)| b.clone()));
+        let reads: Vec<BufferBinding> =
+            buffers.iter().filter(|(_, output)| !*output).map(|(b, _)| b.clone()).collect();
+        struct NativeKernel;
+        let id = KernelId::new::<NativeKernel>().info(kernel.cubin.key.clone());
+        let bindings: Vec<BufferBinding> = buffers.into_iter().map(|(b, _)| b).collect();
+        let _ = ExecuteScope::launching(server, id, stream, reads.iter(), written).execute(
+            // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which
+            // the callers of `launch` see to.
+            |server| unsafe {
+                enqueue(server, device.index_id, stream, &kernel, &bindings, &arguments)
+            },
+        );
+    });
+}
+
+fn failed(what: &str, error: impl core::fmt::Debug) -> ServerError {
+    let reason = format!("burn-natten, {what}: {error:?}");
+    LaunchError::Unknown { reason, backtrace: BackTrace::capture() }.into()
+}
+
+/// # Safety
+///
+/// Must run on the device's thread, with arguments that are those of the kernel.
+unsafe fn enqueue(
+    server: &mut Server,
+    ordinal: u16,
+    stream: StreamId,
+    kernel: &Kernel,
+    buffers: &[BufferBinding],
+    arguments: &[Argument],
+) -> Result<(), ServerError> {
+    make_current(ordinal)?;
+    // Waits for other streams that wrote the buffers, as for CubeCL's own launches.
+    let mut streams = server.write_streams().resolve(stream, buffers.iter())?;
+    let mut addresses = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        streams.current().capturing.touch(buffer.stream, buffer.memory.descriptor().location());
+        let memory = &mut streams.get(&buffer.stream).memory_management_gpu;
+        let (start, end) = (buffer.offset_start, buffer.offset_end);
+        addresses.push(memory.get_resource(buffer.memory.clone(), start, end)?.ptr);
+    }
+    let mut values: Vec<Value> = arguments
+        .iter()
+        .map(|argument| value(argument, &addresses))
+        .collect::<Result<_, _>>()?;
+    let mut pointers: Vec<*mut c_void> = values
+        .iter_mut()
+        .map(|value| match value {
+            Value::Map(map) => (&raw mut **map).cast(),
+            Value::Words(words) => words.as_mut_ptr().cast(),
+        })
+        .collect();
+    let function = function(ordinal, kernel)?;
+    let config = sys::CUlaunchConfig {
+        gridDimX: kernel.grid,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: kernel.block,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: kernel.shared_memory,
+        hStream: streams.current().sys,
+        attrs: core::ptr::null_mut(),
+        numAttrs: 0,
+    };
+    // SAFETY: the driver copies the arguments before it returns; function and stream are of the
+    // context that is current.
+    unsafe {
+        sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), core::ptr::null_mut())
+    }
+    .result()
+    .map_err(|error| failed("cuLaunchKernelEx", error))
+}
+
+/// An argument with its addresses, in memory that the driver copies it from.
+enum Value {
+    Map(Box<sys::CUtensorMap>),
+    Words(Vec<u64>),
+}
+
+fn value(argument: &Argument, addresses: &[u64]) -> Result<Value, ServerError> {
+    match argument {
+        Argument::Struct { words, pointers } => {
+            let mut words = words.clone();
+            for &(word, buffer, offset) in pointers {
+                words[word] = addresses[buffer] + offset as u64;
+            }
+            Ok(Value::Words(words))
+        }
+        Argument::TensorMap(map) => encode(map, addresses[map.buffer] + map.offset as u64)
+            .map(Value::Map)
+            .map_err(|error| failed(&format!("cuTensorMapEncodeTiled of {map:?}"), error)),
+    }
+}
+
+fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result::DriverError> {
+    use sys::CUtensorMapDataType::*;
+    let dtype = match map.is_bf16 {
+        true => CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        false => CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    };
+    let mut encoded = Box::new(MaybeUninit::<sys::CUtensorMap>::uninit());
+    // SAFETY: all arrays have the five (strides: four) elements that the rank promises, and the
+    // driver writes the whole map when it succeeds.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            encoded.as_mut_ptr(),
+            dtype,
+            5,
+            address as *mut c_void,
+            map.sizes.as_ptr(),
+            map.strides.as_ptr(),
+            map.tile.as_ptr(),
+            map.steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        .result()?;
+        Ok(encoded.assume_init())
+    }
+}
+
+thread_local! {
+    /// The primary context of each device. The server retains it, too.
+    static CONTEXTS: RefCell<HashMap<u16, sys::CUcontext>> = RefCell::default();
+    /// The functions that have been loaded, by device and program.
+    static FUNCTIONS: RefCell<HashMap<(u16, Arc<str>), sys::CUfunction>> = RefCell::default();
+}
+
+fn make_current(ordinal: u16) -> Result<(), ServerError> {
+    let context = match CONTEXTS.with_borrow(|contexts| contexts.get(&ordinal).copied()) {
+        Some(context) => context,
+        None => {
+            let device = result::device::get(i32::from(ordinal))
+                .map_err(|error| failed("cuDeviceGet", error))?;
+            // SAFETY: `device` comes from the driver; never released, as the server's own.
+            let context = unsafe { result::primary_ctx::retain(device) }
+                .map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
+            CONTEXTS.with_borrow_mut(|contexts| contexts.insert(ordinal, context));
+            context
+        }
+    };
+    // SAFETY: a primary context that is retained.
+    unsafe { result::ctx::set_current(context) }.map_err(|error| failed("cuCtxSetCurrent", error))
+}
+
+/// The entry function of a kernel, loaded into the current context at its first use.
+fn function(ordinal: u16, kernel: &Kernel) -> Result<sys::CUfunction, ServerError> {
+    let key = (ordinal, kernel.cubin.key.clone());
+    if let Some(function) = FUNCTIONS.with_borrow(|functions| functions.get(&key).copied()) {
+        return Ok(function);
+    }
+    // SAFETY: the image is a whole cubin, which the driver copies; the module is never unloaded.
+    let function = unsafe {
+        let module = result::module::load_data(kernel.cubin.image.as_ptr().cast())
+            .map_err(|error| failed("cuModuleLoadData", error))?;
+        result::module::get_function(module, kernel.entry.to_owned())
+            .map_err(|error| failed("cuModuleGetFunction", error))?
+    };
+    let attribute =
+        sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: `function` has just been loaded.
+    unsafe {
+        result::function::set_function_attribute(function, attribute, kernel.shared_memory as i32)
+    }
+    .map_err(|error| failed("cuFuncSetAttribute", error))?;
+    FUNCTIONS.with_borrow_mut(|functions| functions.insert(key, function));
+    Ok(function)
+}

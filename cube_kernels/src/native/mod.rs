@@ -1,0 +1,17 @@
+//! Kernels for one vendor's one architecture, hand-written and compiled at run time.
+//!
+//! CUDA C++ with inline PTX and no headers, one source per schedule, specialised by macros. NVRTC
+//! compiles a specialisation at its first use ([`compile`](mod@compile)), and it is enqueued on
+//! CubeCL's own stream with CubeCL's own memory (`launch`), under either of CubeCL's CUDA compilers.
+//!
+//! What a kernel would do is decided without a device, by [`sm90::plan()`], and the text of every
+//! specialisation that it can choose is generated without one, too.
+
+#[cfg(feature = "cuda")]
+pub mod compile;
+#[cfg(feature = "cuda")]
+mod launch;
+pub mod sm90;
+
+#[cfg(feature = "cuda")]
+pub use launch::{DeviceInfo, device_info};

@@ -1,0 +1,456 @@
+// Attention forward with logsumexp, for sm_90a.
+//
+// A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is
+// 64 queries for each consumer, an N-D box of them, stacked along one axis. The producer brings Q once a
+// tile, then K and V in steps of BLOCKS boxes of 64 keys, STAGES steps ahead, straight from heads-last
+// memory with TMA; the boxes are laid from the first key that the tile sees. A consumer issues the
+// product Q K^T of a step together with P V of the step before, and its softmax runs while the other
+// warpgroup has the tensor cores (PINGPONG).
+//
+// Registers of a consumer thread: out[DIM_V / 2], scores[32 BLOCKS], weights[16 BLOCKS], and with
+// Q_IN_REGISTERS 2 * DIM / 8 more. Shared memory: see the layout below.
+
+#define CHUNKS ((DIM + 63) / 64)      // of 64 elements: rows of 128 bytes, the swizzle's width
+#define CHUNKS_V ((DIM_V + 63) / 64)
+#define K_STEPS ((DIM + 15) / 16)     // wgmma k steps of the first product
+#define ROWS (BLOCKS * 64)            // keys of a step
+
+#define Q_TILE (CHUNKS * 64 * 128)    // bytes, of one warpgroup
+#define K_STAGE (CHUNKS * ROWS * 128)
+#define V_STAGE (CHUNKS_V * ROWS * 128)
+#define K_OFFSET (WARPGROUPS * Q_TILE)
+#define V_OFFSET (K_OFFSET + STAGES * K_STAGE)
+#define ONE_HOT_OFFSET (V_OFFSET + STAGES * V_STAGE)
+#define BARRIER_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
+
+#define CONSUMER_WARPS (4 * WARPGROUPS)
+
+struct Barriers {
+  u32 base;
+  DEVICE u32 k_full(int stage) const { return base + 8 * stage; }
+  DEVICE u32 k_empty(int stage) const { return base + 8 * (STAGES + stage); }
+  DEVICE u32 v_full(int stage) const { return base + 8 * (2 * STAGES + stage); }
+  DEVICE u32 v_empty(int stage) const { return base + 8 * (3 * STAGES + stage); }
+  DEVICE u32 q_full() const { return base + 8 * (4 * STAGES); }
+  DEVICE u32 q_empty() const { return base + 8 * (4 * STAGES + 1); }
+};
+
+DEVICE int stage_of(int step) { return step % STAGES; }
+DEVICE u32 parity_of(int step) { return step / STAGES & 1; }
+
+// Rounds run forwards and backwards in turn, which evens out tiles of falling length.
+DEVICE int tile_index(int round) { return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
+DEVICE int rounds(const Params& params) { return (params.tiles + gridDim.x - 1) / gridDim.x; }
+DEVICE int additional_steps(const Params& params) { return ADDITIONAL ? (params.additional + ROWS - 1) / ROWS : 0; }
+
+struct Maps { const TensorMap *query, *key, *value, *more_key, *more_value; };
+
+// ---- producer: one thread
+
+DEVICE void load_rows(u32 destination, const TensorMap* map, u32 barrier, int chunks, int rows, int z, int y, int x, int head) {
+#pragma unroll
+  for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, z, y, x, head);
+}
+
+DEVICE void produce(const Params& params, const Maps& maps, u32 shared, const Barriers& barriers) {
+  int step = 0, tiles = 0;
+  for (int round = 0; round < rounds(params); round++) {
+    const int index = tile_index(round);
+    if (index >= params.tiles) continue;
+    const Tile tile = tile_of(params, index);
+    if (tile.steps == 0) continue;
+    const int head_kv = tile.head / params.group_size, origin = tile.batch * params.batch_step;
+    barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+    barrier_expect(barriers.q_full(), WARPGROUPS * Q_TILE);
+#pragma unroll
+    for (int w = 0; w < WARPGROUPS; w++) {
+      int at[3];
+#pragma unroll
+      for (int a = 0; a < 3; a++) at[a] = coordinate(params, tile, a, tile.query[a] + (a == STACK ? w * q_extent(a) : 0));
+      load_rows(shared + w * Q_TILE, maps.query, barriers.q_full(), CHUNKS, 64, at[2], at[1], origin + at[0], tile.head);
+    }
+    tiles++;
+    Walk walk;
+    walk.start(tile, 0);
+    for (int i = 0; i < tile.steps + additional_steps(params); i++, step++) {
+      const bool more = ADDITIONAL && i >= tile.steps;
+      int at[BLOCKS][3];
+#pragma unroll
+      for (int b = 0; b < BLOCKS; b++) {
+        if (more) {
+          at[b][0] = tile.batch, at[b][1] = 0, at[b][2] = (i - tile.steps) * ROWS + 64 * b;
+        } else {
+#pragma unroll
+          for (int a = 0; a < 3; a++) at[b][a] = coordinate(params, tile, a, tile.key[a] + walk.at[a] * k_extent(a)) + (a == 0 ? origin : 0);
+          walk.next(tile);
+        }
+      }
+      const int stage = stage_of(step);
+      const u32 key = shared + K_OFFSET + stage * K_STAGE, value = shared + V_OFFSET + stage * V_STAGE;
+      barrier_wait(barriers.k_empty(stage), parity_of(step) ^ 1);
+      barrier_expect(barriers.k_full(stage), K_STAGE);
+#pragma unroll
+      for (int b = 0; b < BLOCKS; b++)
+        load_rows(key + b * 8192, more ? maps.more_key : maps.key, barriers.k_full(stage), CHUNKS, ROWS, at[b][2], at[b][1], at[b][0], head_kv);
+      barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);
+      barrier_expect(barriers.v_full(stage), V_STAGE);
+#pragma unroll
+      for (int b = 0; b < BLOCKS; b++)
+        load_rows(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), CHUNKS_V, ROWS, at[b][2], at[b][1], at[b][0], head_kv);
+    }
+  }
+}
+
+// ---- consumers
+
+// Four lanes of a quad hold two adjacent columns each of four groups of eight columns; afterwards each
+// holds the eight columns of one group.
+DEVICE uint4 gather_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
+  const int q = lane & 3;
+  u32 mine[4] = {a, b, c, d}, got[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    // Lane q hands group q ^ i to lane q ^ i, whose columns of group q it takes.
+    const int group = q ^ i;
+    const u32 given = group == 0 ? mine[0] : group == 1 ? mine[1] : group == 2 ? mine[2] : mine[3];
+    got[i] = __shfl_xor_sync(~0u, given, i);
+  }
+  // got[i] are the columns that lane q ^ i held.
+  u32 out[4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const int i = q ^ j;
+    out[j] = i == 0 ? got[0] : i == 1 ? got[1] : i == 2 ? got[2] : got[3];
+  }
+  return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+// Writes the columns of one row; all lanes of a quad call it with the same row.
+DEVICE void store_row(u16* row, const float (&out)[DIM_V / 2], int second, float factor, bool exists, int lane) {
+  const int q = lane & 3;
+#define COLUMNS(j) pack(out[4 * (j) + second] * factor, out[4 * (j) + second + 1] * factor)
+#pragma unroll
+  for (int j = 0; j + 3 < DIM_V / 8; j += 4) {
+    const uint4 columns = gather_quad(COLUMNS(j), COLUMNS(j + 1), COLUMNS(j + 2), COLUMNS(j + 3), lane);
+    if (exists) *(uint4*)(row + 8 * (j + q)) = columns;
+  }
+#pragma unroll
+  for (int j = DIM_V / 32 * 4; j < DIM_V / 8; j++)
+    if (exists) *(u32*)(row + 8 * j + 2 * q) = COLUMNS(j);
+#undef COLUMNS
+}
+
+// One consumer warpgroup.
+struct Consumer {
+  u32 shared;
+  Barriers barriers;
+  int warpgroup, warp, lane;
+  float scores[SCORES];
+  float out[DIM_V / 2];
+  u32 weights[SCORES / 2];
+#if Q_IN_REGISTERS
+  u32 query[4 * K_STEPS];
+#endif
+  Softmax softmax;
+  OneHotRows one_hot;
+  u64 query_matrix, key_matrix, value_matrix, one_hot_matrix;
+
+  DEVICE void wait_turn() { if (PINGPONG) named_sync(1 + warpgroup, 256); }
+  DEVICE void pass_turn() { if (PINGPONG) named_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256); }
+  DEVICE void release(u32 barrier) { if (lane == 0) barrier_arrive(barrier); }
+  DEVICE void wait_key(int step) { barrier_wait(barriers.k_full(stage_of(step)), parity_of(step)); }
+  DEVICE void wait_value(int step) { barrier_wait(barriers.v_full(stage_of(step)), parity_of(step)); }
+  DEVICE void release_key(int step) { release(barriers.k_empty(stage_of(step))); }
+  DEVICE void release_value(int step) { release(barriers.v_empty(stage_of(step))); }
+
+  DEVICE void start(u32 shared_, const Barriers& barriers_, int warpgroup_) {
+    shared = shared_;
+    barriers = barriers_;
+    warpgroup = warpgroup_;
+    warp = threadIdx.x % 128 / 32;
+    lane = threadIdx.x % 32;
+    query_matrix = swizzled(shared + warpgroup * Q_TILE, 16, 1024);
+    key_matrix = swizzled(shared + K_OFFSET, 16, 1024);
+    value_matrix = swizzled(shared + V_OFFSET, ROWS * 128, 1024);
+    one_hot_matrix = unswizzled(shared + ONE_HOT_OFFSET, 128, 256);
+    one_hot.start_lane(lane);
+  }
+
+  // A step that no row of this warpgroup sees.
+  DEVICE void skip(int step) {
+    wait_turn();
+    pass_turn();
+    wait_key(step);
+    release_key(step);
+    wait_value(step);
+    release_value(step);
+  }
+
+#if Q_IN_REGISTERS
+  // The fragments of the first operand: rows lane / 4 and eight below, 16-byte columns swizzled by row.
+  DEVICE void load_query() {
+    const int row = warp * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < 4 * K_STEPS; i++) {
+      const int k = i / 4, r = row + (i & 1) * 8, column = k % 4 * 2 + (i >> 1 & 1);
+      const u32 address = shared + warpgroup * Q_TILE + k / 4 * 8192 + r * 128 + ((column ^ r & 7) << 4) + lane % 4 * 4;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(query[i]) : "r"(address));
+    }
+    __syncwarp();
+  }
+#endif
+
+  // scores = mask + Q K^T
+  DEVICE void first_product(int step) {
+    const u64 key = key_matrix + (u64)(stage_of(step) * (K_STAGE >> 4));
+    wgmma_fence();
+#if MASK == ONE_HOT
+    wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], one_hot_matrix);
+#endif
+#pragma unroll
+    for (int k = 0; k < K_STEPS; k++) {
+      const int accumulate = MASK == ONE_HOT || k > 0;
+      const u64 key_k = key + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
+#if Q_IN_REGISTERS
+      wgmma_scores(scores, query[4 * k], query[4 * k + 1], query[4 * k + 2], query[4 * k + 3], key_k, accumulate);
+#else
+      wgmma_scores(scores, query_matrix + k / 4 * 512 + k % 4 * 2, key_k, accumulate);
+#endif
+    }
+    wgmma_commit();
+  }
+
+  // out += P V
+  DEVICE void second_product(int step) {
+    const u64 value = value_matrix + (u64)(stage_of(step) * (V_STAGE >> 4));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < SCORES / 8; k++)
+      wgmma_values(out, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], value + k * 128);
+    wgmma_commit();
+  }
+
+  DEVICE void rescale() {
+#pragma unroll
+    for (int j = 0; j < DIM_V / 8; j++) {
+      out[4 * j] *= softmax.rescale[0];
+      out[4 * j + 1] *= softmax.rescale[0];
+      out[4 * j + 2] *= softmax.rescale[1];
+      out[4 * j + 3] *= softmax.rescale[1];
+    }
+  }
+
+  // A tile whose first step is `first` of all; `tiles` were before it.
+  DEVICE void consume(const Params& params, const Tile& tile, int first, int tiles) {
+    int origin[3], query_at[2][3];
+    bool exists[2] = {true, true}, idle = false;
+#pragma unroll
+    for (int a = 0; a < 3; a++) {
+      origin[a] = tile.query[a] + (a == STACK ? warpgroup * q_extent(a) : 0);
+      idle = idle || origin[a] >= tile.queries[a];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int member = warp * 16 + lane / 4 + 8 * r;
+        query_at[r][a] = origin[a] + (a == 0 ? member / (QY * QZ) : a == 1 ? member / QZ % QY : member % QZ);
+        exists[r] = exists[r] && query_at[r][a] < tile.queries[a];
+      }
+    }
+    const int steps = tile.steps + additional_steps(params);
+
+    // Steps `low..high` hold all that this warpgroup sees.
+    const Window near = window<SLOW>(params.axes[SLOW], origin[SLOW], tile.queries[SLOW], tile.keys[SLOW]);
+    const Window far = window<SLOW>(params.axes[SLOW], origin[SLOW] + q_extent(SLOW) - 1, tile.queries[SLOW], tile.keys[SLOW]);
+    const int plane = tile.blocks[MIDDLE] * tile.blocks[FAST];
+    const int blocks = (far.end - tile.key[SLOW] + k_extent(SLOW) - 1) / k_extent(SLOW) * plane;
+    int low = (near.start - tile.key[SLOW]) / k_extent(SLOW) * plane / BLOCKS;
+    int high = steps > tile.steps ? steps : min_(steps, (blocks + BLOCKS - 1) / BLOCKS);
+    if (idle) low = high = 0;
+
+#if MASK == LINEAR
+    int start[2], end[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const Window w = window<2>(params.axes[2], query_at[r][2], tile.queries[2], tile.keys[2]);
+      start[r] = w.start - tile.key[2];
+      end[r] = w.end - tile.key[2];
+    }
+    const int whole_from = far.start - tile.key[2], whole_to = near.end - tile.key[2];
+#endif
+#if MASK == ONE_HOT
+    Walk walk;
+    walk.start(tile, low * BLOCKS);
+    one_hot.start_tile(params, tile, query_at);
+#endif
+    // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
+    auto aim = [&](int i) {
+#if MASK == ONE_HOT
+      if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
+      else one_hot.aim(tile, walk);
+#endif
+    };
+    auto fire = [&]() {
+#if MASK == ONE_HOT
+      one_hot.fire();
+#endif
+    };
+    auto weigh = [&](int i) {
+#if MASK == LINEAR
+      const int offset = i * ROWS;
+      if ((!ADDITIONAL || i < tile.steps) && (offset < whole_from || offset + ROWS > whole_to))
+        mask_linear(scores, start, end, offset, lane);
+#endif
+#if ADDITIONAL
+      const int token = (i - tile.steps) * ROWS;
+      if (token + ROWS > params.additional) {
+        const int from[2] = {0, 0}, to[2] = {params.additional, params.additional};
+        mask_linear(scores, from, to, token, lane);
+      }
+#endif
+      softmax.step(scores, params.scale_log2);
+    };
+
+#pragma unroll
+    for (int i = 0; i < DIM_V / 2; i++) out[i] = 0.f;
+    softmax.start();
+    barrier_wait(barriers.q_full(), tiles & 1);
+#if Q_IN_REGISTERS
+    load_query();
+    release(barriers.q_empty());
+#endif
+    for (int i = 0; i < low; i++) skip(first + i);
+    if (low < high) {
+      aim(low);
+      fire();
+      wait_key(first + low);
+      wait_turn();
+      first_product(first + low);
+      pass_turn();
+      aim(low + 1);
+      wgmma_wait<0>();
+      pin(scores);
+      release_key(first + low);
+      weigh(low);
+      pack_weights(scores, weights);
+      fire();
+#pragma unroll 1
+      for (int i = low + 1; i < high; i++) {
+        wait_key(first + i);
+        wait_turn();
+        first_product(first + i);
+        wait_value(first + i - 1);
+        second_product(first + i - 1);
+        pass_turn();
+        aim(i + 1);
+        wgmma_wait<1>();
+        pin(scores);
+        release_key(first + i);
+        weigh(i);
+        wgmma_wait<0>();
+        pin(out);
+        release_value(first + i - 1);
+        rescale();
+        pack_weights(scores, weights);
+        fire();
+      }
+      wait_value(first + high - 1);
+      second_product(first + high - 1);
+      wgmma_wait<0>();
+      pin(out);
+      release_value(first + high - 1);
+    }
+#if !Q_IN_REGISTERS
+    release(barriers.q_empty());
+#endif
+    for (int i = high; i < steps; i++) skip(first + i);
+    if (!idle) finish(params, tile, query_at, exists);
+  }
+
+  DEVICE void finish(const Params& params, const Tile& tile, const int (&query_at)[2][3], const bool (&exists)[2]) {
+    softmax.finish();
+    i64 row[2];
+    bool broken[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      i64 index = tile.batch;
+#pragma unroll
+      for (int a = FIRST_AXIS; a < 3; a++) index = index * params.axes[a].queries + token(params, tile, a, query_at[r][a]);
+      row[r] = index * params.heads + tile.head;
+      const float factor = 1.f / softmax.sum[r];
+      store_row((u16*)params.out + row[r] * DIM_V, out, 2 * r, factor, exists[r], lane);
+      if (lane % 4 == 0 && exists[r])
+        params.lse[row[r]] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
+      // Zero times a number is NaN when that is infinite or NaN.
+      float poison = softmax.sum[r] * 0.f;
+#pragma unroll
+      for (int j = 0; j < DIM_V / 8; j++) poison = fmaf(out[4 * j + 2 * r], 0.f, fmaf(out[4 * j + 2 * r + 1], 0.f, poison));
+      broken[r] = exists[r] && !(poison == 0.f && fabsf(softmax.max[r]) < 1073741824.f);
+    }
+#pragma unroll 1
+    for (int r = 0; r < 2; r++) {
+      u32 lanes = __ballot_sync(~0u, r ? broken[1] : broken[0]);
+      while (lanes) {
+        const int quad = (__ffs(lanes) - 1) / 4;
+        lanes &= ~(15u << 4 * quad);
+        int at[3];
+#pragma unroll
+        for (int a = 0; a < 3; a++) at[a] = __shfl_sync(~0u, r ? query_at[1][a] : query_at[0][a], 4 * quad);
+        __syncwarp();
+        repair_row(params, tile, at, __shfl_sync(~0u, r ? row[1] : row[0], 4 * quad), lane);
+      }
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), CTAS)
+attention_forward(const __grid_constant__ TensorMap map_query, const __grid_constant__ TensorMap map_key,
+                  const __grid_constant__ TensorMap map_value, const __grid_constant__ TensorMap map_more_key,
+                  const __grid_constant__ TensorMap map_more_value, const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const u32 shared = (u32)__cvta_generic_to_shared(memory);
+  const Barriers barriers = {shared + BARRIER_OFFSET};
+  // From lane 0, so that the compiler knows it to be the same in a warp.
+  const int role = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(barriers.k_full(i), 1);
+      barrier_init(barriers.v_full(i), 1);
+      barrier_init(barriers.k_empty(i), CONSUMER_WARPS);
+      barrier_init(barriers.v_empty(i), CONSUMER_WARPS);
+    }
+    barrier_init(barriers.q_full(), 1);
+    barrier_init(barriers.q_empty(), CONSUMER_WARPS);
+    barrier_init_fence();
+    tma_prefetch(&map_query);
+    tma_prefetch(&map_key);
+    tma_prefetch(&map_value);
+  }
+#if MASK == ONE_HOT
+  write_one_hot(memory + ONE_HOT_OFFSET);
+  shared_proxy_fence();
+#endif
+  __syncthreads();
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    if (threadIdx.x == 0) {
+      const Maps maps = {&map_query, &map_key, &map_value, &map_more_key, &map_more_value};
+      produce(params, maps, shared, barriers);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    Consumer consumer;
+    consumer.start(shared, barriers, role - 1);
+    if (role == WARPGROUPS) consumer.pass_turn();
+    int step = 0, tiles = 0;
+    for (int round = 0; round < rounds(params); round++) {
+      const int index = tile_index(round);
+      if (index >= params.tiles) continue;
+      const Tile tile = tile_of(params, index);
+      if (tile.steps == 0) continue;
+      consumer.consume(params, tile, step, tiles);
+      step += tile.steps + additional_steps(params);
+      tiles++;
+    }
+    // The last turn passed is still to be taken.
+    if (role == 1) consumer.wait_turn();
+  }
+}

@@ -1,0 +1,106 @@
+// How keys outside a row's window are kept out of it. Compile-time parameter MASK:
+//
+// NONE     every row of a warpgroup sees every key of every block that the warpgroup visits.
+// LINEAR   one axis: comparisons, in the steps that are not visible whole.
+// ONE_HOT  two and three axes: one more product on the tensor cores, in every step.
+//
+// One-hot masks. The keys of a block have at most 16 coordinates over all axes. Row n of a constant
+// matrix B has a one (57344, the largest e5m2) at each coordinate of key n; row m of A has -57344 at
+// each coordinate that the window of query m excludes. Their product is 0 for a visible key and at most
+// -57344^2 = -3.3e9 for any other; the scores are accumulated on top of it. With BLOCKS = 2 both blocks
+// of a step share one instruction: the second block uses the slots 16 to 31.
+// Raw scores near 3e9 would break through such a mask. A row with scores above 2^30 is computed again,
+// as is a row that became infinite or NaN, see repair.cuh.
+
+// Slots of an axis, in fours: each lane of a quad owns four consecutive slots of one axis. An axis needs
+// none where a CTA holds one query and a block one key: the blocks are then just that query's window.
+#define FOURS(extent) (((extent) + 3) / 4 * 4)
+#define SLOTS(axis, queries, keys) ((queries) == 1 && (keys) == 1 && STACK != axis ? 0 : FOURS(keys))
+#define SLOTS_X SLOTS(0, QX, KX)
+#define SLOTS_Y SLOTS(1, QY, KY)
+#define SLOTS_Z SLOTS(2, QZ, KZ)
+#define ONE_HOT_BYTES (MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0)
+
+DEVICE int slot_axis(int slot) { return slot < SLOTS_X ? 0 : slot < SLOTS_X + SLOTS_Y ? 1 : slot < SLOTS_X + SLOTS_Y + SLOTS_Z ? 2 : 3; }
+DEVICE int slot_coordinate(int slot) {
+  return slot < SLOTS_X ? slot : slot < SLOTS_X + SLOTS_Y ? slot - SLOTS_X : slot - SLOTS_X - SLOTS_Y;
+}
+
+// Writes B. Called by all threads of the CTA.
+DEVICE void write_one_hot(u8* table) {
+  for (int i = threadIdx.x; i < BLOCKS * 64 * 32; i += blockDim.x) {
+    const int n = i / 32, k = i % 32, key = n % 64, slot = k % 16;
+    const int at[3] = {key / (KY * KZ), key / KZ % KY, key % KZ};
+    const int axis = slot_axis(slot);
+    const bool hot = k / 16 == n / 64 && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
+    table[n / 8 * 256 + k / 16 * 128 + n % 8 * 16 + slot] = hot ? 0x7B : 0;
+  }
+}
+
+// The two rows of A that a lane holds.
+struct OneHotRows {
+  int axis, slot;               // of this lane's four slots
+  int start[2], end[2];         // window of each row along that axis, from this lane's first slot
+  u32 shifts[8];                // of the coming step, see `aim`
+  u32 fragment[4];
+
+  DEVICE void start_lane(int lane) {
+    axis = slot_axis(lane % 4 * 4);
+    slot = slot_coordinate(lane % 4 * 4);
+  }
+
+  DEVICE void start_tile(const Params& params, const Tile& tile, const int (&query)[2][3]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      Window w = {-(1 << 20), 1 << 20};
+      int origin = 0;
+      if (axis == 0) w = window<0>(params.axes[0], query[r][0], tile.queries[0], tile.keys[0]), origin = tile.key[0];
+      if (axis == 1) w = window<1>(params.axes[1], query[r][1], tile.queries[1], tile.keys[1]), origin = tile.key[1];
+      if (axis == 2) w = window<2>(params.axes[2], query[r][2], tile.queries[2], tile.keys[2]), origin = tile.key[2];
+      start[r] = w.start - origin - slot;
+      end[r] = w.end - origin - slot;
+    }
+  }
+
+  // The shift amounts for the blocks at `walk`, which moves on. Bytes below the window's start and from
+  // its end on are set.
+  DEVICE void aim(const Tile& tile, Walk& walk) {
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+      const int offset = axis == 0 ? walk.at[0] * KX : axis == 1 ? walk.at[1] * KY : axis == 2 ? walk.at[2] * KZ : 0;
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        shifts[4 * block + 2 * r] = max_(0, 32 - 8 * max_(0, start[r] - offset));
+        shifts[4 * block + 2 * r + 1] = 8 * max_(0, end[r] - offset);
+      }
+      walk.next(tile);
+    }
+  }
+
+  // Every key is visible.
+  DEVICE void aim_nowhere() {
+#pragma unroll
+    for (int i = 0; i < 4 * BLOCKS; i++) shifts[i] = 32;
+  }
+
+  // Writes the fragment. No wgmma may be in flight.
+  DEVICE void fire() {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      fragment[i] = i < 2 * BLOCKS ? shift_right(0xFBFBFBFBu, shifts[2 * i]) | shift_left(0xFBFBFBFBu, shifts[2 * i + 1]) : 0u;
+  }
+};
+
+// Sets the scores outside `start..end` to -inf; column 0 of the step is at position `offset`.
+DEVICE void mask_linear(float (&s)[SCORES], const int (&start)[2], const int (&end)[2], int offset, int lane) {
+  const int column = offset + lane % 4 * 2;
+  const u32 low_a = start[0] - column, low_b = start[1] - column;
+  const u32 size_a = end[0] - start[0], size_b = end[1] - start[1];
+#pragma unroll
+  for (int j = 0; j < SCORES / 4; j++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      if (8 * j + e - low_a >= size_a) s[4 * j + e] = NEG_INF;
+      if (8 * j + e - low_b >= size_b) s[4 * j + 2 + e] = NEG_INF;
+    }
+}

@@ -1,0 +1,68 @@
+// Rows that the fast path cannot be trusted with are computed again, one warp to a row, over exactly the
+// keys of their windows. The fast path also multiplies what a row does not see, with weight zero: an
+// infinity there gives NaN, and scores beyond 2^30 come near the terms that mask. Such rows are rare;
+// when a model has diverged and every row is NaN, the pass is some hundred times slower.
+
+struct Accumulator {
+  float max, sum, out[(DIM_V + 31) / 32];
+};
+
+DEVICE void see(Accumulator& row, const float (&q)[(DIM + 31) / 32], const u16* key, const u16* value, float scale, int lane) {
+  float score = 0.f;
+#pragma unroll
+  for (int i = 0; i < (DIM + 31) / 32; i++)
+    if (i * 32 + lane < DIM) score += q[i] * unpack(key[i * 32 + lane]);
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) score += __shfl_xor_sync(~0u, score, mask);
+  score *= scale;
+  const float max = fmaxf(row.max, score);
+  const float base = max == NEG_INF ? 0.f : max;
+  const float rescale = exp2f(row.max - base), weight = exp2f(score - base);
+  row.max = max;
+  row.sum = row.sum * rescale + weight;
+#pragma unroll
+  for (int i = 0; i < (DIM_V + 31) / 32; i++)
+    if (i * 32 + lane < DIM_V) row.out[i] = row.out[i] * rescale + weight * unpack(value[i * 32 + lane]);
+}
+
+DEVICE i64 offset(const i64 (&strides)[5], int batch, int x, int y, int z, int head) {
+  return batch * strides[0] + x * strides[1] + y * strides[2] + z * strides[3] + head * strides[4];
+}
+
+// The row of the query at `at`, whose outputs begin at `row`.
+DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3], i64 row, int lane) {
+  const int head_kv = tile.head / params.group_size;
+  const u16* query = params.query + offset(params.query_strides, tile.batch, token(params, tile, 0, at[0]),
+                                           token(params, tile, 1, at[1]), token(params, tile, 2, at[2]), tile.head);
+  float q[(DIM + 31) / 32];
+#pragma unroll
+  for (int i = 0; i < (DIM + 31) / 32; i++) q[i] = i * 32 + lane < DIM ? unpack(query[i * 32 + lane]) : 0.f;
+  Accumulator sum = {NEG_INF, 0.f, {}};
+  const Window wx = RANK == 3 ? window<0>(params.axes[0], at[0], tile.queries[0], tile.keys[0]) : Window{0, 1};
+  const Window wy = RANK >= 2 ? window<1>(params.axes[1], at[1], tile.queries[1], tile.keys[1]) : Window{0, 1};
+  const Window wz = window<2>(params.axes[2], at[2], tile.queries[2], tile.keys[2]);
+#pragma unroll 1
+  for (int x = wx.start; x < wx.end; x++)
+#pragma unroll 1
+    for (int y = wy.start; y < wy.end; y++)
+#pragma unroll 1
+      for (int z = wz.start; z < wz.end; z++) {
+        const int tx = token(params, tile, 0, x), ty = token(params, tile, 1, y), tz = token(params, tile, 2, z);
+        see(sum, q, params.key + offset(params.key_strides, tile.batch, tx, ty, tz, head_kv),
+            params.value + offset(params.value_strides, tile.batch, tx, ty, tz, head_kv), params.scale_log2, lane);
+      }
+#if ADDITIONAL
+#pragma unroll 1
+  for (int t = 0; t < params.additional; t++)
+    see(sum, q,
+        params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head_kv * params.more_key_strides[2],
+        params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head_kv * params.more_value_strides[2],
+        params.scale_log2, lane);
+#endif
+  const float inverse = 1.f / sum.sum;
+  u16* out = (u16*)params.out + row * DIM_V;
+#pragma unroll
+  for (int i = 0; i < (DIM_V + 31) / 32; i++)
+    if (i * 32 + lane < DIM_V) out[i * 32 + lane] = (u16)pack(sum.out[i] * inverse, 0.f);
+  if (lane == 0) params.lse[row] = (sum.max + log2f(sum.sum)) * 0.6931471805599453f;
+}

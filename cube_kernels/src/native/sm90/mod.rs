@@ -1,0 +1,17 @@
+//! Hopper (sm_90a): TMA, wgmma and warp-specialised pipelines, in f16 and bf16.
+//!
+//! Tiles of queries and keys are N-D boxes that TMA reads straight from heads-last memory, without
+//! a permutation of tokens; see `cuda/forward.cu` for the kernel, [`Schedule`] for what it is
+//! specialised by and [`plan()`] for the choice among schedules.
+
+#[cfg(feature = "cuda")]
+mod forward;
+mod plan;
+mod schedule;
+mod source;
+
+#[cfg(feature = "cuda")]
+pub use forward::{ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, warm_up};
+pub use plan::{candidates, estimate, plan, unsupported};
+pub use schedule::{Element, Mask, Schedule};
+pub use source::{ARCHITECTURE, OPTIONS};

@@ -1,0 +1,212 @@
+//! From a problem to a schedule.
+
+use super::schedule::{TILE, rank};
+use super::{Element, Mask, Schedule};
+use crate::cost::{Cost, DeviceModel};
+use crate::tiling::Tiling;
+use crate::{Axis, MAX_RANK, Problem};
+
+/// One-hot coordinates that a block may have over all axes.
+const SLOTS: usize = 16;
+/// Scales below this would let masked scores through; see `cuda/mask.cuh`.
+const MIN_SCALE: f64 = 1e-6;
+/// Seconds that a CTA spends on a tile besides its steps: pipeline fill, first products, epilogue.
+/// Measured, see NOTES.md.
+const TILE_OVERHEAD: f64 = 2.0e-6;
+/// Exponentials a second, all multiprocessors together.
+const EXPONENTIALS: f64 = 132.0 * 16.0 * 1.7e9;
+const MULTIPROCESSORS: f64 = 132.0;
+
+/// Why the kernels cannot compute a problem; `None` if they can.
+pub fn unsupported(problem: &Problem) -> Option<String> {
+    let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
+    for (name, dim) in dims {
+        if dim == 0 || dim % 8 != 0 || dim > 256 {
+            return Some(format!("{name} is {dim}, not a multiple of 8 up to 256"));
+        }
+    }
+    if problem.scale.is_nan() || problem.scale < MIN_SCALE {
+        return Some(format!("scale is {}, below {MIN_SCALE:e}", problem.scale));
+    }
+    if problem.keys() == 0 {
+        return Some("there are no keys".into());
+    }
+    // Tile numbers, and positions in one-hot masks.
+    if problem.axes.iter().any(|axis| axis.queries.max(axis.keys) >= 1 << 20 && rank(problem) > 1) {
+        return Some("an axis has 2^20 or more tokens".into());
+    }
+    let tokens = problem.queries().max(problem.keys()).max(problem.additional);
+    if tokens.saturating_mul(problem.batch) >= 1 << 31 || problem.batch * problem.heads >= 1 << 24 {
+        return Some("there are 2^31 or more tokens, or 2^24 or more heads".into());
+    }
+    None
+}
+
+/// The schedule with the least [`estimate`]d time; `None` where [`unsupported`] says why not.
+///
+/// ```rust
+/// use burn_natten_kernels::native::sm90::{Element, plan};
+/// use burn_natten_kernels::{Axis, Problem};
+///
+/// let axis = |length, kernel_size| Axis { kernel_size, ..Axis::dense(length, length, false) };
+/// let problem = Problem {
+///     batch: 1,
+///     heads: 24,
+///     heads_kv: 24,
+///     head_dim: 128,
+///     head_dim_v: 128,
+///     additional: 0,
+///     scale: 128f64.powf(-0.5),
+///     axes: [axis(30, 18), axis(48, 24), axis(80, 24)],
+/// };
+/// let schedule = plan(&problem, Element::Bf16).expect("a head_dim of 128 is supported");
+/// assert_eq!(schedule.q_tile.iter().product::<usize>(), 64);
+/// ```
+pub fn plan(problem: &Problem, element: Element) -> Option<Schedule> {
+    let time = |schedule: &Schedule| estimate(schedule, problem);
+    candidates(problem, element).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
+}
+
+/// Every schedule that computes the problem; none where [`unsupported`] says why.
+pub fn candidates(problem: &Problem, element: Element) -> Vec<Schedule> {
+    if unsupported(problem).is_some() {
+        return vec![];
+    }
+    let rank = rank(problem);
+    let mut schedules = vec![];
+    for shape in shapes(problem.head_dim.max(problem.head_dim_v)) {
+        for (q_tile, kv_tile, stack) in tiles(rank) {
+            let schedule = Schedule {
+                element,
+                head_dim: problem.head_dim,
+                head_dim_v: problem.head_dim_v,
+                rank,
+                is_causal: problem.axes.map(|axis| axis.is_causal),
+                is_strided: problem.axes.iter().any(|axis| axis.stride > 1),
+                is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
+                has_additional: problem.additional > 0,
+                q_tile,
+                kv_tile,
+                stack,
+                warpgroups: shape.warpgroups,
+                blocks: shape.blocks,
+                stages: 0,
+                ctas: shape.ctas,
+                mask: Mask::None,
+            };
+            let mask = mask(&schedule, problem);
+            let fits = mask != Mask::OneHot || slots(&schedule) <= SLOTS;
+            schedules.extend(Schedule { mask, ..schedule }.with_stages().filter(|_| fits));
+        }
+    }
+    schedules
+}
+
+/// How much of a multiprocessor a CTA is.
+struct Shape {
+    warpgroups: usize,
+    blocks: usize,
+    ctas: usize,
+}
+
+/// The shapes for vectors of up to `dim` elements: accumulators have to fit into registers, and two
+/// steps into shared memory.
+fn shapes(dim: usize) -> Vec<Shape> {
+    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas };
+    match dim {
+        // Long rows of keys, and tiles of few steps: more CTAs hide each other's ends.
+        ..=64 => vec![shape(2, 2, 1), shape(1, 2, 2), shape(1, 1, 3)],
+        65..=128 => vec![shape(2, 2, 1)],
+        _ => vec![shape(2, 1, 1)],
+    }
+}
+
+/// Tiles of queries and keys and the stacking axis.
+fn tiles(rank: usize) -> Vec<([usize; 3], [usize; 3], usize)> {
+    let shapes: Vec<[usize; MAX_RANK]> = match rank {
+        1 => vec![[1, 1, TILE]],
+        2 => vec![[1, 8, 8]],
+        _ => vec![
+            [4, 4, 4],
+            [2, 4, 8],
+            [2, 8, 4],
+            [4, 2, 8],
+            [8, 2, 4],
+            [4, 8, 2],
+            [8, 4, 2],
+            [1, 8, 8],
+            [8, 1, 8],
+            [8, 8, 1],
+        ],
+    };
+    let mut tiles = vec![];
+    for q_tile in &shapes {
+        for kv_tile in &shapes {
+            for stack in MAX_RANK - rank..MAX_RANK {
+                tiles.push((*q_tile, *kv_tile, stack));
+            }
+        }
+    }
+    tiles
+}
+
+/// One-hot coordinates of a block, as the kernel lays them out.
+fn slots(schedule: &Schedule) -> usize {
+    let of = |axis: usize| {
+        let single = schedule.q_tile[axis] == 1 && schedule.kv_tile[axis] == 1;
+        match single && schedule.stack != axis {
+            true => 0,
+            false => schedule.kv_tile[axis].next_multiple_of(4),
+        }
+    };
+    (0..MAX_RANK).map(of).sum()
+}
+
+fn mask(schedule: &Schedule, problem: &Problem) -> Mask {
+    if sees_all(schedule, problem) {
+        return Mask::None;
+    }
+    if schedule.rank == 1 { Mask::Linear } else { Mask::OneHot }
+}
+
+/// Whether every query of a CTA sees every key that the CTA visits.
+fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
+    let windows = Problem { additional: 0, ..*problem };
+    let tiling = Tiling { q_tile: schedule.cta_tile(), kv_tile: schedule.kv_tile };
+    let count = tiling.count(&windows);
+    // A step of two blocks must not be left half empty.
+    let even = |(index, axis): (usize, &Axis)| {
+        tiling.axis_tiles(axis, index).all(|tile| tile.kv_tiles % schedule.blocks == 0)
+    };
+    count.visited == count.unmasked && problem.axes.iter().enumerate().any(even)
+}
+
+/// Seconds that a schedule is expected to take on an H200.
+///
+/// The largest of three times, for products and exponentials, for reading tiles of keys from the
+/// cache, and for reading and writing memory once, and what tiles cost besides.
+pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
+    let device = DeviceModel::H200;
+    let heads = (problem.batch * problem.heads) as f64;
+    let rows = TILE * schedule.blocks;
+    let steps = |q_tile: [usize; MAX_RANK]| {
+        let count = Tiling { q_tile, kv_tile: schedule.kv_tile }.count(problem);
+        let steps = (count.visited as f64 / schedule.blocks as f64).max(count.q_tiles as f64);
+        (count.q_tiles as f64 * heads, steps * heads)
+    };
+    let (warpgroup_tiles, warpgroup_steps) = steps(schedule.q_tile);
+    let (tiles, loads) = steps(schedule.cta_tile());
+    let depth = problem.head_dim.next_multiple_of(16) + problem.head_dim_v;
+    let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
+    let step_flops = (2 * TILE * rows * (depth + one_hot)) as f64;
+    let products = warpgroup_steps * step_flops / device.matmul_flops;
+    let exponentials = warpgroup_steps * (TILE * rows) as f64 / EXPONENTIALS;
+    let ends = warpgroup_tiles.max(tiles) * TILE_OVERHEAD
+        / (MULTIPROCESSORS * (schedule.ctas * schedule.warpgroups) as f64);
+    let key_bytes = (2 * rows * (problem.head_dim + problem.head_dim_v)) as f64;
+    let query_bytes = (2 * TILE * schedule.warpgroups * problem.head_dim) as f64;
+    let cache = (loads * key_bytes + tiles * query_bytes) / device.l2_bandwidth;
+    let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
+    let memory = bytes / device.bandwidth;
+    (products + 0.3 * exponentials + ends).max(cache).max(memory)
+}

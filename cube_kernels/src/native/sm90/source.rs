@@ -1,0 +1,121 @@
+use std::fmt::Write;
+
+use super::{Element, Schedule};
+
+/// What NVRTC compiles for.
+pub const ARCHITECTURE: &str = "sm_90a";
+
+/// NVRTC's options.
+pub const OPTIONS: [&str; 4] =
+    ["--gpu-architecture=sm_90a", "--std=c++17", "--use_fast_math", "--ptxas-options=-v"];
+
+impl Schedule {
+    /// The CUDA C++ of the specialisation.
+    pub fn source(&self) -> String {
+        let mut text = String::new();
+        for (name, value) in self.macros() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "#define {name} {value}");
+        }
+        text += include_str!("cuda/ptx.cuh");
+        text += &self.wgmma();
+        text += include_str!("cuda/geometry.cuh");
+        text += include_str!("cuda/softmax.cuh");
+        text += include_str!("cuda/mask.cuh");
+        text += include_str!("cuda/repair.cuh");
+        text += include_str!("cuda/forward.cu");
+        text
+    }
+
+    /// One function for each wgmma shape. The instruction takes its accumulators one by one, so
+    /// that the operand lists are as long as the shape is wide.
+    fn wgmma(&self) -> String {
+        let element = match self.element {
+            Element::F16 => "f16",
+            Element::Bf16 => "bf16",
+        };
+        let keys = self.blocks * super::schedule::TILE;
+        let half = format!("k16.f32.{element}.{element}");
+        let scores = if self.query_in_registers() {
+            Wgmma { name: "wgmma_scores", n: keys, types: &half, a: A::Registers, accumulate: None, tail: ", 1, 1, 0" }
+        } else {
+            Wgmma { name: "wgmma_scores", n: keys, types: &half, a: A::Shared, accumulate: None, tail: ", 1, 1, 0, 0" }
+        };
+        let mask = Wgmma {
+            name: "wgmma_mask",
+            n: keys,
+            types: "k32.f32.e5m2.e5m2",
+            a: A::Registers,
+            accumulate: Some(false),
+            tail: ", 1, 1",
+        };
+        let values = Wgmma {
+            name: "wgmma_values",
+            n: self.head_dim_v,
+            types: &half,
+            a: A::Registers,
+            accumulate: Some(true),
+            tail: ", 1, 1, 1",
+        };
+        [scores, mask, values].iter().map(Wgmma::function).collect()
+    }
+}
+
+/// Where the first operand is.
+#[derive(Clone, Copy, PartialEq)]
+enum A {
+    Registers,
+    Shared,
+}
+
+struct Wgmma<'a> {
+    name: &'a str,
+    /// Columns of the accumulator.
+    n: usize,
+    /// Depth and element types.
+    types: &'a str,
+    a: A,
+    /// Whether the product is added to the accumulator; `None` for an argument that says so.
+    accumulate: Option<bool>,
+    /// The immediate operands: signs and transpositions.
+    tail: &'a str,
+}
+
+impl Wgmma<'_> {
+    fn function(&self) -> String {
+        let count = self.n / 2;
+        let list = |items: Vec<String>| items.join(", ");
+        let accumulators = list((0..count).map(|i| format!("%{i}")).collect());
+        let outputs = list((0..count).map(|i| format!("\"+f\"(d[{i}])")).collect());
+        let mut next = count;
+        let mut operand = || {
+            next += 1;
+            format!("%{}", next - 1)
+        };
+        let (parameters, a, mut inputs) = match self.a {
+            A::Registers => (
+                "u32 a0, u32 a1, u32 a2, u32 a3",
+                format!("{{{}}}", list((0..4).map(|_| operand()).collect())),
+                "\"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3)".to_string(),
+            ),
+            A::Shared => ("u64 a", operand(), "\"l\"(a)".to_string()),
+        };
+        let b = operand();
+        inputs += ", \"l\"(b)";
+        let (parameter, before, accumulate) = match self.accumulate {
+            Some(accumulate) => ("", String::new(), u8::from(accumulate).to_string()),
+            None => {
+                inputs += ", \"r\"(accumulate)";
+                let before = format!(".reg .pred p;\\nsetp.ne.b32 p, {}, 0;\\n", operand());
+                (", int accumulate", before, "p".to_string())
+            }
+        };
+        let Self { name, n, types, tail, .. } = self;
+        format!(
+            "DEVICE void {name}(float (&d)[{count}], {parameters}, u64 b{parameter}) {{\n  \
+             asm volatile(\"{{\\n{before}wgmma.mma_async.sync.aligned.m64n{n}{types} \
+             {{{accumulators}}}, {a}, {b}, {accumulate}{tail};\\n}}\"\n    \
+             : {outputs} : {inputs});\n}}\n"
+        )
+    }
+}

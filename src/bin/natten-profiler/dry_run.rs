@@ -1,0 +1,143 @@
+//! `--dry-run`: what would run, and what bounds it, with no device.
+
+use burn_natten::plan::{Candidate, Explanation, Target};
+use burn_natten_kernels::catalogue::Milliseconds;
+use burn_natten_kernels::cost::{Cost, DeviceModel, Limit, flop_bound, tile_bound};
+
+use crate::args::Args;
+use crate::measure::Pass;
+use crate::request::Request;
+use crate::units::{count, ratio, seconds, si, tile};
+use crate::{Failure, json, table};
+
+pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
+    let target = args.target.unwrap_or_else(|| args.device.backend.target());
+    let explanation = request.explain(args, target)?;
+    if args.json {
+        return Ok(json::text(json::plan(request, target, &explanation)));
+    }
+    let mut facts = vec![("problem", request.describe())];
+    facts.extend(bounds(request, &explanation.device, args.passes()));
+    facts.push(("target", format!("{target}, taken to be {}", model(&explanation.device))));
+    if let Some(text) = published(request) {
+        facts.push(("published", text));
+    }
+    let table = plans(request, &explanation, args.passes());
+    Ok(format!("{}\n{table}", table::facts(&facts)))
+}
+
+/// What holds for every way to compute the problem.
+fn bounds(request: &Request, device: &DeviceModel, passes: &[Pass]) -> Vec<(&'static str, String)> {
+    let problem = &request.problem;
+    let keys = problem.pairs() as f64 / problem.queries().max(1) as f64;
+    let all = count((problem.keys() + problem.additional) as u64);
+    let bound = ratio(flop_bound(problem));
+    let scores = format!(
+        "a query sees {} of {all} keys: FLOP-wise bound {bound} over dense attention",
+        count(keys.round() as u64)
+    );
+    let mut facts = vec![("scores", scores)];
+    for pass in passes {
+        let cost = ideal(request, device, *pass);
+        let work = format!(
+            "{}, {} read and written, bound by {}: {} at least",
+            si(cost.flops as f64, "FLOP"),
+            si(cost.bytes as f64, "B"),
+            limit(cost.limit),
+            seconds(cost.seconds),
+        );
+        facts.push((pass.name(), work));
+    }
+    facts
+}
+
+/// The cost of a pass that computes the windows and nothing else, on matrix units.
+pub fn ideal(request: &Request, device: &DeviceModel, pass: Pass) -> Cost {
+    let (problem, size) = (&request.problem, request.dtype.dtype().size());
+    match pass {
+        Pass::Forward => Cost::forward(problem, None, size, device),
+        Pass::Backward => Cost::backward(problem, None, size, device),
+    }
+}
+
+fn model(device: &DeviceModel) -> String {
+    let matmul = si(device.matmul_flops, "FLOP/s");
+    let bandwidth = si(device.bandwidth, "B/s");
+    let mut rates = format!("{matmul}, {bandwidth}");
+    if device.vector_flops != device.matmul_flops {
+        let vector = si(device.vector_flops, "FLOP/s");
+        rates = format!("{matmul} on matrix units and {vector} elsewhere, {bandwidth}");
+    }
+    format!("{} ({rates})", device.name)
+}
+
+pub fn limit(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Compute => "arithmetic",
+        Limit::Memory => "memory",
+        Limit::Launch => "the launch",
+    }
+}
+
+fn published(request: &Request) -> Option<String> {
+    let published = request.published?;
+    let times = |who: &str, times: Option<Milliseconds>| {
+        times.map(|times| format!("{who} {} / {} ms", times.forward, times.backward))
+    };
+    let all = [
+        times("NATTEN", published.natten),
+        times("flex_attention", published.flex),
+        times("cuDNN, dense,", published.cudnn),
+    ];
+    let all: Vec<_> = all.into_iter().flatten().collect();
+    (!all.is_empty()).then(|| format!("forward / backward on an H200 in bf16: {}", all.join("; ")))
+}
+
+fn plans(request: &Request, explanation: &Explanation, passes: &[Pass]) -> comfy_table::Table {
+    let mut header = vec![
+        "",
+        "tier",
+        "schedule",
+        "q tile",
+        "kv tile",
+        "visited",
+        "unmasked",
+        "mixed",
+        "skipped",
+        "visited/useful",
+        "tile-wise bound",
+    ];
+    header.extend(passes.iter().map(|pass| pass.at_least()));
+    let mut table = table::new(&header, 3);
+    table.add_row(row(request, "runs", &explanation.chosen, passes));
+    for candidate in &explanation.alternatives {
+        table.add_row(row(request, "", candidate, passes));
+    }
+    table
+}
+
+fn row(request: &Request, mark: &str, candidate: &Candidate, passes: &[Pass]) -> Vec<String> {
+    let problem = &request.problem;
+    let mut cells =
+        vec![mark.to_string(), format!("{:?}", candidate.tier), candidate.schedule.clone()];
+    match (candidate.tiling, candidate.count) {
+        (Some(tiling), Some(tiles)) => {
+            cells.extend([tiling.q_tile, tiling.kv_tile].map(|extent| tile(problem, extent)));
+            cells
+                .extend([tiles.visited, tiles.unmasked, tiles.mixed(), tiles.skipped()].map(count));
+            cells.push(ratio(tiling.work_ratio(problem)));
+            cells.push(ratio(tile_bound(problem, &tiling)));
+        }
+        _ => cells.extend(std::iter::repeat_n("-".to_string(), 8)),
+    }
+    cells.extend(passes.iter().map(|pass| {
+        let cost = pass.cost(candidate);
+        format!("{} ({})", seconds(cost.seconds), limit(cost.limit))
+    }));
+    cells
+}
+
+/// A plan for a device that is there, as far as its kind is known.
+pub fn target_of(args: &Args, device: &burn::tensor::Device) -> Target {
+    Target::of(device).unwrap_or_else(|| args.device.backend.target())
+}

@@ -1,0 +1,161 @@
+//! The same content for machines: seconds, bytes, operations, never rounded.
+
+use burn_natten::plan::{Candidate, Explanation, Target};
+use burn_natten::profile::Peaks;
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::cost::{Cost, DeviceModel, flop_bound, tile_bound};
+use serde_json::{Value, json};
+
+use crate::dry_run::{ideal, limit};
+use crate::measure::{Measurement, Pass};
+use crate::optimize::Trial;
+use crate::request::Request;
+
+pub fn text(value: Value) -> String {
+    format!("{value:#}")
+}
+
+pub fn problem(problem: &Problem) -> Value {
+    let axes = problem.axes.iter().map(|axis| {
+        json!({
+            "queries": axis.queries,
+            "keys": axis.keys,
+            "kernel_size": axis.kernel_size,
+            "stride": axis.stride,
+            "dilation": axis.dilation,
+            "is_causal": axis.is_causal,
+        })
+    });
+    json!({
+        "batch": problem.batch,
+        "heads": problem.heads,
+        "heads_kv": problem.heads_kv,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "additional": problem.additional,
+        "scale": problem.scale,
+        "axes": axes.collect::<Vec<_>>(),
+        "pairs": problem.pairs(),
+    })
+}
+
+/// What `--dry-run` explains.
+pub fn plan(request: &Request, target: Target, explanation: &Explanation) -> Value {
+    let DeviceModel { name, matmul_flops, vector_flops, bandwidth, launch, .. } =
+        explanation.device;
+    let own = &request.problem;
+    let alternatives = explanation.alternatives.iter();
+    json!({
+        "name": request.name,
+        "problem": problem(own),
+        "dtype": request.dtype.name(),
+        "flop_bound": flop_bound(own),
+        "ideal": {
+            "forward": cost(ideal(request, &explanation.device, Pass::Forward)),
+            "backward": cost(ideal(request, &explanation.device, Pass::Backward)),
+        },
+        "target": target.to_string(),
+        "device_model": {
+            "name": name,
+            "matmul_flops": matmul_flops,
+            "vector_flops": vector_flops,
+            "bandwidth": bandwidth,
+            "launch": launch,
+        },
+        "chosen": candidate(own, &explanation.chosen),
+        "alternatives": alternatives.map(|other| candidate(own, other)).collect::<Vec<_>>(),
+    })
+}
+
+fn candidate(problem: &Problem, candidate: &Candidate) -> Value {
+    let tiles = candidate.tiling.zip(candidate.count).map(|(tiling, count)| {
+        json!({
+            "q_tile": tiling.q_tile,
+            "kv_tile": tiling.kv_tile,
+            "q_tiles": count.q_tiles,
+            "visited": count.visited,
+            "unmasked": count.unmasked,
+            "mixed": count.mixed(),
+            "skipped": count.skipped(),
+            "work_ratio": tiling.work_ratio(problem),
+            "tile_bound": tile_bound(problem, &tiling),
+        })
+    });
+    json!({
+        "tier": format!("{:?}", candidate.tier),
+        "strategy": crate::args::StrategyName::flag(candidate.strategy),
+        "schedule": candidate.schedule,
+        "tiles": tiles,
+        "forward": cost(candidate.forward),
+        "backward": cost(candidate.backward),
+    })
+}
+
+fn cost(cost: Cost) -> Value {
+    json!({
+        "flops": cost.flops,
+        "executed_flops": cost.executed_flops,
+        "bytes": cost.bytes,
+        "seconds": cost.seconds,
+        "limit": limit(cost.limit),
+    })
+}
+
+/// What a plain run measures.
+pub fn measurements(
+    request: &Request,
+    device: &str,
+    peaks: &Peaks,
+    measurements: &[Measurement],
+) -> Value {
+    let measured: Vec<_> = measurements.iter().map(|one| measurement(one, peaks)).collect();
+    with_header(request, device, peaks, "measurements", json!(measured))
+}
+
+/// What `--optimize` measures, in the order of the table.
+pub fn trials(request: &Request, device: &str, peaks: &Peaks, trials: &[Trial]) -> Value {
+    let trials = trials.iter().map(|trial| {
+        let measurements = trial.result.as_ref().ok().map(|measurements| {
+            measurements.iter().map(|one| measurement(one, peaks)).collect::<Vec<_>>()
+        });
+        json!({
+            "plan": candidate(&request.problem, &trial.candidate),
+            "flags": trial.flags,
+            "seconds": trial.total().map(|total| total.as_secs_f64()),
+            "measurements": measurements,
+            "error": trial.result.as_ref().err(),
+        })
+    });
+    let trials: Vec<_> = trials.collect();
+    with_header(request, device, peaks, "trials", json!(trials))
+}
+
+fn with_header(request: &Request, device: &str, peaks: &Peaks, key: &str, rows: Value) -> Value {
+    json!({
+        "name": request.name,
+        "problem": problem(&request.problem),
+        "dtype": request.dtype.name(),
+        "device": device,
+        "peaks": { "copy": peaks.copy, "matmul": peaks.matmul },
+        key: rows,
+    })
+}
+
+fn measurement(measurement: &Measurement, peaks: &Peaks) -> Value {
+    let timing = &measurement.timing;
+    let (low, high) = timing.quartiles();
+    let share = measurement.share(peaks);
+    json!({
+        "tier": format!("{:?}", measurement.tier),
+        "schedule": measurement.schedule,
+        "pass": measurement.pass.name(),
+        "calls": timing.calls(),
+        "median": timing.median().as_secs_f64(),
+        "quartiles": [low.as_secs_f64(), high.as_secs_f64()],
+        "flops": measurement.flops,
+        "bytes": measurement.bytes,
+        "share": share.map(|(share, _)| share),
+        "share_of": share.map(|(_, peak)| peak),
+        "memory": measurement.memory,
+    })
+}

@@ -1,0 +1,103 @@
+//! How fast is my problem? Explains and measures the attention of one problem: what would run, what
+//! bounds it, how long it takes on a device and which strategy is the fastest there.
+//!
+//! Results go to standard output, everything else to standard error. An error is one line, and the
+//! exit status is 2 where the flags are at fault and 1 where the device is.
+
+mod args;
+mod device;
+mod dry_run;
+mod json;
+mod list;
+mod measure;
+mod memory;
+mod optimize;
+mod request;
+mod table;
+mod units;
+mod values;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use args::{Args, Parsed};
+use request::Request;
+
+#[global_allocator]
+static ALLOCATOR: memory::Counting = memory::Counting;
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The flags are at fault.
+    #[error("{0}")]
+    Usage(String),
+    /// The device is.
+    #[error("{0}")]
+    Run(String),
+}
+
+/// Prints the library's warnings, such as that kernels could not run and tensor operations did.
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn && metadata.target().starts_with("burn_natten")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            eprintln!("warning: {}", record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn main() -> ExitCode {
+    if log::set_logger(&Warnings).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
+    match args::parse(std::env::args_os()).and_then(run) {
+        Ok(text) => {
+            // A reader that closes the pipe, such as `head`, has what it wants.
+            let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+            ExitCode::SUCCESS
+        }
+        Err(Failure::Usage(text)) => {
+            eprintln!("error: {text} (natten-profiler -h lists the flags)");
+            ExitCode::from(2)
+        }
+        Err(Failure::Run(text)) => {
+            eprintln!("error: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is to be printed.
+fn run(parsed: Parsed) -> Result<String, Failure> {
+    let args = match parsed {
+        Parsed::Text(text) => return Ok(text),
+        Parsed::Run(args) => *args,
+    };
+    if args.list {
+        return Ok(list::run(args.json));
+    }
+    let request = Request::new(&args)?;
+    if args.dry_run {
+        dry_run::run(&request, &args)
+    } else if args.optimize {
+        optimize::run(&request, &args)
+    } else {
+        measure::run(&request, &args)
+    }
+}
+
+impl Args {
+    /// The passes that are asked for.
+    fn passes(&self) -> &'static [measure::Pass] {
+        use measure::Pass::{Backward, Forward};
+        if self.backprop { &[Forward, Backward] } else { &[Forward] }
+    }
+}

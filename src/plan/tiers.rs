@@ -1,0 +1,133 @@
+//! How each tier works through a problem. A new tier is one line in [`candidates`].
+
+use burn::tensor::DType;
+use burn_natten_kernels::cost::{Cost, DeviceModel};
+use burn_natten_kernels::slicing::Slices;
+use burn_natten_kernels::tiling::Tiling;
+use burn_natten_kernels::{MAX_RANK, Problem};
+
+use super::Candidate;
+use crate::backend::dispatch::accumulator;
+use crate::backend::reference;
+use crate::{Context, Strategy, Tier};
+
+/// Neighboring queries, or keys, whose scores the Flex tier computes together.
+pub(crate) const FLEX_QUERIES: usize = 4;
+
+/// What a tier is asked to compute.
+struct Request<'a> {
+    problem: &'a Problem,
+    dtype: DType,
+    device: &'a DeviceModel,
+    context: Context,
+}
+
+/// The ways in which a tier can compute a problem, the one that it takes first.
+pub(super) fn candidates(
+    tier: Tier,
+    strategy: Strategy,
+    problem: &Problem,
+    dtype: DType,
+    device: &DeviceModel,
+    context: Context,
+) -> Vec<Candidate> {
+    let request = Request { problem, dtype, device, context };
+    let schedules = match tier {
+        Tier::Reference => vec![reference_schedule(&request)],
+        Tier::Flex => vec![flex_schedule(&request)],
+        Tier::Portable => vec![portable_schedule(&request)],
+    };
+    schedules
+        .into_iter()
+        .map(|Schedule { name, tiling, forward, backward }| Candidate {
+            tier,
+            strategy,
+            schedule: name,
+            tiling,
+            count: tiling.map(|tiling| tiling.count(problem)),
+            forward,
+            backward,
+        })
+        .collect()
+}
+
+/// A candidate, without what is the same for all of its tier.
+struct Schedule {
+    name: String,
+    tiling: Option<Tiling>,
+    forward: Cost,
+    backward: Cost,
+}
+
+impl Request<'_> {
+    /// The costs of kernels that execute these operations on this device, forward and backward,
+    /// and meet every tensor once.
+    fn costs(&self, executed: [u64; 2], device: &DeviceModel) -> (Cost, Cost) {
+        let size = self.dtype.size();
+        let forward = Cost::forward(self.problem, None, size, device);
+        let backward = Cost::backward(self.problem, None, size, device);
+        let cost = |cost: Cost, executed| Cost::new(cost.flops, executed, cost.bytes, device);
+        (cost(forward, executed[0]), cost(backward, executed[1]))
+    }
+}
+
+/// Gathers the keys of every window, some of a window at a time, multiplies and sums.
+fn reference_schedule(request: &Request<'_>) -> Schedule {
+    let problem = request.problem;
+    let device = request.device.without_matrix_units();
+    let pairs = (problem.queries() * reference::keys_per_window(problem)) as u64
+        + (problem.queries() * problem.additional) as u64;
+    let pairs = pairs * problem.batch as u64;
+    let dims = (problem.head_dim + problem.head_dim_v) as u64;
+    let executed = 2 * problem.heads as u64 * pairs * dims;
+    // For each pair and product a key row is gathered (read, written) and read once more, and the
+    // product with the query row is written and read to be summed. A backward pass has 5 products
+    // for the 2 of the forward pass.
+    let rows = (3 * problem.heads_kv + 2 * problem.heads) as u64;
+    let moved = pairs * rows * dims * accumulator(request.dtype).size() as u64;
+    let (forward, backward) = request.costs([executed, executed / 2 * 5], &device);
+    let with = |cost: Cost, moved: u64| {
+        Cost::new(cost.flops, cost.executed_flops, cost.bytes + moved, &device)
+    };
+    let at_a_time = reference::keys_at_a_time(problem, request.context.memory());
+    Schedule {
+        name: match at_a_time {
+            1 => "one key of each window at a time".to_string(),
+            keys => format!("{keys} keys of each window at a time"),
+        },
+        tiling: None,
+        forward: with(forward, moved),
+        backward: with(backward, moved / 2 * 5),
+    }
+}
+
+/// Four queries of a line with the union of their windows; backward once by queries, once by keys.
+fn flex_schedule(request: &Request<'_>) -> Schedule {
+    let problem = request.problem;
+    let tiling = Tiling { q_tile: [1, 1, FLEX_QUERIES], kv_tile: [1; MAX_RANK] };
+    let forward = Cost::forward(problem, Some(&tiling), 1, request.device).executed_flops;
+    // 2 products forward; backward 3 for the queries and 4 for the keys, whose unions of visitors
+    // hold about as much as the unions of windows.
+    let executed = [forward, forward / 2 * 7];
+    // A vector holds half as many numbers in f64.
+    let slower = if request.dtype == DType::F64 { 2.0 } else { 1.0 };
+    let device =
+        DeviceModel { matmul_flops: request.device.matmul_flops / slower, ..*request.device };
+    let (forward, backward) = request.costs(executed, &device);
+    let name = format!("{FLEX_QUERIES} queries of a line");
+    Schedule { name, tiling: Some(tiling), forward, backward }
+}
+
+/// A query row, or a slice of one, a unit; backward once by queries, once by keys.
+fn portable_schedule(request: &Request<'_>) -> Schedule {
+    let problem = request.problem;
+    let slices = Slices::of(problem);
+    let executed = slices.executed_flops(problem);
+    let (forward, backward) = request.costs(executed, &request.device.without_matrix_units());
+    let name = match slices.forward {
+        1 => "a query a thread".to_string(),
+        slices => format!("a query in {slices} threads"),
+    };
+    let tiling = Some(Tiling::square([1; MAX_RANK]));
+    Schedule { name, tiling, forward, backward }
+}
