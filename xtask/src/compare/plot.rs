@@ -60,81 +60,95 @@ struct Group {
 
 /// The plot as SVG text.
 pub fn svg(comparison: &Comparison, quantity: Quantity) -> Result<String, String> {
-    let groups = groups(comparison, quantity);
-    let passes: Vec<Pass> = [Pass::Forward, Pass::Backward]
-        .into_iter()
-        .filter(|pass| comparison.rows.iter().any(|row| row.pass == *pass))
-        .collect();
-    let legend = legend(&groups);
-    let body = groups.last().map_or(0, |group| group.top + group.height + GAP);
-    let width = LABELS + (PANEL + MARGIN) * passes.len().max(1) as i32 + MARGIN;
-    let top = TITLE + LEGEND * legend_rows(&legend, width) + HEADING;
-    let size = (width as u32, (top + body + AXIS) as u32);
+    let plot = Plot::new(comparison, quantity);
     let mut text = String::new();
+    let size = (plot.width as u32, (plot.top + plot.body + AXIS) as u32);
     let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
-    draw(&area, comparison, quantity, &groups, &passes, &legend, width, top, body)
-        .map_err(|error| error.to_string())?;
+    plot.draw(&area).map_err(|error| error.to_string())?;
     drop(area);
     Ok(text)
 }
 
-#[allow(clippy::too_many_arguments)]
-fn draw(
-    area: &Area<'_>,
-    comparison: &Comparison,
+/// What is drawn, and where.
+struct Plot<'a> {
+    comparison: &'a Comparison,
     quantity: Quantity,
-    groups: &[Group],
-    passes: &[Pass],
-    legend: &[(String, bool)],
+    groups: Vec<Group>,
+    passes: Vec<Pass>,
+    legend: Vec<(String, bool)>,
     width: i32,
+    /// Where the groups begin.
     top: i32,
+    /// Height of all groups.
     body: i32,
-) -> Drawn {
-    area.fill(&WHITE)?;
-    let Comparison { device, driver, dates, dtype, mode, .. } = comparison;
-    let what = match quantity {
-        Quantity::Time => "Time of a call",
-        Quantity::Rate => "TFLOP/s of the operations that the windows need",
-    };
-    write(area, &format!("{what}, {dtype}, {mode}"), (MARGIN, 24), 20, INK, HPos::Left)?;
-    let where_and_when = format!("{device}, {driver}, {dates}");
-    write(area, &where_and_when, (MARGIN, 48), 14, INK, HPos::Left)?;
-    draw_legend(area, legend, width)?;
-    for group in groups {
-        let middle = top + group.top + group.height / 2;
-        write(area, &group.problem, (LABELS - 10, middle), 14, INK, HPos::Right)?;
+}
+
+impl<'a> Plot<'a> {
+    fn new(comparison: &'a Comparison, quantity: Quantity) -> Self {
+        let groups = groups(comparison, quantity);
+        let passes: Vec<Pass> = [Pass::Forward, Pass::Backward]
+            .into_iter()
+            .filter(|pass| comparison.rows.iter().any(|row| row.pass == *pass))
+            .collect();
+        let legend = legend(&groups);
+        let body = groups.last().map_or(0, |group| group.top + group.height + GAP);
+        let width = LABELS + (PANEL + MARGIN) * passes.len().max(1) as i32 + MARGIN;
+        let top = TITLE + LEGEND * legend_rows(&legend, width) + HEADING;
+        Self { comparison, quantity, groups, passes, legend, width, top, body }
     }
-    let scale = Scale::new(groups, quantity);
-    for (number, pass) in passes.iter().enumerate() {
-        let left = LABELS + (PANEL + MARGIN) * number as i32;
-        write(area, pass.name(), (left + PANEL / 2, top - 14), 16, INK, HPos::Center)?;
+
+    fn draw(&self, area: &Area<'_>) -> Drawn {
+        area.fill(&WHITE)?;
+        let Comparison { device, driver, dates, dtype, mode, .. } = self.comparison;
+        let what = match self.quantity {
+            Quantity::Time => "Time of a call",
+            Quantity::Rate => "TFLOP/s of the operations that the windows need",
+        };
+        write(area, &format!("{what}, {dtype}, {mode}"), (MARGIN, 24), 20, HPos::Left)?;
+        write(area, &format!("{device}, {driver}, {dates}"), (MARGIN, 48), 14, HPos::Left)?;
+        draw_legend(area, &self.legend, self.width)?;
+        for group in &self.groups {
+            let middle = self.top + group.top + group.height / 2;
+            write(area, &group.problem, (LABELS - 10, middle), 14, HPos::Right)?;
+        }
+        let scale = Scale::new(&self.groups, self.quantity);
+        for (number, pass) in self.passes.iter().enumerate() {
+            let left = LABELS + (PANEL + MARGIN) * number as i32;
+            self.draw_panel(area, *pass, left, &scale)?;
+        }
+        area.present()
+    }
+
+    fn draw_panel(&self, area: &Area<'_>, pass: Pass, left: i32, scale: &Scale) -> Drawn {
+        let (top, bottom) = (self.top, self.top + self.body);
+        write(area, pass.name(), (left + PANEL / 2, top - 14), 16, HPos::Center)?;
         for (place, label) in scale.ticks() {
             let x = left + place;
-            area.draw(&PathElement::new([(x, top), (x, top + body)], FAINT))?;
-            write(area, &label, (x, top + body + 14), 12, INK, HPos::Center)?;
+            area.draw(&PathElement::new([(x, top), (x, bottom)], FAINT))?;
+            write(area, &label, (x, bottom + 14), 12, HPos::Center)?;
         }
-        area.draw(&PathElement::new([(left, top), (left, top + body)], INK))?;
-        let unit = match quantity {
+        area.draw(&PathElement::new([(left, top), (left, bottom)], INK))?;
+        let unit = match self.quantity {
             Quantity::Time => "ms, logarithmic",
             Quantity::Rate => "TFLOP/s",
         };
-        write(area, unit, (left + PANEL / 2, top + body + 34), 12, INK, HPos::Center)?;
-        for group in groups {
-            let bars = group.bars.iter().filter(|(of, _)| of == pass).flat_map(|(_, bars)| bars);
+        write(area, unit, (left + PANEL / 2, bottom + 34), 12, HPos::Center)?;
+        for group in &self.groups {
+            let bars = group.bars.iter().filter(|(of, _)| *of == pass).flat_map(|(_, bars)| bars);
             for (place, bar) in bars.enumerate() {
                 let y = top + group.top + BAR * place as i32;
                 draw_bar(area, bar, left, y, scale.place(bar.value))?;
             }
         }
+        Ok(())
     }
-    area.present()
 }
 
 fn draw_bar(area: &Area<'_>, bar: &Bar, left: i32, top: i32, length: i32) -> Drawn {
     let corners = [(left, top + 1), (left + length.max(1), top + BAR - 1)];
     swatch(area, corners, &bar.implementation, bar.is_published)?;
     let place = (left + length.max(1) + 4, top + BAR / 2);
-    write(area, &digits(bar.value), place, 10, INK, HPos::Left)
+    write(area, &digits(bar.value), place, 10, HPos::Left)
 }
 
 /// A filled box; published figures, which were not measured in this run, are pale with a border.
@@ -150,16 +164,9 @@ fn swatch(area: &Area<'_>, corners: [(i32, i32); 2], name: &str, is_published: b
     area.draw(&Rectangle::new(corners, colour.filled()))
 }
 
-fn write(
-    area: &Area<'_>,
-    text: &str,
-    place: (i32, i32),
-    size: i32,
-    colour: RGBColor,
-    side: HPos,
-) -> Drawn {
+fn write(area: &Area<'_>, text: &str, place: (i32, i32), size: i32, side: HPos) -> Drawn {
     let style = TextStyle::from(("sans-serif", size).into_font())
-        .color(&colour)
+        .color(&INK)
         .pos(Pos::new(side, VPos::Center));
     area.draw(&Text::new(text.to_string(), place, style))
 }
@@ -252,7 +259,7 @@ fn draw_legend(area: &Area<'_>, legend: &[(String, bool)], width: i32) -> Drawn 
     for (entry, (row, x)) in legend.iter().zip(legend_places(legend, width)) {
         let y = TITLE + LEGEND * row + LEGEND / 2;
         swatch(area, [(x, y - 6), (x + 16, y + 6)], &entry.0, entry.1)?;
-        write(area, &legend_text(entry), (x + 22, y), 14, INK, HPos::Left)?;
+        write(area, &legend_text(entry), (x + 22, y), 14, HPos::Left)?;
     }
     Ok(())
 }
