@@ -2,6 +2,8 @@
 
 use burn::tensor::Device;
 
+const KINDS: [&str; 7] = ["flex", "cpu", "cuda", "rocm", "wgpu", "vulkan", "metal"];
+
 /// Opens `flex`, `cuda`, `cuda:1` and so on.
 pub fn open(name: &str) -> Result<Device, String> {
     let (kind, index) = match name.split_once(':') {
@@ -32,11 +34,9 @@ pub fn open(name: &str) -> Result<Device, String> {
         "vulkan" => Ok(Device::vulkan(burn::tensor::DeviceKind::DefaultDevice)),
         #[cfg(feature = "metal")]
         "metal" => Ok(Device::metal(burn::tensor::DeviceKind::DefaultDevice)),
-        "cpu" | "cuda" | "rocm" | "wgpu" | "vulkan" | "metal" => {
+        _ if KINDS.contains(&kind) => {
             Err(format!("--device {name}: is not in this build, add --features {kind}"))
         }
-        _ => Err(format!(
-            "--device: is {name}, must be flex, cpu, cuda, rocm, wgpu, vulkan or metal"
-        )),
+        _ => Err(format!("--device: is {name}, must be among {}", KINDS.join(", "))),
     }
 }

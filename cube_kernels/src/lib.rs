@@ -8,9 +8,9 @@
 
 pub mod catalogue;
 pub mod cost;
+pub mod native;
 #[cfg(feature = "cube")]
 pub mod portable;
-pub mod native;
 mod problem;
 pub mod slicing;
 pub mod tiling;

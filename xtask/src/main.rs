@@ -1,6 +1,7 @@
 //! The chores of the workspace: `cargo xtask --help`.
 
 mod check;
+mod compare;
 mod package;
 mod pictures;
 mod scratch;
@@ -29,6 +30,8 @@ enum Chore {
     Pictures,
     /// Build the packages that crates.io would get, and check what is in them
     Package(package::Flags),
+    /// Join results of benches and peers into a table and plots
+    Compare(compare::Flags),
     /// Train the README's example in a crate of its own, outside the workspace
     Scratch,
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Chore::Check => check::run(),
         Chore::Pictures => pictures::run(),
         Chore::Package(flags) => package::run(&flags),
+        Chore::Compare(flags) => compare::run(&flags),
         Chore::Scratch => scratch::run(),
     };
     match outcome {

@@ -50,7 +50,8 @@ pub fn device_info(client: &Client) -> Option<DeviceInfo> {
     if let Some(info) = known.get(&ordinal) {
         return Some(*info);
     }
-    let info = query_device(ordinal).inspect_err(|error| log::warn!("CUDA device {ordinal}: {error:?}"));
+    let info =
+        query_device(ordinal).inspect_err(|error| log::warn!("CUDA device {ordinal}: {error:?}"));
     known.extend(info.ok().map(|info| (ordinal, info)));
     known.get(&ordinal).copied()
 }
@@ -138,10 +139,8 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
     }
     let device = client.service_id().device;
     let stream = StreamId::current();
-    let buffers: Vec<(BufferBinding, bool)> = buffers
-        .into_iter()
-        .map(|buffer| (buffer.handle.binding(), buffer.is_output))
-        .collect();
+    let buffers: Vec<(BufferBinding, bool)> =
+        buffers.into_iter().map(|buffer| (buffer.handle.binding(), buffer.is_output)).collect();
     DeviceHandle::<Server>::new(device).submit(move |server: &mut Server| {
         let mut written = server.write_set();
         written.extend(buffers.iter().filter(|(_, output)| *output).map(|(b, _)| b.clone()));
@@ -186,10 +185,8 @@ unsafe fn enqueue(
         let (start, end) = (buffer.offset_start, buffer.offset_end);
         addresses.push(memory.get_resource(buffer.memory.clone(), start, end)?.ptr);
     }
-    let mut values: Vec<Value> = arguments
-        .iter()
-        .map(|argument| value(argument, &addresses))
-        .collect::<Result<_, _>>()?;
+    let mut values: Vec<Value> =
+        arguments.iter().map(|argument| value(argument, &addresses)).collect::<Result<_, _>>()?;
     let mut pointers: Vec<*mut c_void> = values
         .iter_mut()
         .map(|value| match value {
@@ -306,8 +303,7 @@ fn function(ordinal: u16, kernel: &Kernel) -> Result<sys::CUfunction, ServerErro
         result::module::get_function(module, kernel.entry.to_owned())
             .map_err(|error| failed("cuModuleGetFunction", error))?
     };
-    let attribute =
-        sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: `function` has just been loaded.
     unsafe {
         result::function::set_function_attribute(function, attribute, kernel.shared_memory as i32)

@@ -176,9 +176,10 @@ fn check_layout(
 ) -> Result<(), HopperError> {
     let [batch, x, y, z, _] = tensor.strides;
     let sizes = [problem.batch, tokens[0], tokens[1], tokens[2], problem.heads];
-    let aligned = tensor.strides.iter().zip(sizes).all(|(stride, size)| {
-        size == 1 || (*stride > 0 && stride % 8 == 0 && *stride < 1 << 39)
-    });
+    let aligned =
+        tensor.strides.iter().zip(sizes).all(|(stride, size)| {
+            size == 1 || (*stride > 0 && stride % 8 == 0 && *stride < 1 << 39)
+        });
     let folds = tokens[0] == 1 || problem.batch == 1 || batch == x * tokens[0];
     // A sample of a group that is launched alone does not begin at a multiple of the group's stride.
     let whole = problem.batch == 1

@@ -189,9 +189,8 @@ pub(super) fn rank(problem: &Problem) -> usize {
 /// The name of the specialisation, and a key for it.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shape = |tile: &[usize]| {
-            tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
-        };
+        let shape =
+            |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
         let element = match self.element {
             Element::F16 => "f16",
