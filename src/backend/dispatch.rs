@@ -9,6 +9,9 @@ use burn_natten_kernels::Problem;
 use crate::{AttentionError, Context, Strategy};
 
 /// An implementation of the operators.
+///
+/// [`select`] says which one runs; the guide compares their [determinism](crate::guide::determinism),
+/// [memory](crate::guide::memory) and [precision](crate::guide::precision).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// Burn's tensor operations.
@@ -20,6 +23,22 @@ pub enum Tier {
 }
 
 /// What the selection knows of a device.
+///
+/// Read from a device with [`Capabilities::of`], or written down to ask what would run elsewhere:
+///
+/// ```rust
+/// use burn::tensor::DType;
+/// use burn_natten::plan::Sizes;
+/// use burn_natten::{Capabilities, Strategy, Tier, select};
+///
+/// # fn main() -> Result<(), burn_natten::AttentionError> {
+/// let some_gpu = Capabilities { is_flex: false, is_cube: true, has_wide_indices: false };
+/// let problem = Sizes::new(64).dense(1024, 1024, true, None)?;
+/// let tier = select(&problem, Strategy::Auto, DType::BF16, some_gpu)?;
+/// assert_eq!(tier, Tier::Portable);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Whether Burn's Flex backend runs there.
@@ -32,6 +51,14 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Reads the capabilities of a device; `None` if this build has no operators for its backend.
+    ///
+    /// ```rust
+    /// use burn::tensor::Device;
+    /// use burn_natten::Capabilities;
+    ///
+    /// let flex = Capabilities::of(&Device::flex()).expect("the feature `flex` is on");
+    /// assert!(flex.is_flex && !flex.is_cube);
+    /// ```
     pub fn of(device: &Device) -> Option<Self> {
         match device.clone().without_autodiff().as_dispatch() {
             #[cfg(feature = "flex")]
@@ -74,6 +101,24 @@ impl Plan {
 /// # Errors
 ///
 /// [`AttentionError::Strategy`] if a strategy that was asked for by name cannot run.
+///
+/// # Example
+///
+/// ```rust
+/// use burn::tensor::{DType, Device};
+/// use burn_natten::plan::Sizes;
+/// use burn_natten::{Capabilities, Strategy, Tier, select};
+///
+/// # fn main() -> Result<(), burn_natten::AttentionError> {
+/// let flex = Capabilities::of(&Device::flex()).expect("the feature `flex` is on");
+/// let problem = Sizes::new(64).dense(1024, 1024, true, None)?;
+/// assert_eq!(select(&problem, Strategy::Auto, DType::F32, flex)?, Tier::Flex);
+/// assert_eq!(select(&problem, Strategy::Reference, DType::F32, flex)?, Tier::Reference);
+/// let error = select(&problem, Strategy::Hopper, DType::F32, flex).expect_err("no GPU");
+/// assert!(error.to_string().starts_with("strategy: Hopper cannot run here"));
+/// # Ok(())
+/// # }
+/// ```
 pub fn select(
     problem: &Problem,
     strategy: Strategy,
