@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 
 use super::schedule::TILE;
 use super::{ARCHITECTURE, Element, OPTIONS, Schedule, plan, unsupported};
-use crate::native::compile::{CompileError, Cubin, Source, compile};
+use crate::native::compile::{CompileError, Cubin, Source, compile, has_compiler};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, TensorMap, device_info, launch};
 use crate::{Axis, MAX_RANK, Problem, window};
 
@@ -34,7 +34,7 @@ pub struct Strided {
     /// The memory.
     pub handle: Handle,
     /// Elements between neighbors: batch, x, y, z, heads. Those of an axis of one element do not
-    /// matter.
+    /// matter, but all five are zero only for a tensor that TMA cannot read at all.
     pub strides: [usize; 5],
 }
 
@@ -103,6 +103,11 @@ fn schedule(problem: &Problem, element: Element) -> Result<Schedule, HopperError
 pub fn warm_up(client: &Client, problem: &Problem, element: Element) -> Result<(), HopperError> {
     let device = hopper(client)?;
     program(&schedule(problem, element)?, &device).map(drop)
+}
+
+/// Whether the kernels can be compiled and run on the device of a client.
+pub fn is_available(client: &Client) -> bool {
+    hopper(client).is_ok() && has_compiler()
 }
 
 fn hopper(client: &Client) -> Result<DeviceInfo, HopperError> {
@@ -174,7 +179,7 @@ fn check_layout(
     problem: &Problem,
     schedule: &Schedule,
 ) -> Result<(), HopperError> {
-    let [batch, x, y, z, _] = tensor.strides;
+    let [batch, x, ..] = tensor.strides;
     let sizes = [problem.batch, tokens[0], tokens[1], tokens[2], problem.heads];
     let aligned =
         tensor.strides.iter().zip(sizes).all(|(stride, size)| {
@@ -185,8 +190,8 @@ fn check_layout(
     let whole = problem.batch == 1
         || schedule.dilates_in_kernel(&problem.axes[0], 0)
         || tokens[0] % problem.axes[0].dilation == 0;
-    let _ = (y, z);
-    if aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
+    let readable = tensor.strides != [0; 5];
+    if readable && aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
 }
 
 /// The dilation groups, along each axis, that a launch covers: all of those that TMA can step over,

@@ -101,6 +101,19 @@ impl Schedule {
         (producer, consumer.min(240))
     }
 
+    /// The shape of a CTA and its pipeline in a few words.
+    pub fn summary(&self) -> String {
+        let mask = match self.mask {
+            Mask::None => "no mask",
+            Mask::Linear => "masks by position",
+            Mask::OneHot => "one-hot masks",
+        };
+        let Self { warpgroups, blocks, stages, ctas, .. } = self;
+        let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
+        let keys = blocks * TILE;
+        format!("{ctas} x {warpgroups} warpgroups along the {axis}, {stages} x {keys} keys, {mask}")
+    }
+
     fn chunks(dim: usize) -> usize {
         dim.div_ceil(64)
     }
