@@ -21,7 +21,8 @@
 #define K_OFFSET (WARPGROUPS * Q_TILE)
 #define V_OFFSET (K_OFFSET + STAGES * K_STAGE)
 #define ONE_HOT_OFFSET (V_OFFSET + STAGES * V_STAGE)
-#define BARRIER_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
+#define TILE_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
+#define BARRIER_OFFSET (TILE_OFFSET + 128)
 
 #define CONSUMER_WARPS (4 * WARPGROUPS)
 
@@ -52,7 +53,8 @@ DEVICE void load_rows(u32 destination, const TensorMap* map, u32 barrier, int ch
   for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, z, y, x, head);
 }
 
-DEVICE void produce(const Params& params, const Maps& maps, u32 shared, const Barriers& barriers) {
+// `next` is where consumers find the tile that Q belongs to; one without steps is the end.
+DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* next, const Barriers& barriers) {
   int step = 0, tiles = 0;
   for (int round = 0; round < rounds(params); round++) {
     const int index = tile_index(round);
@@ -61,6 +63,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, const Ba
     if (tile.steps == 0) continue;
     const int head_kv = tile.head / params.group_size, origin = tile.batch * params.batch_step;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+    *next = tile;
     barrier_expect(barriers.q_full(), WARPGROUPS * Q_TILE);
 #pragma unroll
     for (int w = 0; w < WARPGROUPS; w++) {
@@ -99,6 +102,9 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, const Ba
         load_rows(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), CHUNKS_V, ROWS, at[b][2], at[b][1], at[b][0], head_kv);
     }
   }
+  barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+  next->steps = 0;
+  barrier_arrive(barriers.q_full());
 }
 
 // ---- consumers
@@ -240,8 +246,8 @@ struct Consumer {
     }
   }
 
-  // A tile whose first step is `first` of all; `tiles` were before it.
-  DEVICE void consume(const Params& params, const Tile& tile, int first, int tiles) {
+  // A tile whose Q has arrived and whose first step is number `first` of all.
+  DEVICE void consume(const Params& params, const Tile& tile, int first) {
     int origin[3], query_at[2][3];
     bool exists[2] = {true, true}, idle = false;
 #pragma unroll
@@ -255,7 +261,7 @@ struct Consumer {
         exists[r] = exists[r] && query_at[r][a] < tile.queries[a];
       }
     }
-    const int steps = tile.steps + additional_steps(params);
+    const int steps = uniform(tile.steps) + additional_steps(params);
 
     // Steps `low..high` hold all that this warpgroup sees.
     const Window near = window<SLOW>(params.axes[SLOW], origin[SLOW], tile.queries[SLOW], tile.keys[SLOW]);
@@ -265,6 +271,7 @@ struct Consumer {
     int low = (near.start - tile.key[SLOW]) / k_extent(SLOW) * plane / BLOCKS;
     int high = steps > tile.steps ? steps : min_(steps, (blocks + BLOCKS - 1) / BLOCKS);
     if (idle) low = high = 0;
+    low = uniform(low), high = uniform(high);
 
 #if MASK == LINEAR
     int start[2], end[2];
@@ -312,7 +319,6 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++) out[i] = 0.f;
     softmax.start();
-    barrier_wait(barriers.q_full(), tiles & 1);
 #if Q_IN_REGISTERS
     load_query();
     release(barriers.q_empty());
@@ -409,7 +415,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
   const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
-  const int role = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  const int role = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(barriers.k_full(i), 1);
@@ -433,22 +439,19 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
     if (threadIdx.x == 0) {
       const Maps maps = {&map_query, &map_key, &map_value, &map_more_key, &map_more_value};
-      produce(params, maps, shared, barriers);
+      produce(params, maps, shared, (Tile*)(memory + TILE_OFFSET), barriers);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     Consumer consumer;
     consumer.start(shared, barriers, role - 1);
     if (role == WARPGROUPS) consumer.pass_turn();
-    int step = 0, tiles = 0;
-    for (int round = 0; round < rounds(params); round++) {
-      const int index = tile_index(round);
-      if (index >= params.tiles) continue;
-      const Tile tile = tile_of(params, index);
-      if (tile.steps == 0) continue;
-      consumer.consume(params, tile, step, tiles);
-      step += tile.steps + additional_steps(params);
-      tiles++;
+    for (int step = 0, tiles = 0;; tiles++) {
+      barrier_wait(barriers.q_full(), tiles & 1);
+      const Tile tile = *(const Tile*)(memory + TILE_OFFSET);
+      if (uniform(tile.steps) == 0) break;
+      consumer.consume(params, tile, step);
+      step += uniform(tile.steps) + additional_steps(params);
     }
     // The last turn passed is still to be taken.
     if (role == 1) consumer.wait_turn();
