@@ -56,15 +56,16 @@ pub fn all() -> Vec<Entry> {
 
 /// The same kinds of problem for a CPU, named `<name>-small`.
 ///
-/// Batch 1 and at most 2 heads; then all lengths, kernel sizes and strides are halved together
-/// until a forward pass takes at most 2^29 floating-point operations. Lengths are rounded up, the
-/// rest down; a kernel size does not fall below 3 (or what it was), a stride not below 1, a length
-/// not below `kernel_size * dilation`. Head dimension, dilation and causality stay.
+/// Batch 1 and at most 2 heads (or one group of heads that share keys); then all lengths, kernel
+/// sizes and strides are halved together until a forward pass takes at most 2^29 floating-point
+/// operations. Lengths are rounded up, the rest down; a kernel size does not fall below 3 (or what
+/// it was), a stride not below 1, a length not below `kernel_size * dilation`. Head dimension,
+/// dilation and causality stay, and windows of all keys stay so.
 pub fn small() -> Vec<Entry> {
     ROWS.iter()
         .map(|row| Entry {
             name: row.names[1],
-            problem: shrink(row.problem()),
+            problem: shrunk(row.problem(), SMALL_FLOPS),
             published: None,
             target: None,
         })
@@ -76,12 +77,22 @@ pub fn find(name: &str) -> Option<Entry> {
     all().into_iter().chain(small()).find(|entry| entry.name == name)
 }
 
-fn shrink(mut problem: Problem) -> Problem {
+/// A problem of the same kind whose forward pass takes at most `flops` floating-point operations,
+/// or as few as the rules of [`small`] reach.
+pub fn shrunk(mut problem: Problem, flops: u64) -> Problem {
+    if problem.forward_flops() <= flops {
+        return problem;
+    }
+    let group_size = problem.group_size();
     problem.batch = 1;
-    problem.heads = problem.heads.min(2);
-    problem.heads_kv = problem.heads_kv.min(problem.heads);
-    while problem.forward_flops() > SMALL_FLOPS {
-        problem.axes = problem.axes.map(halve);
+    problem.heads_kv = (2 / group_size).clamp(1, problem.heads_kv);
+    problem.heads = problem.heads_kv * group_size;
+    while problem.forward_flops() > flops {
+        let axes = problem.axes.map(halve);
+        if axes == problem.axes {
+            break;
+        }
+        problem.axes = axes;
     }
     problem
 }
@@ -91,12 +102,13 @@ fn halve(axis: Axis) -> Axis {
         return axis;
     }
     if axis.kernel_size == axis.keys {
-        let length = axis.keys.div_ceil(2);
+        let length = axis.keys.div_ceil(2).max(axis.keys.min(2));
         let stride = (axis.stride / 2).max(1);
         return Axis { stride, ..Axis::dense(length, length, axis.is_causal) };
     }
     let kernel_size = (axis.kernel_size / 2).max(axis.kernel_size.min(3));
-    let length = axis.keys.div_ceil(2).max(kernel_size * axis.dilation);
+    let least = (kernel_size * axis.dilation).max(kernel_size + 1);
+    let length = axis.keys.div_ceil(2).max(least);
     let stride = (axis.stride / 2).max(1);
     Axis { queries: length, keys: length, kernel_size, stride, ..axis }
 }
@@ -299,6 +311,18 @@ mod tests {
         for Entry { name, problem, .. } in small() {
             assert_eq!(problem.pairs(), problem.axes.iter().map(count).product::<u64>(), "{name}");
         }
+    }
+
+    #[test]
+    fn shrinking_ends_where_the_rules_do() {
+        let mut problem = find("ltx-s5").expect("a problem").problem;
+        (problem.heads, problem.heads_kv) = (8, 2);
+        let tiny = shrunk(problem, 1);
+        assert_eq!((tiny.batch, tiny.heads, tiny.heads_kv), (1, 4, 1));
+        assert_eq!(tiny.axes, [axis(4, 3, 1, 1); 3]);
+        let dense = find("dense-4k").expect("a problem").problem;
+        assert_eq!(shrunk(dense, 1).axes[2], Axis::dense(2, 2, false));
+        assert_eq!(shrunk(problem, u64::MAX), problem);
     }
 
     #[test]

@@ -8,12 +8,17 @@
 
 pub mod catalogue;
 pub mod cost;
+pub mod native;
 #[cfg(feature = "cube")]
 pub mod portable;
-pub mod native;
 mod problem;
 pub mod slicing;
 pub mod tiling;
 pub mod window;
 
 pub use problem::{Axis, MAX_RANK, Problem};
+
+/// The README's code runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -11,6 +11,7 @@ mod half;
 mod isolation;
 mod layers;
 mod layouts;
+mod measuring;
 mod natten_shapes;
 mod properties;
 mod relations;

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
@@ -40,18 +40,18 @@ pub struct DeviceInfo {
 
 /// The CUDA device behind a client; `None` for any other runtime.
 pub fn device_info(client: &Client) -> Option<DeviceInfo> {
-    static KNOWN: Mutex<Option<HashMap<u16, DeviceInfo>>> = Mutex::new(None);
+    static KNOWN: LazyLock<Mutex<HashMap<u16, DeviceInfo>>> = LazyLock::new(Mutex::default);
     let service = client.service_id();
     if service.service != core::any::TypeId::of::<Server>() {
         return None;
     }
     let ordinal = service.device.index_id;
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let known = known.get_or_insert_default();
     if let Some(info) = known.get(&ordinal) {
         return Some(*info);
     }
-    let info = query_device(ordinal).inspect_err(|error| log::warn!("CUDA device {ordinal}: {error:?}"));
+    let info =
+        query_device(ordinal).inspect_err(|error| log::warn!("CUDA device {ordinal}: {error:?}"));
     known.extend(info.ok().map(|info| (ordinal, info)));
     known.get(&ordinal).copied()
 }
@@ -139,10 +139,8 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
     }
     let device = client.service_id().device;
     let stream = StreamId::current();
-    let buffers: Vec<(BufferBinding, bool)> = buffers
-        .into_iter()
-        .map(|buffer| (buffer.handle.binding(), buffer.is_output))
-        .collect();
+    let buffers: Vec<(BufferBinding, bool)> =
+        buffers.into_iter().map(|buffer| (buffer.handle.binding(), buffer.is_output)).collect();
     DeviceHandle::<Server>::new(device).submit(move |server: &mut Server| {
         let mut written = server.write_set();
         written.extend(buffers.iter().filter(|(_, output)| *output).map(|(b, _)| b.clone()));
@@ -187,10 +185,8 @@ unsafe fn enqueue(
         let (start, end) = (buffer.offset_start, buffer.offset_end);
         addresses.push(memory.get_resource(buffer.memory.clone(), start, end)?.ptr);
     }
-    let mut values: Vec<Value> = arguments
-        .iter()
-        .map(|argument| value(argument, &addresses))
-        .collect::<Result<_, _>>()?;
+    let mut values: Vec<Value> =
+        arguments.iter().map(|argument| value(argument, &addresses)).collect::<Result<_, _>>()?;
     let mut pointers: Vec<*mut c_void> = values
         .iter_mut()
         .map(|value| match value {
@@ -307,8 +303,7 @@ fn function(ordinal: u16, kernel: &Kernel) -> Result<sys::CUfunction, ServerErro
         result::module::get_function(module, kernel.entry.to_owned())
             .map_err(|error| failed("cuModuleGetFunction", error))?
     };
-    let attribute =
-        sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: `function` has just been loaded.
     unsafe {
         result::function::set_function_attribute(function, attribute, kernel.shared_memory as i32)

@@ -11,7 +11,10 @@ mod schedule;
 mod source;
 
 #[cfg(feature = "cuda")]
-pub use forward::{ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, warm_up};
+pub use forward::{
+    ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, is_available,
+    warm_up,
+};
 pub use plan::{candidates, estimate, plan, unsupported};
 pub use schedule::{Element, Mask, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS};

@@ -37,9 +37,23 @@ impl Schedule {
         let keys = self.blocks * super::schedule::TILE;
         let half = format!("k16.f32.{element}.{element}");
         let scores = if self.query_in_registers() {
-            Wgmma { name: "wgmma_scores", n: keys, types: &half, a: A::Registers, accumulate: None, tail: ", 1, 1, 0" }
+            Wgmma {
+                name: "wgmma_scores",
+                n: keys,
+                types: &half,
+                a: A::Registers,
+                accumulate: None,
+                tail: ", 1, 1, 0",
+            }
         } else {
-            Wgmma { name: "wgmma_scores", n: keys, types: &half, a: A::Shared, accumulate: None, tail: ", 1, 1, 0, 0" }
+            Wgmma {
+                name: "wgmma_scores",
+                n: keys,
+                types: &half,
+                a: A::Shared,
+                accumulate: None,
+                tail: ", 1, 1, 0, 0",
+            }
         };
         let mask = Wgmma {
             name: "wgmma_mask",
