@@ -2,6 +2,8 @@ use std::cell::RefCell;
 use std::sync::RwLock;
 
 /// How much memory an implementation may take beyond its inputs and outputs.
+///
+/// Set with [`Context::with_memory`]; the guide says what each tier [takes](crate::guide::memory).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MemoryPreference {
     /// Up to the size of the scores of all windows.
@@ -65,11 +67,27 @@ impl Context {
     }
 
     /// Makes these the settings of the process, for every thread outside a scope.
+    ///
+    /// ```rust,standalone_crate
+    /// use burn_natten::Context;
+    ///
+    /// Context::new().with_deterministic(true).set_global();
+    /// assert!(std::thread::spawn(|| Context::current().deterministic()).join().unwrap());
+    /// ```
     pub fn set_global(self) {
         *GLOBAL.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = self;
     }
 
-    /// Makes these the settings of this thread until the guard is dropped.
+    /// Makes these the settings of this thread until the guard is dropped. Scopes nest.
+    ///
+    /// ```rust
+    /// use burn_natten::Context;
+    ///
+    /// let scope = Context::current().with_deterministic(true).scope();
+    /// assert!(Context::current().deterministic());
+    /// drop(scope);
+    /// assert!(!Context::current().deterministic());
+    /// ```
     #[must_use = "the settings end when the guard is dropped"]
     pub fn scope(self) -> ContextScope {
         let id = SCOPES.with_borrow_mut(|scopes| {

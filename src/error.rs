@@ -4,7 +4,20 @@ use crate::Strategy;
 
 /// Why an attention problem cannot be computed.
 ///
-/// The text names the argument, the axis, the value that was given and the bound it breaks.
+/// The text names the argument, the axis, the value that was given and the bound it breaks:
+///
+/// ```rust
+/// use burn_natten::{AttentionError, NeighborhoodOptions};
+///
+/// let error = NeighborhoodOptions::<2>::new([3, 9]).axes([8, 8]).expect_err("9 keys of 8");
+/// assert_eq!(
+///     error.to_string(),
+///     "kernel_size: axis 1 is 9, must be at most 8 (the length of the axis)"
+/// );
+/// assert!(matches!(error, AttentionError::TooLarge { axis: 1, got: 9, max: 8, .. }));
+/// ```
+///
+/// The guide has a [page on errors](crate::guide::errors).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttentionError {

@@ -66,6 +66,10 @@
 //!
 //! The Reference, Flex and Portable tiers use no atomics: the same inputs on the same device give
 //! the same bits, forward and backward.
+//!
+//! # Guide
+//!
+//! [`guide`] has a page on each of these topics, and on memory, precision, errors and settings.
 #![warn(missing_docs)]
 #![recursion_limit = "256"]
 
@@ -73,6 +77,8 @@ mod backend;
 mod context;
 mod error;
 mod functional;
+#[cfg(doc)]
+pub mod guide;
 pub mod nn;
 mod options;
 pub mod plan;

@@ -7,6 +7,13 @@ use crate::{AttentionError, Context};
 /// A value for each of `N` spatial axes, slowest first.
 ///
 /// Made from an array, or from one value that then holds for every axis.
+///
+/// ```rust
+/// use burn_natten::PerAxis;
+///
+/// assert_eq!(PerAxis::<3, usize>::from(7), PerAxis([7, 7, 7]));
+/// assert_eq!(PerAxis::from([1, 4]), PerAxis([1, 4]));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PerAxis<const N: usize, T>(pub [T; N]);
 
@@ -23,6 +30,19 @@ impl<const N: usize, T> From<[T; N]> for PerAxis<N, T> {
 }
 
 /// Which implementation computes an operator.
+///
+/// ```rust
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_natten::{NeighborhoodOptions, Strategy, na1d};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<4>::random([1, 30, 2, 16], Distribution::Default, &device);
+/// let out = |strategy| {
+///     let options = NeighborhoodOptions::<1>::new(7).with_strategy(strategy);
+///     na1d(x.clone(), x.clone(), x.clone(), options)
+/// };
+/// assert!(out(Strategy::Auto).all_close(out(Strategy::Reference), None, Some(1e-5)));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// The fastest that runs on the device; degrades with one log line.
@@ -68,6 +88,8 @@ impl<const N: usize> NeighborhoodOptions<N> {
     /// Windows of `kernel_size` keys along each axis, at least 2 and at most the axis' length.
     ///
     /// Stride and dilation are 1, no axis is causal, the scale is `head_dim^-0.5`.
+    ///
+    /// Reference: [Neighborhood Attention Transformer](https://arxiv.org/abs/2204.07143).
     pub fn new(kernel_size: impl Into<PerAxis<N, usize>>) -> Self {
         Self {
             kernel_size: kernel_size.into().0,
@@ -79,6 +101,19 @@ impl<const N: usize> NeighborhoodOptions<N> {
     }
 
     /// Number of neighboring queries that share a window: from 1, the default, to `kernel_size`.
+    ///
+    /// ```rust
+    /// # fn main() -> Result<(), burn_natten::AttentionError> {
+    /// use burn_natten::NeighborhoodOptions;
+    ///
+    /// let [axis] = NeighborhoodOptions::<1>::new(5).with_stride(3).axes([12])?;
+    /// // First key and number of keys: that of query 4, which is in the middle of 3, 4 and 5.
+    /// assert_eq!([3, 4, 5].map(|query| axis.window(query)), [(2, 5); 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Reference: [Generalized Neighborhood Attention](https://arxiv.org/abs/2504.16922).
     pub fn with_stride(mut self, stride: impl Into<PerAxis<N, usize>>) -> Self {
         self.stride = stride.into().0;
         self
@@ -86,12 +121,37 @@ impl<const N: usize> NeighborhoodOptions<N> {
 
     /// Distance between the keys of a window: 1 by default; `kernel_size * dilation` is at most the
     /// axis' length.
+    ///
+    /// ```rust
+    /// # fn main() -> Result<(), burn_natten::AttentionError> {
+    /// use burn_natten::NeighborhoodOptions;
+    ///
+    /// let [axis] = NeighborhoodOptions::<1>::new(3).with_dilation(4).axes([12])?;
+    /// let (first, count) = axis.window(6);
+    /// assert_eq!((0..count).map(|i| first + 4 * i).collect::<Vec<_>>(), [2, 6, 10]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Reference: [Dilated Neighborhood Attention Transformer](https://arxiv.org/abs/2209.15001).
     pub fn with_dilation(mut self, dilation: impl Into<PerAxis<N, usize>>) -> Self {
         self.dilation = dilation.into().0;
         self
     }
 
     /// Whether a query sees only keys up to its own index; `false` by default.
+    ///
+    /// ```rust
+    /// # fn main() -> Result<(), burn_natten::AttentionError> {
+    /// use burn_natten::NeighborhoodOptions;
+    ///
+    /// // A video, causal in time: query 5 of a line sees keys 3 to 5, or 4 to 6.
+    /// let options = NeighborhoodOptions::<3>::new(3).with_causal([true, false, false]);
+    /// let [time, height, _] = options.axes([8, 8, 8])?;
+    /// assert_eq!((time.window(5), height.window(5)), ((3, 3), (4, 3)));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn with_causal(mut self, is_causal: impl Into<PerAxis<N, bool>>) -> Self {
         self.is_causal = is_causal.into().0;
         self
@@ -104,7 +164,8 @@ impl<const N: usize> NeighborhoodOptions<N> {
     }
 
     /// Keys `[batch, tokens, heads_kv, head_dim]` and values `[batch, tokens, heads_kv,
-    /// head_dim_v]` that every query sees besides its window; none by default.
+    /// head_dim_v]` that every query sees besides its window; none by default. The guide has a
+    /// [page and examples](crate::guide::extra_tokens).
     pub fn with_additional_kv(
         mut self,
         keys: impl Into<Option<Tensor<4>>>,
@@ -201,6 +262,19 @@ impl AttentionOptions {
 
     /// Keys `[batch, tokens, heads_kv, head_dim]` and values `[batch, tokens, heads_kv,
     /// head_dim_v]` that every query sees, causal or not; none by default.
+    ///
+    /// ```rust
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_natten::{AttentionOptions, attention};
+    ///
+    /// let device = Device::flex();
+    /// let words = Tensor::<4>::random([1, 10, 2, 8], Distribution::Default, &device);
+    /// let memory = Tensor::<4>::random([1, 3, 2, 8], Distribution::Default, &device);
+    /// let options =
+    ///     AttentionOptions::new().with_causal(true).with_additional_kv(memory.clone(), memory);
+    /// let out = attention(words.clone(), words.clone(), words, options);
+    /// assert_eq!(out.dims(), [1, 10, 2, 8]);
+    /// ```
     pub fn with_additional_kv(
         mut self,
         keys: impl Into<Option<Tensor<4>>>,

@@ -6,6 +6,17 @@ use crate::window;
 pub const MAX_RANK: usize = 3;
 
 /// One spatial axis. The semantics are those of [`window`].
+///
+/// Fields are not checked: `1 <= stride <= kernel_size`, `kernel_size * dilation <= keys`.
+///
+/// ```rust
+/// use burn_natten_kernels::Axis;
+///
+/// let axis = Axis { kernel_size: 3, dilation: 2, ..Axis::dense(9, 9, false) };
+/// // Query 4 sees keys 2, 4 and 6; key 0 is seen by queries 0 and 2.
+/// assert_eq!(axis.window(4), (2, 3));
+/// assert_eq!(axis.visitors(0), (0, 2));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Axis {
     /// Number of queries along the axis.
@@ -68,6 +79,26 @@ impl Axis {
 /// spatial axes flattened row-major; logsumexp `[batch, queries, heads]`. Query head `h` reads key
 /// and value head `h / (heads / heads_kv)`. Every query also sees the `additional` tokens, stored
 /// as `[batch, additional, heads_kv, head_dim(_v)]`.
+///
+/// ```rust
+/// use burn_natten_kernels::{Axis, Problem};
+///
+/// let side = Axis { kernel_size: 7, ..Axis::dense(56, 56, false) };
+/// let problem = Problem {
+///     batch: 64,
+///     heads: 2,
+///     heads_kv: 2,
+///     head_dim: 64,
+///     head_dim_v: 64,
+///     additional: 0,
+///     scale: 0.125,
+///     axes: [Axis::UNIT, side, side],
+/// };
+/// // For one sample and head; FLOPs are for all of them.
+/// assert_eq!(problem.pairs(), 56 * 56 * 49);
+/// assert_eq!(problem.forward_flops(), 64 * 2 * problem.pairs() * 2 * (64 + 64));
+/// assert_eq!(problem.query_coordinates(57), [0, 1, 1]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
     /// Number of independent samples.

@@ -18,6 +18,16 @@
 //! Dense attention is the case `K == n`: everything is visible, or, causal, everything up to the
 //! query's own index. There the number of queries may differ from the number of keys.
 //!
+//! ```rust
+//! use burn_natten_kernels::window::{visitor_end, visitor_start, window_end, window_start};
+//!
+//! // 10 positions, kernel size 5, stride 1, not causal: query 9 sees 5..10.
+//! let start = window_start(9, 10, 5, 1, false);
+//! assert_eq!(start..window_end(9, start, 10, 5, false), 5..10);
+//! // Key 9 is seen by queries 7..10.
+//! assert_eq!(visitor_start(9, 10, 5, 1, false)..visitor_end(9, 10, 10, 5, 1, false), 7..10);
+//! ```
+//!
 //! The functions are plain Rust and, with the feature `cube`, CubeCL code as well. They use only
 //! what both understand, and only unsigned arithmetic that cannot wrap.
 

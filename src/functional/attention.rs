@@ -4,7 +4,7 @@ use super::inputs::Inputs;
 use crate::problem::{self, Shapes};
 use crate::{AttentionError, AttentionOptions};
 
-/// What [`try_attention`] returns.
+/// What [`try_attention`] returns. [`merge_attentions`](crate::merge_attentions) takes both parts.
 #[derive(Clone, Debug)]
 pub struct AttentionOutput {
     /// `[batch, queries, heads, head_dim_v]`, in the dtype of the query.
@@ -42,7 +42,8 @@ pub struct AttentionOutput {
 /// assert_eq!(out.dims(), [2, 10, 8, 16]);
 /// ```
 ///
-/// Reference: [FlashAttention-2](https://arxiv.org/abs/2307.08691).
+/// Reference: [FlashAttention](https://arxiv.org/abs/2205.14135),
+/// [FlashAttention-2](https://arxiv.org/abs/2307.08691).
 #[track_caller]
 pub fn attention(
     query: Tensor<4>,

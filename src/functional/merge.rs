@@ -47,6 +47,8 @@ use crate::problem::same;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Reference: [FlashAttention](https://arxiv.org/abs/2205.14135), which merges blocks of keys so.
 #[track_caller]
 pub fn merge_attentions<const D: usize, const L: usize>(
     outputs: Vec<Tensor<D>>,
@@ -63,6 +65,18 @@ pub fn merge_attentions<const D: usize, const L: usize>(
 /// # Errors
 ///
 /// An [`AttentionError`] if there is nothing to merge or the parts do not fit together.
+///
+/// # Example
+///
+/// ```rust
+/// use burn::tensor::{Device, Tensor};
+/// use burn_natten::try_merge_attentions;
+///
+/// let device = Device::flex();
+/// let (out, logsumexp) = (Tensor::<4>::ones([1, 4, 2, 8], &device), Tensor::<3>::ones([1, 4, 2], &device));
+/// let error = try_merge_attentions(vec![out.clone(), out], vec![logsumexp]).expect_err("one is missing");
+/// assert_eq!(error.to_string(), "logsumexps: has 1 tensors, must have 2 as outputs");
+/// ```
 pub fn try_merge_attentions<const D: usize, const L: usize>(
     outputs: Vec<Tensor<D>>,
     logsumexps: Vec<Tensor<L>>,

@@ -7,6 +7,20 @@ use crate::{AttentionError, NeighborhoodOptions};
 /// What the `try_` operators of neighborhood attention return.
 ///
 /// `D` is the rank of the query, `L` that of the logsumexp, `D - 1`.
+///
+/// ```rust
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_natten::{NeighborhoodOptions, NeighborhoodOutput, try_na1d};
+///
+/// # fn main() -> Result<(), burn_natten::AttentionError> {
+/// let device = Device::flex();
+/// let x = Tensor::<4>::random([1, 20, 2, 8], Distribution::Default, &device);
+/// let options = NeighborhoodOptions::<1>::new(5);
+/// let NeighborhoodOutput { out, logsumexp } = try_na1d(x.clone(), x.clone(), x, options)?;
+/// assert_eq!((out.dims(), logsumexp.dims()), ([1, 20, 2, 8], [1, 20, 2]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct NeighborhoodOutput<const D: usize, const L: usize> {
     /// `[batch, *space, heads, head_dim_v]`, in the dtype of the query.
@@ -23,7 +37,7 @@ macro_rules! neighborhood_attention {
         #[doc = concat!("Neighborhood attention over ", $space, ".")]
         ///
         /// Each query attends to the `kernel_size` nearest keys along each axis; the windows are
-        /// described in the [crate's documentation](crate#the-window).
+        /// described in the [guide](crate::guide::windows).
         ///
         /// # Shapes
         ///
@@ -60,6 +74,7 @@ macro_rules! neighborhood_attention {
         /// ```
         ///
         /// Reference: [Neighborhood Attention Transformer](https://arxiv.org/abs/2204.07143),
+        /// [Dilated Neighborhood Attention Transformer](https://arxiv.org/abs/2209.15001),
         /// [Generalized Neighborhood Attention](https://arxiv.org/abs/2504.16922).
         #[track_caller]
         pub fn $name(

@@ -11,7 +11,7 @@ use crate::{NeighborhoodOptions, na1d, na2d, na3d};
 macro_rules! neighborhood_attention_layer {
     ($name:ident, $config:ident, $operator:ident, rank $rank:tt, $d:literal, $h:literal,
      space $space:literal, ones $ones:tt, falses $falses:tt,
-     example $kernel:literal $dims:literal) => {
+     example $kernel:literal $small:literal $dims:literal) => {
         #[doc = concat!("Configuration of [`", stringify!($name), "`].")]
         ///
         /// # Example
@@ -94,6 +94,35 @@ macro_rules! neighborhood_attention_layer {
         ///
         #[doc = concat!("Made by [`", stringify!($config), "`]. The operator is [`", stringify!($operator), "`](crate::", stringify!($operator), ").")]
         ///
+        /// # Example
+        ///
+        /// A model is a struct of layers:
+        ///
+        /// ```rust
+        /// use burn::module::Module;
+        /// use burn::tensor::{Device, Distribution, Tensor};
+        #[doc = concat!("use burn_natten::nn::{", stringify!($name), ", ", stringify!($config), "};")]
+        ///
+        /// #[derive(Module, Debug)]
+        /// struct Model {
+        #[doc = concat!("    near: ", stringify!($name), ",")]
+        #[doc = concat!("    far: ", stringify!($name), ",")]
+        /// }
+        ///
+        /// let device = Device::flex();
+        #[doc = concat!("let config = ", stringify!($config), "::new(32, 4, ", $small, ");")]
+        /// let model = Model {
+        ///     near: config.init(&device),
+        #[doc = concat!("    far: config.with_dilation([2; ", stringify!($rank), "]).init(&device),")]
+        /// };
+        #[doc = concat!("let shape = ", $dims, ";")]
+        #[doc = concat!(
+            "let input = Tensor::<", $d, ">::random(shape, Distribution::Default, &device);"
+        )]
+        /// let output = model.far.forward(model.near.forward(input));
+        /// assert_eq!(output.dims(), shape);
+        /// ```
+        ///
         /// Reference: [Neighborhood Attention Transformer](https://arxiv.org/abs/2204.07143),
         /// [Dilated Neighborhood Attention Transformer](https://arxiv.org/abs/2209.15001).
         #[derive(Module, Debug)]
@@ -139,7 +168,26 @@ macro_rules! neighborhood_attention_layer {
             }
 
             /// The query, key and value that [`forward`](Self::forward) attends with, for instance
-            /// to look at attention weights.
+            /// to look at attention weights:
+            ///
+            /// ```rust
+            /// use burn::tensor::{Device, Distribution, Tensor};
+            #[doc = concat!("use burn_natten::nn::", stringify!($config), ";")]
+            #[doc = concat!("use burn_natten::", stringify!($operator), ";")]
+            ///
+            /// let device = Device::flex();
+            #[doc = concat!("let layer = ", stringify!($config), "::new(32, 4, ", $kernel, ").init(&device);")]
+            #[doc = concat!("let shape = ", $dims, ";")]
+            #[doc = concat!(
+                "let input = Tensor::<", $d, ">::random(shape, Distribution::Default, &device);"
+            )]
+            /// let [query, key, value] = layer.query_key_value(input.clone());
+            #[doc = concat!(
+                "let attended = ", stringify!($operator), "(query, key, value, layer.options());"
+            )]
+            /// let output = layer.proj.forward(attended.reshape(shape));
+            /// assert!(output.all_close(layer.forward(input), None, Some(1e-5)));
+            /// ```
             ///
             /// # Shapes
             ///
@@ -172,13 +220,13 @@ macro_rules! neighborhood_attention_layer {
 
 neighborhood_attention_layer!(NeighborhoodAttention1d, NeighborhoodAttention1dConfig, na1d,
     rank 1, 3, 4, space "length", ones "[1]", falses "[false]",
-    example "[7]" "[2, 20, 32]");
+    example "[7]" "[5]" "[2, 20, 32]");
 neighborhood_attention_layer!(NeighborhoodAttention2d, NeighborhoodAttention2dConfig, na2d,
     rank 2, 4, 5, space "height, width", ones "[1, 1]", falses "[false, false]",
-    example "[7, 7]" "[2, 8, 9, 32]");
+    example "[7, 7]" "[3, 3]" "[2, 8, 9, 32]");
 neighborhood_attention_layer!(NeighborhoodAttention3d, NeighborhoodAttention3dConfig, na3d,
     rank 3, 5, 6, space "depth, height, width", ones "[1, 1, 1]", falses "[false, false, false]",
-    example "[2, 3, 3]" "[1, 4, 5, 6, 32]");
+    example "[2, 3, 3]" "[2, 2, 3]" "[1, 4, 5, 6, 32]");
 
 #[track_caller]
 fn check_heads(embed_dim: usize, num_heads: usize) {

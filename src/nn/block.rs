@@ -98,7 +98,23 @@ impl NeighborhoodTransformerBlockConfig {
 /// ```
 ///
 /// `drop_path` drops a branch for whole samples ([stochastic depth](https://arxiv.org/abs/1603.09382)).
-/// Made by [`NeighborhoodTransformerBlockConfig`].
+/// Made by [`NeighborhoodTransformerBlockConfig`]. Branches are dropped only on a device with
+/// autodiff, which is where a model trains:
+///
+/// ```rust
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_natten::nn::NeighborhoodTransformerBlockConfig;
+///
+/// let device = Device::flex();
+/// let block = NeighborhoodTransformerBlockConfig::new(32, 4, [3, 3])
+///     .with_mlp_ratio(2.0)
+///     .with_drop_path(0.1)
+///     .init(&device);
+/// let image = Tensor::<4>::random([2, 6, 6, 32], Distribution::Default, &device);
+/// // Not training: the same every time.
+/// let output = block.forward(image.clone());
+/// assert!(output.all_close(block.forward(image), None, None));
+/// ```
 ///
 /// Reference: [Neighborhood Attention Transformer](https://arxiv.org/abs/2204.07143),
 /// [Dilated Neighborhood Attention Transformer](https://arxiv.org/abs/2209.15001).

@@ -5,15 +5,16 @@ use burn::tensor::{DType, Device, Distribution, Tensor, TensorCreationOptions};
 use super::timing::sync;
 use crate::AttentionError;
 
-/// Amounts of work: the first on a CPU, the second where that is over too soon to say much.
-struct Sizes {
+/// Amounts of work, the next where one is over too soon to say much: the first for slow builds, the
+/// last for GPUs.
+struct Sizes<'a> {
     /// Sides of square matrices.
-    matmul: [usize; 2],
+    matmul: &'a [usize],
     /// Bytes of the tensor that is read and written, beyond any cache.
-    copy: [usize; 2],
+    copy: &'a [usize],
 }
 
-const SIZES: Sizes = Sizes { matmul: [1024, 8192], copy: [256 << 20, 1 << 30] };
+const SIZES: Sizes<'_> = Sizes { matmul: &[256, 1024, 8192], copy: &[256 << 20, 1 << 30] };
 /// Seconds; work that is over sooner does not fill the device.
 const SHORT: f64 = 2e-3;
 /// How long each rate is measured at least.
@@ -35,7 +36,7 @@ pub fn measure_peaks(device: &Device, dtype: DType) -> Peaks {
     measure(device, dtype, &SIZES)
 }
 
-fn measure(device: &Device, dtype: DType, sizes: &Sizes) -> Peaks {
+fn measure(device: &Device, dtype: DType, sizes: &Sizes<'_>) -> Peaks {
     let or_nan = |rate: Result<f64, AttentionError>| {
         rate.unwrap_or_else(|error| {
             log::warn!("burn-natten: a peak could not be measured, {error}");
@@ -45,7 +46,7 @@ fn measure(device: &Device, dtype: DType, sizes: &Sizes) -> Peaks {
     Peaks { copy: or_nan(copy(device, dtype, sizes)), matmul: or_nan(matmul(device, dtype, sizes)) }
 }
 
-fn copy(device: &Device, dtype: DType, sizes: &Sizes) -> Result<f64, AttentionError> {
+fn copy(device: &Device, dtype: DType, sizes: &Sizes<'_>) -> Result<f64, AttentionError> {
     escalate(sizes.copy, |bytes| {
         // Drawing as many numbers would take a CPU longer than the measurement.
         const DRAWN: usize = 1 << 20;
@@ -60,7 +61,7 @@ fn copy(device: &Device, dtype: DType, sizes: &Sizes) -> Result<f64, AttentionEr
     })
 }
 
-fn matmul(device: &Device, dtype: DType, sizes: &Sizes) -> Result<f64, AttentionError> {
+fn matmul(device: &Device, dtype: DType, sizes: &Sizes<'_>) -> Result<f64, AttentionError> {
     escalate(sizes.matmul, |side| {
         let [left, right] = [(); 2].map(|_| random([side, side], device, dtype));
         let mut product: Tensor<2> = left.clone();
@@ -69,17 +70,21 @@ fn matmul(device: &Device, dtype: DType, sizes: &Sizes) -> Result<f64, Attention
     })
 }
 
-/// The rate at the first size, or at the second if the first is over too soon. `run` returns an
+/// The rate at the first size that is not over too soon, or else at the last. `run` returns an
 /// amount of work and the seconds it takes.
 fn escalate(
-    [first, second]: [usize; 2],
+    sizes: &[usize],
     run: impl Fn(usize) -> Result<(f64, f64), AttentionError>,
 ) -> Result<f64, AttentionError> {
-    let (mut work, mut seconds) = run(first)?;
-    if seconds < SHORT {
-        (work, seconds) = run(second)?;
+    let mut rate = f64::NAN;
+    for size in sizes {
+        let (work, seconds) = run(*size)?;
+        rate = work / seconds;
+        if seconds >= SHORT {
+            break;
+        }
     }
-    Ok(work / seconds)
+    Ok(rate)
 }
 
 /// Seconds that `call` takes at best, over batches of calls.
@@ -116,7 +121,7 @@ mod tests {
     /// No machine is slower or faster than this, caches included.
     #[test]
     fn peaks_are_plausible() {
-        let sizes = Sizes { matmul: [64, 128], copy: [1 << 20, 4 << 20] };
+        let sizes = Sizes { matmul: &[64, 128], copy: &[1 << 20, 4 << 20] };
         let Peaks { copy, matmul } = measure(&Device::flex(), DType::F32, &sizes);
         assert!((1e7..1e14).contains(&copy), "{copy:e} bytes/s");
         assert!((1e7..1e16).contains(&matmul), "{matmul:e} FLOP/s");

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Instant;
 
 use cudarc::nvrtc::{result, sys};
@@ -50,7 +50,7 @@ pub struct Source {
     pub options: Vec<String>,
 }
 
-/// Compiles a program, or finds it compiled. `driver` is the driver's version.
+/// Compiles a program, or finds it compiled, by its name. `driver` is the driver's version.
 ///
 /// Takes a second or two the first time, which it logs.
 ///
@@ -58,17 +58,17 @@ pub struct Source {
 ///
 /// [`CompileError`] if there is no NVRTC or it rejects the program.
 pub fn compile(source: &Source, driver: i32) -> Result<Arc<Cubin>, CompileError> {
-    static KNOWN: Mutex<Option<HashMap<String, Result<Arc<Cubin>, CompileError>>>> =
-        Mutex::new(None);
-    // Held while compiling: two threads that need a program wait for one compilation.
-    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let known = known.get_or_insert_default();
-    if let Some(result) = known.get(&source.name) {
-        return result.clone();
-    }
-    let result = load_or_compile(source, driver).map(Arc::new);
-    known.insert(source.name.clone(), result.clone());
-    result
+    type Slot = Arc<OnceLock<Result<Arc<Cubin>, CompileError>>>;
+    static KNOWN: LazyLock<Mutex<HashMap<String, Slot>>> = LazyLock::new(Mutex::default);
+    let slot = {
+        let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match known.get(&source.name) {
+            Some(slot) => slot.clone(),
+            None => known.entry(source.name.clone()).or_default().clone(),
+        }
+    };
+    // Two threads that need a program wait for one compilation; other programs do not.
+    slot.get_or_init(|| load_or_compile(source, driver).map(Arc::new)).clone()
 }
 
 fn load_or_compile(source: &Source, driver: i32) -> Result<Cubin, CompileError> {
@@ -128,6 +128,12 @@ fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
     }
     fs::write(&partial, [Sha256::digest(image).as_slice(), image].concat())?;
     fs::rename(&partial, file)
+}
+
+/// Whether NVRTC is installed.
+pub fn has_compiler() -> bool {
+    static FOUND: LazyLock<bool> = LazyLock::new(|| nvrtc_version().is_some());
+    *FOUND
 }
 
 /// Major and minor version of NVRTC; `None` if it is not installed.

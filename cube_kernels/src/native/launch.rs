@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
@@ -40,14 +40,13 @@ pub struct DeviceInfo {
 
 /// The CUDA device behind a client; `None` for any other runtime.
 pub fn device_info(client: &Client) -> Option<DeviceInfo> {
-    static KNOWN: Mutex<Option<HashMap<u16, DeviceInfo>>> = Mutex::new(None);
+    static KNOWN: LazyLock<Mutex<HashMap<u16, DeviceInfo>>> = LazyLock::new(Mutex::default);
     let service = client.service_id();
     if service.service != core::any::TypeId::of::<Server>() {
         return None;
     }
     let ordinal = service.device.index_id;
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let known = known.get_or_insert_default();
     if let Some(info) = known.get(&ordinal) {
         return Some(*info);
     }

@@ -1,7 +1,7 @@
 //! Kernels for one vendor's one architecture, hand-written and compiled at run time.
 //!
 //! CUDA C++ with inline PTX and no headers, one source per schedule, specialised by macros. NVRTC
-//! compiles a specialisation at its first use ([`compile`](mod@compile)), and it is enqueued on
+//! compiles a specialisation at its first use (`compile`), and it is enqueued on
 //! CubeCL's own stream with CubeCL's own memory (`launch`), under either of CubeCL's CUDA compilers.
 //!
 //! What a kernel would do is decided without a device, by [`sm90::plan()`], and the text of every

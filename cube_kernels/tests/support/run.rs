@@ -52,11 +52,11 @@ impl Format {
     }
 
     /// A buffer full of NaN, so that nothing passes by luck.
-    fn poisoned(&self, client: &Client, length: usize) -> Handle {
+    pub fn poisoned(&self, client: &Client, length: usize) -> Handle {
         self.upload(client, &vec![f64::NAN; length.max(1)])
     }
 
-    fn download(&self, client: &Client, handle: &Handle, length: usize) -> Vec<f64> {
+    pub fn download(&self, client: &Client, handle: &Handle, length: usize) -> Vec<f64> {
         let bytes = client.read_one(handle.clone()).expect("the kernels ran");
         let values = match self.kind {
             FloatKind::F16 => values(&bytes, |b| f16::from_le_bytes(b).to_f64()),

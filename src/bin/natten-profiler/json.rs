@@ -49,6 +49,7 @@ pub fn plan(request: &Request, target: Target, explanation: &Explanation) -> Val
         "name": request.name,
         "problem": problem(own),
         "dtype": request.dtype.name(),
+        "deterministic": request.context.deterministic(),
         "flop_bound": flop_bound(own),
         "ideal": {
             "forward": cost(ideal(request, &explanation.device, Pass::Forward)),
@@ -135,6 +136,7 @@ fn with_header(request: &Request, device: &str, peaks: &Peaks, key: &str, rows: 
         "name": request.name,
         "problem": problem(&request.problem),
         "dtype": request.dtype.name(),
+        "deterministic": request.context.deterministic(),
         "device": device,
         "peaks": { "copy": peaks.copy, "matmul": peaks.matmul },
         key: rows,
@@ -150,6 +152,7 @@ fn measurement(measurement: &Measurement, peaks: &Peaks) -> Value {
         "schedule": measurement.schedule,
         "pass": measurement.pass.name(),
         "calls": timing.calls(),
+        "samples": timing.samples().iter().map(|time| time.as_secs_f64()).collect::<Vec<_>>(),
         "median": timing.median().as_secs_f64(),
         "quartiles": [low.as_secs_f64(), high.as_secs_f64()],
         "flops": measurement.flops,

@@ -150,9 +150,17 @@ pub fn progress(steps: u64) -> ProgressBar {
     bar
 }
 
+/// Opens the device of the flags to time on it.
+pub fn open(args: &Args) -> Result<Device, Failure> {
+    if cfg!(debug_assertions) {
+        eprintln!("warning: not built with --release, so that times and peaks say little");
+    }
+    device::open(args.device, args.dtype)
+}
+
 /// Measures the candidate that the strategy chooses.
 pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
-    let device = device::open(args.device, args.dtype)?;
+    let device = open(args)?;
     let candidate = request.explain(args, target_of(args, &device))?.chosen;
     let passes = args.passes();
     let bar = progress(passes.len() as u64 + 1);
@@ -223,5 +231,21 @@ pub fn share(measurement: &Measurement, peaks: &Peaks) -> String {
     match measurement.share(peaks) {
         Some((share, peak)) => format!("{:.0} % of {peak}", 100.0 * share),
         None => "unknown".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Parsed, parse};
+
+    #[test]
+    fn flags_say_how_often_to_measure() {
+        let flags = ["natten-profiler", "-i", "8", "--warmup-steps", "5", "--repeats", "9"];
+        let Ok(Parsed::Run(args)) = parse(flags) else { panic!("the flags are refused") };
+        let repeats = repeats(&args);
+        assert_eq!((repeats.warmup, repeats.samples), (5, 9));
+        let Ok(Parsed::Run(args)) = parse(["natten-profiler"]) else { panic!("refused") };
+        assert_eq!(super::repeats(&args), Repeats::default());
     }
 }

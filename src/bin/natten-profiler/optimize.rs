@@ -8,7 +8,7 @@ use burn_natten_kernels::MAX_RANK;
 
 use crate::args::{Args, StrategyName};
 use crate::dry_run::target_of;
-use crate::measure::{Measurement, describe_peaks, measure, progress, repeats, share};
+use crate::measure::{Measurement, describe_peaks, measure, open, progress, repeats, share};
 use crate::request::{Request, rank};
 use crate::units::{axes, duration, ratio, seconds};
 use crate::{Failure, device, json, table};
@@ -34,7 +34,7 @@ impl Trial {
 }
 
 pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
-    let device = device::open(args.device, args.dtype)?;
+    let device = open(args)?;
     let explanation = request.explain(args, target_of(args, &device))?;
     let candidates = all(explanation);
     let bar = progress((candidates.len() * args.passes().len()) as u64 + 1);
@@ -118,5 +118,27 @@ fn flags(request: &Request, candidate: &Candidate, all: &[Candidate]) -> String 
             format!("{strategy} --q-tile {q_tile} --kv-tile {kv_tile}")
         }
         _ => strategy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_natten::plan::Target;
+
+    use super::*;
+    use crate::args::{Parsed, parse};
+
+    #[test]
+    fn what_takes_too_long_is_not_tried() {
+        let Ok(Parsed::Run(args)) = parse(["natten-profiler", "--problem", "dense-4k"]) else {
+            panic!("the flags are refused");
+        };
+        let request = Request::new(&args).expect("a problem of the catalogue");
+        let candidates = all(request.explain(&args, Target::Cpu).expect("a plan"));
+        let refused: Vec<_> =
+            candidates.iter().map(|candidate| too_slow(candidate, &args).err()).collect();
+        assert_eq!(refused[0], None);
+        let reason = refused[1].as_deref().expect("the Reference tier moves terabytes");
+        assert!(reason.starts_with("not tried, would take "), "{reason}");
     }
 }

@@ -1,0 +1,45 @@
+//! How to use neighborhood attention, and what to expect of it: one page a topic.
+//!
+//! | page | answers |
+//! |---|---|
+//! | [`windows`] | Which keys does a query see? |
+//! | [`choosing`] | Which window, stride and dilation should a model have, and what do they cost? |
+//! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
+//! | [`determinism`] | When do results repeat bit by bit? |
+//! | [`memory`] | What is kept, and what is allocated? |
+//! | [`precision`] | Which element types are there, and how large are errors? |
+//! | [`errors`] | What is refused, and how does it say so? |
+//! | [`context`] | Which settings are there, and for how long do they hold? |
+//!
+//! The pages hold no code but their examples, which run as tests.
+
+pub mod choosing {
+    #![doc = include_str!("choosing.md")]
+    #![doc = include_str!("../../docs/pictures/tile-map.svg")]
+}
+pub mod context {
+    #![doc = include_str!("context.md")]
+}
+pub mod determinism {
+    #![doc = include_str!("determinism.md")]
+}
+pub mod errors {
+    #![doc = include_str!("errors.md")]
+}
+pub mod extra_tokens {
+    #![doc = include_str!("extra_tokens.md")]
+}
+pub mod memory {
+    #![doc = include_str!("memory.md")]
+}
+pub mod precision {
+    #![doc = include_str!("precision.md")]
+}
+pub mod windows {
+    #![doc = include_str!("windows.md")]
+    #![doc = include_str!("../../docs/pictures/windows-1d.svg")]
+    #![doc = include_str!("windows_more_axes.md")]
+    #![doc = include_str!("../../docs/pictures/queries-2d.svg")]
+    #![doc = include_str!("windows_planes.md")]
+    #![doc = include_str!("../../docs/pictures/planes-3d.svg")]
+}
