@@ -101,12 +101,4 @@ mod tests {
         assert!(text.contains("a &lt; b &amp; c"), "{text}");
         assert!(text.contains("\"M1 2v5\""), "{text}");
     }
-
-    #[test]
-    fn no_line_is_empty() {
-        // An empty line would end the picture where it is embedded in Markdown.
-        let mut drawing = Drawing::new();
-        drawing.write("x", [1.0, 2.0], 10.0, PAPER);
-        assert!(render(&drawing).lines().all(|line| !line.trim().is_empty()));
-    }
 }
