@@ -21,8 +21,6 @@ pub fn render(drawing: &Drawing) -> String {
         .set("width", width.as_str())
         .set("height", height.as_str())
         .set("font-family", FONTS)
-        // Where it is embedded in a page that is narrower.
-        .set("style", "max-width:100%;height:auto")
         .add(paper);
     for element in &drawing.elements {
         document = match element {
