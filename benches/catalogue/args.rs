@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use burn::tensor::DType;
-use burn_natten::Strategy;
 use burn_natten::profile::{Mode, Repeats};
+use burn_natten::{Context, Strategy};
 use burn_natten_kernels::catalogue::{self, Entry};
 use clap::{Parser, ValueEnum};
 
@@ -83,6 +83,12 @@ pub struct Args {
     /// The same for the Reference strategy, which is there to compare
     #[arg(long, default_value_t = 1.0)]
     pub reference_limit_seconds: f64,
+    /// Results that are bitwise equal from run to run
+    #[arg(long)]
+    pub deterministic: bool,
+    /// Allows paths that have never run on real hardware
+    #[arg(long)]
+    pub allow_experimental: bool,
     /// Writes OUT.csv and OUT.md
     #[arg(long)]
     pub out: Option<PathBuf>,
@@ -143,6 +149,13 @@ impl Args {
             return Repeats { samples, warmup: 1, limit, ..Repeats::new(mode) };
         }
         Repeats { samples, ..Repeats::new(mode) }
+    }
+
+    /// Settings of the calls.
+    pub fn context(&self) -> Context {
+        Context::current()
+            .with_deterministic(self.deterministic)
+            .with_allow_experimental(self.allow_experimental, self.allow_experimental)
     }
 
     /// Seconds that a call of a strategy may take.

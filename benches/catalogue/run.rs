@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use burn_natten::profile::{
     Mode, Peaks, Repeats, Timing, Workload, measure_peaks, time_backward, time_forward,
 };
-use burn_natten::{AttentionError, Context, Strategy};
+use burn_natten::{AttentionError, Strategy};
 use burn_natten_kernels::catalogue::{self, Entry};
 use burn_natten_kernels::cost::{Cost, DeviceModel};
 
@@ -83,7 +83,7 @@ impl Row<'_> {
             problem: self.entry.problem,
             dtype: self.precision.dtype(),
             strategy,
-            context: Context::current(),
+            context: self.args.context(),
         };
         let tier = workload.tier(self.device);
         let implementation = match &tier {

@@ -123,7 +123,8 @@ impl Results {
 
 /// `[tokens, head_dim]` of one head of one sample.
 fn column(tensor: &Tensor<4>, batch: usize, head: usize) -> Vec<f32> {
-    let slice = tensor.clone().narrow(0, batch, 1).narrow(2, head, 1);
+    let [_, tokens, _, dim] = tensor.dims();
+    let slice = tensor.clone().slice([batch..batch + 1, 0..tokens, head..head + 1, 0..dim]);
     slice.into_data().iter::<f32>().collect()
 }
 

@@ -1,7 +1,7 @@
 //! Times the candidate schedules of catalogue problems on a Hopper GPU, the most promising first,
 //! beside what the model expects of them.
 //!
-//! `sm90_tune [--top N] [NAME...]`
+//! `sm90_tune [--top N] [NAME...]`: the N best of each shape of CTA, 2 by default.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use half::bf16;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 fn main() {
-    let mut top = 4;
+    let mut top = 2;
     let mut names = vec![];
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -52,25 +52,29 @@ fn tune(client: &Client, name: &str, problem: &Problem, top: usize) {
         ForwardOutputs { out: client.empty(rows * head_dim_v * 2), lse: client.empty(rows * 4) };
     let mut schedules = candidates(problem, Element::Bf16);
     schedules.sort_by(|a, b| estimate(a, problem).total_cmp(&estimate(b, problem)));
-    for schedule in schedules.iter().take(top) {
+    // The most promising of each shape of CTA.
+    let mut shapes = std::collections::HashMap::new();
+    schedules.retain(|s| {
+        let seen = shapes.entry((s.warpgroups, s.blocks, s.ctas)).or_insert(0);
+        *seen += 1;
+        *seen <= top
+    });
+    for schedule in &schedules {
         let run = || forward_with(client, schedule, problem, &inputs, &outputs).expect("launched");
         let sync = || block_on(client.sync()).expect("the kernel ran");
         run();
         sync();
-        let start = Instant::now();
-        run();
-        sync();
-        let calls = (Duration::from_millis(4).as_secs_f64() / start.elapsed().as_secs_f64()).ceil();
-        let calls = (calls as usize).clamp(1, 200);
-        let mut samples: Vec<f64> = (0..5)
-            .map(|_| {
-                std::thread::sleep(Duration::from_millis(60));
-                let start = Instant::now();
-                (0..calls).for_each(|_| run());
-                sync();
-                start.elapsed().as_secs_f64() / calls as f64
-            })
-            .collect();
+        let time = |calls: usize| {
+            std::thread::sleep(Duration::from_millis(60));
+            let start = Instant::now();
+            (0..calls).for_each(|_| run());
+            sync();
+            start.elapsed().as_secs_f64()
+        };
+        // A batch and one of twice as many calls: what they differ in is calls alone.
+        let calls = ((2e-3 / time(1)).ceil() as usize).clamp(1, 100);
+        let mut samples: Vec<f64> =
+            (0..5).map(|_| (time(2 * calls) - time(calls)) / calls as f64).collect();
         samples.sort_by(f64::total_cmp);
         let seconds = samples[2];
         println!(

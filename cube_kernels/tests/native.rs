@@ -115,7 +115,8 @@ fn check(
 }
 
 fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
-    let dims = [(64, 64), (128, 128), (32, 32), (40, 72), (96, 96), (256, 256), (72, 40), (128, 64)];
+    let dims =
+        [(64, 64), (128, 128), (32, 32), (40, 72), (96, 96), (256, 256), (72, 40), (128, 64)];
     let (head_dim, head_dim_v) = dims[rng.random_range(0..dims.len())];
     let mut axes = [Axis::UNIT; 3];
     let longest = [700, 40, 14][rank - 1];
@@ -131,8 +132,7 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
         let kernel_size = rng.random_range(2..=length / dilation);
         let stride = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=kernel_size) };
         let is_causal = rng.random_bool(0.3);
-        *axis =
-            Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal };
+        *axis = Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal };
     }
     let heads_kv = rng.random_range(1..=2);
     let problem = Problem {
@@ -172,7 +172,11 @@ fn check_all(client: &Client, cases: &[(Problem, Schedule)]) {
         }
     });
     let failures = failures.into_inner().expect("no panic");
-    println!("{} problems, worst rms error {:.2} times that of rounding", cases.len(), worst.into_inner().expect("no panic"));
+    println!(
+        "{} problems, worst rms error {:.2} times that of rounding",
+        cases.len(),
+        worst.into_inner().expect("no panic")
+    );
     for failure in failures.iter().take(12) {
         println!("{failure}");
     }
@@ -181,7 +185,8 @@ fn check_all(client: &Client, cases: &[(Problem, Schedule)]) {
 
 fn random(rank: usize) {
     let Some(client) = device() else { return };
-    let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS").map_or(500, |count| count.parse().expect("a number"));
+    let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
+        .map_or(500, |count| count.parse().expect("a number"));
     let mut rng = StdRng::seed_from_u64(rank as u64);
     let cases: Vec<_> = (0..count)
         .map(|_| {

@@ -1,6 +1,5 @@
-//! The Portable tier on Burn's CubeCL backend, which covers every CubeCL runtime.
-
-use std::sync::Once;
+//! The Portable tier on Burn's CubeCL backend, which covers every CubeCL runtime, and the way to the
+//! native tiers of one vendor's devices.
 
 use burn::backend::{DType, Shape, TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::{
@@ -8,11 +7,11 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 use burn_natten_kernels::portable::{
-    self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, KeyValue, PortableError,
+    self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, KeyValue,
 };
 
 use super::reference::{self, Saved};
-use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan};
+use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan, log_once};
 use crate::Tier;
 
 impl AttentionOps for CubeBackend {
@@ -25,6 +24,13 @@ impl AttentionOps for CubeBackend {
     ) -> (CubeTensor, CubeTensor) {
         if plan.tier == Tier::Reference || plan.is_empty() {
             return reference::forward::<Self>(query, key, value, additional, &plan);
+        }
+        #[cfg(feature = "cuda")]
+        if plan.tier == Tier::Hopper {
+            match super::hopper::forward(&query, &key, &value, &additional, &plan) {
+                Ok(outputs) => return outputs,
+                Err(error) => degrade("the Portable kernels", &error),
+            }
         }
         let [query, key, value] = [query, key, value].map(into_contiguous);
         let additional = contiguous(additional);
@@ -43,7 +49,7 @@ impl AttentionOps for CubeBackend {
         match portable::forward(&query.client, &plan.problem, dtype, &inputs, &outputs) {
             Ok(()) => (out, lse),
             Err(error) => {
-                degrade(&error);
+                degrade("tensor operations", &error);
                 reference::forward::<Self>(query, key, value, additional, &plan)
             }
         }
@@ -96,7 +102,7 @@ impl AttentionBackwardOps for CubeBackend {
         match portable::backward(&query.client, &plan.problem, dtype, &inputs, &outputs) {
             Ok(()) => (dq, dk, dv, grads),
             Err(error) => {
-                degrade(&error);
+                degrade("tensor operations", &error);
                 let saved = Saved { query, key, value, additional, out, lse };
                 reference::backward::<Self>(saved, grad_out, grad_lse, &plan)
             }
@@ -104,14 +110,13 @@ impl AttentionBackwardOps for CubeBackend {
     }
 }
 
-/// Says once that the kernels cannot run this problem on this device.
-fn degrade(error: &PortableError) {
-    static LOGGED: Once = Once::new();
-    LOGGED.call_once(|| log::warn!("burn-natten: using tensor operations, because {error}"));
+/// Says that the kernels of a tier cannot run a problem on its device.
+fn degrade(instead: &str, error: &dyn std::error::Error) {
+    log_once(format!("using {instead}, because {error}"));
 }
 
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.
-fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+pub(super) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 

@@ -1,11 +1,13 @@
 //! From a problem, a device and what the user asked for to a plan.
 
-use std::sync::Once;
+use std::borrow::Cow;
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90;
 
+use super::log_once;
 use crate::{AttentionError, Context, Strategy};
 
 /// An implementation of the operators.
@@ -20,6 +22,8 @@ pub enum Tier {
     Flex,
     /// CubeCL kernels for any runtime.
     Portable,
+    /// Native CUDA kernels for Hopper GPUs. The backward pass is that of the Portable tier.
+    Hopper,
 }
 
 /// What the selection knows of a device.
@@ -32,7 +36,12 @@ pub enum Tier {
 /// use burn_natten::{Capabilities, Strategy, Tier, select};
 ///
 /// # fn main() -> Result<(), burn_natten::AttentionError> {
-/// let some_gpu = Capabilities { is_flex: false, is_cube: true, has_wide_indices: false };
+/// let some_gpu = Capabilities {
+///     is_flex: false,
+///     is_cube: true,
+///     has_wide_indices: false,
+///     has_hopper: false,
+/// };
 /// let problem = Sizes::new(64).dense(1024, 1024, true, None)?;
 /// let tier = select(&problem, Strategy::Auto, DType::BF16, some_gpu)?;
 /// assert_eq!(tier, Tier::Portable);
@@ -47,6 +56,9 @@ pub struct Capabilities {
     pub is_cube: bool,
     /// Whether kernels can index more than 2^31 elements.
     pub has_wide_indices: bool,
+    /// Whether native Hopper kernels can be compiled and run: compute capability 9.0, the feature
+    /// `cuda`, and NVRTC where the loader finds it.
+    pub has_hopper: bool,
 }
 
 impl Capabilities {
@@ -62,15 +74,25 @@ impl Capabilities {
     pub fn of(device: &Device) -> Option<Self> {
         match device.clone().without_autodiff().as_dispatch() {
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(_) => {
-                Some(Self { is_flex: true, is_cube: false, has_wide_indices: true })
-            }
-            #[cfg(feature = "cube")]
-            DispatchDevice::Cube(device) => Some(Self {
-                is_flex: false,
-                is_cube: true,
-                has_wide_indices: burn_natten_kernels::portable::has_wide_indices(&device.client()),
+            DispatchDevice::Flex(_) => Some(Self {
+                is_flex: true,
+                is_cube: false,
+                has_wide_indices: true,
+                has_hopper: false,
             }),
+            #[cfg(feature = "cube")]
+            DispatchDevice::Cube(device) => {
+                let client = device.client();
+                Some(Self {
+                    is_flex: false,
+                    is_cube: true,
+                    has_wide_indices: burn_natten_kernels::portable::has_wide_indices(&client),
+                    #[cfg(feature = "cuda")]
+                    has_hopper: sm90::is_available(&client),
+                    #[cfg(not(feature = "cuda"))]
+                    has_hopper: false,
+                })
+            }
             #[allow(unreachable_patterns)]
             _ => None,
         }
@@ -125,32 +147,75 @@ pub fn select(
     dtype: DType,
     device: Capabilities,
 ) -> Result<Tier, AttentionError> {
-    let obstacle = if dtype == DType::F64 {
-        Some("its kernels have no f64")
+    let named = strategy != Strategy::Auto;
+    let hopper = hopper_obstacle(problem, dtype, device);
+    let portable = portable_obstacle(problem, dtype, device);
+    match (strategy, hopper, portable) {
+        (Strategy::Reference, ..) => Ok(Tier::Reference),
+        (Strategy::Auto | Strategy::Portable, ..) if device.is_flex => Ok(Tier::Flex),
+        (Strategy::Auto | Strategy::Hopper, None, _) => Ok(Tier::Hopper),
+        (Strategy::Hopper, Some(reason), _) => {
+            Err(AttentionError::Strategy { strategy, reason: reason.into_owned() })
+        }
+        (Strategy::Auto | Strategy::Portable, hopper, None) => {
+            // Types that the tensor cores do not have are no reason to complain.
+            if let (false, true, true, Some(reason)) =
+                (named, device.has_hopper, is_half(dtype), hopper)
+            {
+                log_once(format!("using the Portable kernels, because {reason}"));
+            }
+            Ok(Tier::Portable)
+        }
+        (Strategy::Portable, _, Some(reason)) => {
+            Err(AttentionError::Strategy { strategy, reason: reason.into_owned() })
+        }
+        (Strategy::Auto, _, Some(reason)) => {
+            if device.is_cube {
+                log_once(format!("using tensor operations, because {reason}"));
+            }
+            Ok(Tier::Reference)
+        }
+        (Strategy::TensorCore | Strategy::Blackwell, ..) => Err(AttentionError::Strategy {
+            strategy,
+            reason: "this version has no kernels for it".to_string(),
+        }),
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// Why the Portable tier cannot run.
+fn portable_obstacle(
+    problem: &Problem,
+    dtype: DType,
+    device: Capabilities,
+) -> Option<Cow<'static, str>> {
+    if !device.is_cube {
+        Some("it needs a Flex or a CubeCL device".into())
+    } else if dtype == DType::F64 {
+        Some("its kernels have no f64".into())
     } else if problem.needs_wide_indices() && !device.has_wide_indices {
-        Some("a tensor has more than 2^31 elements and the device no 64-bit indices")
+        Some("a tensor has more than 2^31 elements and the device no 64-bit indices".into())
     } else {
         None
-    };
-    let unable =
-        |reason: &str| Err(AttentionError::Strategy { strategy, reason: reason.to_string() });
-    match strategy {
-        Strategy::Reference => Ok(Tier::Reference),
-        Strategy::Auto | Strategy::Portable if device.is_flex => Ok(Tier::Flex),
-        Strategy::Auto | Strategy::Portable if device.is_cube => match obstacle {
-            None => Ok(Tier::Portable),
-            Some(reason) if strategy == Strategy::Portable => unable(reason),
-            Some(reason) => {
-                static LOGGED: Once = Once::new();
-                LOGGED.call_once(|| log::warn!("burn-natten: using tensor operations, {reason}"));
-                Ok(Tier::Reference)
-            }
-        },
-        Strategy::Auto => Ok(Tier::Reference),
-        Strategy::Portable => unable("it needs a Flex or a CubeCL device"),
-        Strategy::TensorCore | Strategy::Hopper | Strategy::Blackwell => {
-            unable("this version has no kernels for it")
-        }
+    }
+}
+
+/// Why the Hopper tier cannot run.
+fn hopper_obstacle(
+    problem: &Problem,
+    dtype: DType,
+    device: Capabilities,
+) -> Option<Cow<'static, str>> {
+    if !device.has_hopper {
+        let needs = "it needs a GPU of compute capability 9.0, the feature `cuda` and NVRTC";
+        Some(needs.into())
+    } else if !is_half(dtype) {
+        Some("its kernels run in f16 and bf16".into())
+    } else {
+        sm90::unsupported(problem).map(Cow::Owned)
     }
 }
 
@@ -169,9 +234,10 @@ mod tests {
     use super::*;
 
     const FLEX: Capabilities =
-        Capabilities { is_flex: true, is_cube: false, has_wide_indices: true };
+        Capabilities { is_flex: true, is_cube: false, has_wide_indices: true, has_hopper: false };
     const CUBE: Capabilities =
-        Capabilities { is_flex: false, is_cube: true, has_wide_indices: false };
+        Capabilities { is_flex: false, is_cube: true, has_wide_indices: false, has_hopper: false };
+    const HOPPER: Capabilities = Capabilities { has_hopper: true, has_wide_indices: true, ..CUBE };
 
     fn problem(tokens: usize) -> Problem {
         Problem {
@@ -196,6 +262,20 @@ mod tests {
         assert_eq!(tier(Strategy::Auto, DType::BF16, CUBE), Tier::Portable);
         assert_eq!(tier(Strategy::Auto, DType::F64, CUBE), Tier::Reference);
         assert_eq!(tier(Strategy::Reference, DType::F32, CUBE), Tier::Reference);
+        assert_eq!(tier(Strategy::Auto, DType::BF16, HOPPER), Tier::Hopper);
+        assert_eq!(tier(Strategy::Auto, DType::F32, HOPPER), Tier::Portable);
+        assert_eq!(tier(Strategy::Portable, DType::F16, HOPPER), Tier::Portable);
+    }
+
+    #[test]
+    fn what_hopper_does_not_cover_is_portable_unless_it_was_named() {
+        let odd = Problem { head_dim: 20, ..problem(16) };
+        let of = |strategy| select(&odd, strategy, DType::F16, HOPPER);
+        assert_eq!(of(Strategy::Auto).expect("a tier"), Tier::Portable);
+        assert_eq!(
+            of(Strategy::Hopper).expect_err("no multiple of 8").to_string(),
+            "strategy: Hopper cannot run here, head_dim is 20, not a multiple of 8 up to 256"
+        );
     }
 
     #[test]
@@ -205,7 +285,16 @@ mod tests {
         };
         assert_eq!(
             text(16, Strategy::Hopper, DType::BF16, FLEX),
-            "strategy: Hopper cannot run here, this version has no kernels for it"
+            "strategy: Hopper cannot run here, it needs a GPU of compute capability 9.0, the \
+             feature `cuda` and NVRTC"
+        );
+        assert_eq!(
+            text(16, Strategy::Hopper, DType::F32, HOPPER),
+            "strategy: Hopper cannot run here, its kernels run in f16 and bf16"
+        );
+        assert_eq!(
+            text(16, Strategy::Blackwell, DType::BF16, HOPPER),
+            "strategy: Blackwell cannot run here, this version has no kernels for it"
         );
         assert_eq!(
             text(16, Strategy::Portable, DType::F64, CUBE),

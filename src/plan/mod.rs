@@ -60,6 +60,8 @@ impl Target {
             is_cube: self != Self::Cpu,
             // Of other runtimes some have 64-bit indices; a plan must not count on it.
             has_wide_indices: self != Self::Gpu,
+            // As if the feature `cuda` were on and NVRTC installed.
+            has_hopper: self == Self::Cuda { sm: 90 },
         }
     }
 

@@ -2,6 +2,7 @@
 
 use burn::tensor::DType;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
+use burn_natten_kernels::native::sm90::{self, Element};
 use burn_natten_kernels::slicing::Slices;
 use burn_natten_kernels::tiling::Tiling;
 use burn_natten_kernels::{MAX_RANK, Problem};
@@ -36,6 +37,7 @@ pub(super) fn candidates(
         Tier::Reference => vec![reference_schedule(&request)],
         Tier::Flex => vec![flex_schedule(&request)],
         Tier::Portable => vec![portable_schedule(&request)],
+        Tier::Hopper => hopper_schedules(&request),
     };
     schedules
         .into_iter()
@@ -130,4 +132,27 @@ fn portable_schedule(request: &Request<'_>) -> Schedule {
     };
     let tiling = Some(Tiling::square([1; MAX_RANK]));
     Schedule { name, tiling, forward, backward }
+}
+
+/// What [`sm90::candidates`] has, the fastest by its estimate first. The backward pass is Portable.
+fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
+    let problem = request.problem;
+    let element = if request.dtype == DType::F16 { Element::F16 } else { Element::Bf16 };
+    let mut schedules: Vec<_> = sm90::candidates(problem, element)
+        .into_iter()
+        .map(|schedule| (sm90::estimate(&schedule, problem), schedule))
+        .collect();
+    schedules.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let backward = portable_schedule(request).backward;
+    let schedule = |(seconds, schedule): (f64, sm90::Schedule)| {
+        let tiling = schedule.tiling();
+        let forward = Cost::forward(problem, Some(&tiling), request.dtype.size(), request.device);
+        Schedule {
+            name: schedule.summary(),
+            tiling: Some(tiling),
+            forward: Cost { seconds: seconds.max(forward.seconds), ..forward },
+            backward,
+        }
+    };
+    schedules.into_iter().map(schedule).collect()
 }

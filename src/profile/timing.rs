@@ -201,7 +201,10 @@ pub(super) fn sync(device: &Device) -> Result<(), AttentionError> {
 /// Reads from every output, so that none can have been left out.
 fn touch(outputs: Vec<Tensor<1>>) -> Result<(), AttentionError> {
     for (index, output) in outputs.into_iter().enumerate() {
-        let data = output.narrow(0, 0, 1).into_data();
+        let data = output
+            .narrow(0, 0, 1)
+            .try_into_data()
+            .map_err(|error| AttentionError::Execution { reason: error.to_string() })?;
         if data.iter::<f64>().any(f64::is_nan) {
             let reason = format!("output {index} is not a number");
             return Err(AttentionError::Execution { reason });

@@ -130,6 +130,12 @@ fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
     fs::rename(&partial, file)
 }
 
+/// Whether NVRTC is installed.
+pub fn has_compiler() -> bool {
+    static FOUND: LazyLock<bool> = LazyLock::new(|| nvrtc_version().is_some());
+    *FOUND
+}
+
 /// Major and minor version of NVRTC; `None` if it is not installed.
 pub fn nvrtc_version() -> Option<(i32, i32)> {
     // SAFETY: looks for the library and nothing else.

@@ -7,9 +7,9 @@ use cubecl::server::Handle;
 
 use super::schedule::TILE;
 use super::{ARCHITECTURE, Element, OPTIONS, Schedule, plan, unsupported};
-use crate::native::compile::{CompileError, Cubin, Source, compile};
+use crate::native::compile::{CompileError, Cubin, Source, compile, has_compiler};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, TensorMap, device_info, launch};
-use crate::{MAX_RANK, Problem, window};
+use crate::{Axis, MAX_RANK, Problem, window};
 
 /// Why nothing was launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +34,7 @@ pub struct Strided {
     /// The memory.
     pub handle: Handle,
     /// Elements between neighbors: batch, x, y, z, heads. Those of an axis of one element do not
-    /// matter.
+    /// matter, but all five are zero only for a tensor that TMA cannot read at all.
     pub strides: [usize; 5],
 }
 
@@ -103,6 +103,11 @@ fn schedule(problem: &Problem, element: Element) -> Result<Schedule, HopperError
 pub fn warm_up(client: &Client, problem: &Problem, element: Element) -> Result<(), HopperError> {
     let device = hopper(client)?;
     program(&schedule(problem, element)?, &device).map(drop)
+}
+
+/// Whether the kernels can be compiled and run on the device of a client.
+pub fn is_available(client: &Client) -> bool {
+    hopper(client).is_ok() && has_compiler()
 }
 
 fn hopper(client: &Client) -> Result<DeviceInfo, HopperError> {
@@ -174,7 +179,7 @@ fn check_layout(
     problem: &Problem,
     schedule: &Schedule,
 ) -> Result<(), HopperError> {
-    let [batch, x, y, z, _] = tensor.strides;
+    let [batch, x, ..] = tensor.strides;
     let sizes = [problem.batch, tokens[0], tokens[1], tokens[2], problem.heads];
     let aligned =
         tensor.strides.iter().zip(sizes).all(|(stride, size)| {
@@ -185,8 +190,8 @@ fn check_layout(
     let whole = problem.batch == 1
         || schedule.dilates_in_kernel(&problem.axes[0], 0)
         || tokens[0] % problem.axes[0].dilation == 0;
-    let _ = (y, z);
-    if aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
+    let readable = tensor.strides != [0; 5];
+    if readable && aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
 }
 
 /// The dilation groups, along each axis, that a launch covers: all of those that TMA can step over,
@@ -251,7 +256,7 @@ struct Params {
     batch: i32,
     heads: i32,
     group_size: i32,
-    head_chunk: i32,
+    chunk: i32,
     tiles: i32,
     additional: i32,
     scale_log2: f32,
@@ -294,18 +299,21 @@ impl Launch<'_> {
         self.tiles().min(resident).max(1) as u32
     }
 
-    /// Heads that advance through space together: those that share keys, and along a causal axis,
-    /// where CTAs work on tiles of all lengths at a time, as many as have room in the cache.
-    fn head_chunk(&self) -> usize {
+    /// (sample, head) pairs that advance through space together. One group of heads, whose keys are
+    /// the same, leaves most of the cache to the keys of a neighborhood. Where tiles differ in length,
+    /// as along a causal axis, enough pairs to fill several rounds of CTAs with tiles that fall in
+    /// length: then all CTAs get a like share.
+    fn chunk(&self) -> usize {
         let group = self.problem.group_size();
-        if !self.schedule.is_causal.contains(&true) {
+        let uneven = |axis: &Axis| axis.is_causal && 4 * axis.kernel_size > axis.keys;
+        if !self.problem.axes.iter().any(uneven) {
             return group;
         }
-        let bytes = 2 * self.problem.keys() * (self.problem.head_dim + self.problem.head_dim_v);
-        let room = (self.device.l2_bytes / 2 / bytes.max(1)).max(1);
-        let heads_kv = self.problem.heads_kv;
-        let fits = |chunk: &usize| heads_kv % chunk == 0 && *chunk <= room;
-        group * (1..=heads_kv).rev().find(fits).unwrap_or(1)
+        let pairs = self.problem.batch * self.problem.heads_kv;
+        let space = self.tiles() / (self.problem.batch * self.problem.heads);
+        let wanted = (12 * self.grid() as usize).div_ceil(space * group);
+        let chunk = (1..=pairs).find(|chunk| pairs % chunk == 0 && *chunk >= wanted);
+        group * chunk.unwrap_or(pairs)
     }
 
     fn buffers(&self, outputs: &ForwardOutputs) -> Vec<Buffer> {
@@ -431,7 +439,7 @@ impl Launch<'_> {
             batch: problem.batch as i32,
             heads: problem.heads as i32,
             group_size: problem.group_size() as i32,
-            head_chunk: self.head_chunk() as i32,
+            chunk: self.chunk() as i32,
             tiles: self.tiles() as i32,
             additional: problem.additional as i32,
             scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,

@@ -12,7 +12,8 @@ mod source;
 
 #[cfg(feature = "cuda")]
 pub use forward::{
-    ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, warm_up,
+    ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, is_available,
+    warm_up,
 };
 pub use plan::{candidates, estimate, plan, unsupported};
 pub use schedule::{Element, Mask, Schedule};

@@ -115,7 +115,7 @@ fn shapes(dim: usize) -> Vec<Shape> {
     let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas };
     match dim {
         // Long rows of keys, and tiles of few steps: more CTAs hide each other's ends.
-        ..=64 => vec![shape(2, 2, 1), shape(1, 2, 2), shape(1, 1, 3)],
+        ..=64 => vec![shape(2, 2, 1), shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3)],
         65..=128 => vec![shape(2, 2, 1)],
         _ => vec![shape(2, 1, 1)],
     }

@@ -89,7 +89,7 @@ impl Schedule {
 
     /// Whether query fragments stay in registers for a whole tile.
     pub fn query_in_registers(&self) -> bool {
-        self.head_dim <= 128 && self.head_dim_v <= 128
+        self.head_dim <= 128 && self.head_dim_v <= 128 && self.warpgroups < 3
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
@@ -99,6 +99,19 @@ impl Schedule {
         let producer = 24;
         let consumer = (at_launch * (self.warpgroups + 1) - producer) / self.warpgroups / 8 * 8;
         (producer, consumer.min(240))
+    }
+
+    /// The shape of a CTA and its pipeline in a few words.
+    pub fn summary(&self) -> String {
+        let mask = match self.mask {
+            Mask::None => "no mask",
+            Mask::Linear => "masks by position",
+            Mask::OneHot => "one-hot masks",
+        };
+        let Self { warpgroups, blocks, stages, ctas, .. } = self;
+        let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
+        let keys = blocks * TILE;
+        format!("{ctas} x {warpgroups} warpgroups along the {axis}, {stages} x {keys} keys, {mask}")
     }
 
     fn chunks(dim: usize) -> usize {
@@ -162,7 +175,7 @@ impl Schedule {
             ("CTAS", self.ctas),
             ("MASK", self.mask as usize),
             ("Q_IN_REGISTERS", usize::from(self.query_in_registers())),
-            ("PINGPONG", usize::from(self.warpgroups == 2)),
+            ("PINGPONG", usize::from(self.warpgroups > 1)),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
         ]

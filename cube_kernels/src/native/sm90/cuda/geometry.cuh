@@ -30,8 +30,8 @@ struct Params {
   i64 query_strides[5], key_strides[5], value_strides[5];  // elements: batch, x, y, z, head
   i64 more_key_strides[3], more_value_strides[3];          // batch, token, head
   AxisParams axes[3];
-  int batch, heads, group_size;  // query heads to a key head
-  int head_chunk;                // heads that advance together through space
+  int batch, heads, group_size;    // query heads to a key head
+  int chunk;                     // (sample, head) pairs that advance together through space
   int tiles;                     // CTA tiles of the launch
   int additional;                // tokens that every query sees
   float scale_log2;              // scale * log2(e)
@@ -106,13 +106,13 @@ template <int A> DEVICE void locate(const Params& params, Tile& tile, int index,
 }
 
 // The tile of an index. From fast to slow: head within its chunk, the fast, middle and slow axis, the
-// dilation group, chunk of heads, sample. Along a causal axis the last queries, which see most, come
-// first: the tiles that are left for the end of the launch are short ones.
+// dilation group, the chunk. Along a causal axis the last queries, which see most, come first: the tiles
+// that are left for the end of the launch are short ones.
 DEVICE Tile tile_of(const Params& params, int index) {
   Tile tile;
   int at[3] = {0, 0, 0}, group[3] = {0, 0, 0};
-  const int chunk_head = index % params.head_chunk;
-  index /= params.head_chunk;
+  const int member = index % params.chunk;
+  index /= params.chunk;
 #define TAKE(A)                                                       \
   if (A >= FIRST_AXIS) {                                              \
     at[A] = index % params.axes[A].tiles;                             \
@@ -128,9 +128,9 @@ DEVICE Tile tile_of(const Params& params, int index) {
     index /= params.axes[a].groups;
   }
 #endif
-  const int chunks = params.heads / params.head_chunk;
-  tile.head = index % chunks * params.head_chunk + chunk_head;
-  tile.batch = index / chunks;
+  const int pair = index * params.chunk + member;
+  tile.head = pair % params.heads;
+  tile.batch = pair / params.heads;
   locate<0>(params, tile, at[0], group[0]);
   locate<1>(params, tile, at[1], group[1]);
   locate<2>(params, tile, at[2], group[2]);

@@ -1,0 +1,72 @@
+//! The Hopper tier: native CUDA kernels on Burn's CubeCL backend.
+
+use burn::backend::{DType, Shape, TensorMetadata};
+use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_natten_kernels::native::sm90::{
+    self, Element, ForwardInputs, ForwardOutputs, HopperError, Strided,
+};
+
+use super::cube::empty;
+use super::{AdditionalKv, Plan};
+
+/// The forward pass: `(out, logsumexp)`.
+///
+/// Tensors are read where they lie, so that a slice of a fused query-key-value projection is not
+/// copied; what TMA cannot read is copied once.
+pub(super) fn forward(
+    query: &CubeTensor,
+    key: &CubeTensor,
+    value: &CubeTensor,
+    additional: &AdditionalKv<CubeBackend>,
+    plan: &Plan,
+) -> Result<(CubeTensor, CubeTensor), HopperError> {
+    let problem = &plan.problem;
+    let element = match query.dtype() {
+        DType::F16 => Element::F16,
+        _ => Element::Bf16,
+    };
+    let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
+    let out = Shape::from([rows.as_slice(), &[problem.head_dim_v]].concat());
+    let out = empty(query, out, query.dtype());
+    let lse = empty(query, Shape::from(rows), DType::F32);
+    let outputs = ForwardOutputs { out: out.handle.clone(), lse: lse.handle.clone() };
+    let launch = |copy: bool| {
+        let view = |tensor: &CubeTensor| match copy {
+            true => view(&into_contiguous(tensor.clone())),
+            false => view(tensor),
+        };
+        let inputs = ForwardInputs {
+            query: view(query),
+            key: view(key),
+            value: view(value),
+            additional: match additional {
+                AdditionalKv::Tokens { key, value } => Some((view(key), view(value))),
+                AdditionalKv::None => None,
+            },
+        };
+        sm90::forward(&query.client, problem, element, &inputs, &outputs)
+    };
+    match launch(false) {
+        Err(HopperError::Layout(_)) => launch(true)?,
+        result => result?,
+    }
+    Ok((out, lse))
+}
+
+/// A tensor `[batch, tokens.., heads, dim]` with its strides, padded to three axes of tokens.
+fn view(tensor: &CubeTensor) -> Strided {
+    let strides = tensor.meta.strides();
+    let rank = strides.len();
+    let [batch, head, vector] = [0, rank - 2, rank - 1].map(|axis| strides[axis]);
+    let mut padded = [batch, 0, 0, 0, head];
+    for (axis, stride) in strides[1..rank - 2].iter().enumerate() {
+        padded[4 - (rank - 3) + axis] = *stride;
+    }
+    // Vectors that are not contiguous, or begin between 16-byte lines, are for the copy: strides
+    // of zero say so.
+    let offset = tensor.handle.offset_start.unwrap_or(0);
+    if vector != 1 || offset % 16 != 0 || tensor.meta.is_tiled() {
+        padded = [0; 5];
+    }
+    Strided { handle: tensor.handle.clone(), strides: padded }
+}
