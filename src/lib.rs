@@ -60,7 +60,8 @@
 //! [`Strategy::Auto`] picks the fastest implementation that the device of the tensors has: a direct
 //! SIMD kernel on Burn's Flex backend, CubeCL kernels on every CubeCL runtime (CUDA, ROCm, Metal,
 //! Vulkan, WebGPU, CPU). [`Strategy::Reference`] composes Burn's tensor operations and runs
-//! anywhere.
+//! anywhere. [`plan::explain`] says which of them a problem would run on and what bounds it,
+//! [`profile`] measures it, and the command-line tool `natten-profiler` (feature `profiler`) does both.
 //!
 //! # Determinism
 //!
