@@ -93,26 +93,24 @@ impl Row<'_> {
         if !done.insert(implementation.clone()) {
             return Ok(());
         }
-        let mut passes = vec![];
-        for &pass in &self.args.passes {
-            let reason = match &tier {
-                Ok(_) => self.too_slow(&workload, pass),
-                Err(error) => Some(error.to_string()),
-            };
-            match reason {
-                None => passes.push(pass),
-                Some(reason) => self.failed(&implementation, pass, &reason, rows)?,
-            }
-        }
-        if passes.is_empty() {
-            return Ok(());
-        }
-        let backward = passes.contains(&Pass::Backward);
-        let errors = guarded(|| verify::verify(&workload, self.device, backward));
-        for pass in passes {
-            match self.judge(&errors, pass) {
-                Ok(error) => self.time(&workload, &implementation, pass, error, rows)?,
-                Err(reason) => self.failed(&implementation, pass, &reason, rows)?,
+        let reasons: Vec<_> = self
+            .args
+            .passes
+            .iter()
+            .map(|&pass| match &tier {
+                Ok(_) => (pass, self.too_slow(&workload, pass)),
+                Err(error) => (pass, Some(error.to_string())),
+            })
+            .collect();
+        let runs = |asked: Pass| reasons.contains(&(asked, None));
+        let errors = match runs(Pass::Forward) || runs(Pass::Backward) {
+            true => guarded(|| verify::verify(&workload, self.device, runs(Pass::Backward))),
+            false => Err("was not run".to_string()),
+        };
+        for (pass, reason) in &reasons {
+            match reason.clone().map_or_else(|| self.judge(&errors, *pass), Err) {
+                Ok(error) => self.time(&workload, &implementation, *pass, error, rows)?,
+                Err(reason) => self.failed(&implementation, *pass, &reason, rows)?,
             }
         }
         Ok(())

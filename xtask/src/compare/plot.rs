@@ -26,7 +26,7 @@ impl Quantity {
 }
 
 // Sizes in pixels.
-const LABELS: i32 = 150;
+const LABELS: i32 = 170;
 const PANEL: i32 = 520;
 const MARGIN: i32 = 24;
 const TITLE: i32 = 64;
