@@ -1,6 +1,7 @@
 //! Launches of the forward kernel.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
@@ -89,10 +90,31 @@ pub fn forward(
     forward_with(client, &schedule, problem, inputs, outputs)
 }
 
+/// What the choice of a schedule depends on: a problem without its scale.
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    element: Element,
+    axes: [Axis; MAX_RANK],
+    sizes: [usize; 6],
+}
+
+/// The schedule for a problem. A choice among hundreds is not made at every call.
 fn schedule(problem: &Problem, element: Element) -> Result<Schedule, HopperError> {
-    plan(problem, element).ok_or_else(|| {
-        HopperError::Problem(unsupported(problem).unwrap_or_else(|| "no schedule fits".into()))
-    })
+    static KNOWN: LazyLock<Mutex<HashMap<Key, Schedule>>> = LazyLock::new(Mutex::default);
+    if let Some(reason) = unsupported(problem) {
+        return Err(HopperError::Problem(reason));
+    }
+    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
+    let key =
+        Key { element, axes, sizes: [batch, heads, heads_kv, head_dim, head_dim_v, additional] };
+    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(schedule) = known.get(&key) {
+        return Ok(*schedule);
+    }
+    let schedule = plan(problem, element)
+        .ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))?;
+    known.insert(key, schedule);
+    Ok(schedule)
 }
 
 /// Compiles what [`forward()`] will need for a problem, so that its first call does not wait.
@@ -115,12 +137,19 @@ fn hopper(client: &Client) -> Result<DeviceInfo, HopperError> {
 }
 
 fn program(schedule: &Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, HopperError> {
+    static KNOWN: LazyLock<Mutex<HashMap<Schedule, Arc<Cubin>>>> = LazyLock::new(Mutex::default);
+    let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(cubin) = known().get(schedule) {
+        return Ok(cubin.clone());
+    }
     let source = Source {
         name: format!("{schedule}_{ARCHITECTURE}"),
         code: schedule.source(),
         options: OPTIONS.map(String::from).to_vec(),
     };
-    Ok(compile(&source, device.driver)?)
+    let cubin = compile(&source, device.driver)?;
+    known().insert(*schedule, cubin.clone());
+    Ok(cubin)
 }
 
 /// [`forward()`] by a given schedule, which has to be one of the problem's candidates.
