@@ -246,21 +246,28 @@ struct Consumer {
     }
   }
 
+  // Positions of the two queries whose rows this lane holds.
+  DEVICE void queries_of_lane(const Tile& tile, int (&at)[2][3]) const {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int member = warp * 16 + lane / 4 + 8 * r;
+      at[r][0] = tile.query[0] + member / (QY * QZ);
+      at[r][1] = tile.query[1] + member / QZ % QY;
+      at[r][2] = tile.query[2] + member % QZ;
+      at[r][STACK] += warpgroup * q_extent(STACK);
+    }
+  }
+
   // A tile whose Q has arrived and whose first step is number `first` of all.
   DEVICE void consume(const Params& params, const Tile& tile, int first) {
     int origin[3], query_at[2][3];
-    bool exists[2] = {true, true}, idle = false;
+    bool idle = false;
 #pragma unroll
     for (int a = 0; a < 3; a++) {
       origin[a] = tile.query[a] + (a == STACK ? warpgroup * q_extent(a) : 0);
       idle = idle || origin[a] >= tile.queries[a];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int member = warp * 16 + lane / 4 + 8 * r;
-        query_at[r][a] = origin[a] + (a == 0 ? member / (QY * QZ) : a == 1 ? member / QZ % QY : member % QZ);
-        exists[r] = exists[r] && query_at[r][a] < tile.queries[a];
-      }
     }
+    queries_of_lane(tile, query_at);
     const int steps = uniform(tile.steps) + additional_steps(params);
 
     // Steps `low..high` hold all that this warpgroup sees.
@@ -368,28 +375,35 @@ struct Consumer {
     release(barriers.q_empty());
 #endif
     for (int i = high; i < steps; i++) skip(first + i);
-    if (!idle) finish(params, tile, query_at, exists);
+    if (!idle) finish(params, tile);
   }
 
-  DEVICE void finish(const Params& params, const Tile& tile, const int (&query_at)[2][3], const bool (&exists)[2]) {
+  // Writes the rows, and computes those again that cannot be trusted.
+  DEVICE void finish(const Params& params, const Tile& tile) {
     softmax.finish();
+    int query_at[2][3];
+    queries_of_lane(tile, query_at);
     i64 row[2];
     bool broken[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       i64 index = tile.batch;
+      bool exists = true;
 #pragma unroll
-      for (int a = FIRST_AXIS; a < 3; a++) index = index * params.axes[a].queries + token(params, tile, a, query_at[r][a]);
+      for (int a = FIRST_AXIS; a < 3; a++) {
+        index = index * params.axes[a].queries + token(params, tile, a, query_at[r][a]);
+        exists = exists && query_at[r][a] < tile.queries[a];
+      }
       row[r] = index * params.heads + tile.head;
       const float factor = 1.f / softmax.sum[r];
-      store_row((u16*)params.out + row[r] * DIM_V, out, 2 * r, factor, exists[r], lane);
-      if (lane % 4 == 0 && exists[r])
+      store_row((u16*)params.out + row[r] * DIM_V, out, 2 * r, factor, exists, lane);
+      if (lane % 4 == 0 && exists)
         params.lse[row[r]] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
       // Zero times a number is NaN when that is infinite or NaN.
       float poison = softmax.sum[r] * 0.f;
 #pragma unroll
       for (int j = 0; j < DIM_V / 8; j++) poison = fmaf(out[4 * j + 2 * r], 0.f, fmaf(out[4 * j + 2 * r + 1], 0.f, poison));
-      broken[r] = exists[r] && !(poison == 0.f && fabsf(softmax.max[r]) < 1073741824.f);
+      broken[r] = exists && !(poison == 0.f && fabsf(softmax.max[r]) < 1073741824.f);
     }
 #pragma unroll 1
     for (int r = 0; r < 2; r++) {
