@@ -12,6 +12,9 @@ use crate::native::compile::{CompileError, Cubin, Source, compile, has_compiler}
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, TensorMap, device_info, launch};
 use crate::{Axis, MAX_RANK, Problem, window};
 
+#[cfg(test)]
+mod tests;
+
 /// Why nothing was launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HopperError {
