@@ -29,6 +29,8 @@ pub(super) fn forward(
     let out = empty(query, out, query.dtype());
     let lse = empty(query, Shape::from(rows), DType::F32);
     let outputs = ForwardOutputs { out: out.handle.clone(), lse: lse.handle.clone() };
+    let tiling = plan.context.tiling();
+    let tiled = tiling.and_then(|tiling| sm90::plan_tiled(problem, element, tiling));
     let launch = |copy: bool| {
         let view = |tensor: &CubeTensor| match copy {
             true => view(&into_contiguous(tensor.clone())),
@@ -43,7 +45,12 @@ pub(super) fn forward(
                 AdditionalKv::None => None,
             },
         };
-        sm90::forward(&query.client, problem, element, &inputs, &outputs)
+        match &tiled {
+            Some(schedule) => {
+                sm90::forward_with(&query.client, schedule, problem, &inputs, &outputs)
+            }
+            None => sm90::forward(&query.client, problem, element, &inputs, &outputs),
+        }
     };
     match launch(false) {
         Err(HopperError::Layout(_)) => launch(true)?,
