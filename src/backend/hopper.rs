@@ -29,8 +29,6 @@ pub(super) fn forward(
     let out = empty(query, out, query.dtype());
     let lse = empty(query, Shape::from(rows), DType::F32);
     let outputs = ForwardOutputs { out: out.handle.clone(), lse: lse.handle.clone() };
-    let tiling = plan.context.tiling();
-    let tiled = tiling.and_then(|tiling| sm90::plan_tiled(problem, element, tiling));
     let launch = |copy: bool| {
         let view = |tensor: &CubeTensor| match copy {
             true => view(&into_contiguous(tensor.clone())),
@@ -45,12 +43,8 @@ pub(super) fn forward(
                 AdditionalKv::None => None,
             },
         };
-        match &tiled {
-            Some(schedule) => {
-                sm90::forward_with(&query.client, schedule, problem, &inputs, &outputs)
-            }
-            None => sm90::forward(&query.client, problem, element, &inputs, &outputs),
-        }
+        let tiling = plan.context.tiling();
+        sm90::forward(&query.client, problem, element, tiling, &inputs, &outputs)
     };
     match launch(false) {
         Err(HopperError::Layout(_)) => launch(true)?,
