@@ -59,12 +59,14 @@
 //!
 //! [`Strategy::Auto`] picks the fastest implementation that the device of the tensors has: a direct
 //! SIMD kernel on Burn's Flex backend, CubeCL kernels on every CubeCL runtime (CUDA, ROCm, Metal,
-//! Vulkan, WebGPU, CPU). [`Strategy::Reference`] composes Burn's tensor operations and runs
-//! anywhere.
+//! Vulkan, WebGPU, CPU), and native CUDA kernels on Hopper GPUs in f16 and bf16, which NVRTC compiles at
+//! their first use ([`warm_up`] does it beforehand). [`Strategy::Reference`] composes Burn's tensor operations and runs
+//! anywhere. [`plan::explain`] says which of them a problem would run on and what bounds it,
+//! [`profile`] measures it, and the command-line tool `natten-profiler` (feature `profiler`) does both.
 //!
 //! # Determinism
 //!
-//! The Reference, Flex and Portable tiers use no atomics: the same inputs on the same device give
+//! No tier uses atomics: the same inputs on the same device give
 //! the same bits, forward and backward.
 //!
 //! # Guide
@@ -84,6 +86,7 @@ mod options;
 pub mod plan;
 mod problem;
 pub mod profile;
+mod warm_up;
 
 pub use backend::dispatch::{Capabilities, Tier, select};
 pub use burn_natten_kernels::{Axis, Problem};
@@ -98,6 +101,7 @@ pub use nn::{
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
 pub use options::{AttentionOptions, NeighborhoodOptions, PerAxis, Strategy};
+pub use warm_up::warm_up;
 
 /// The README's code runs as tests.
 #[cfg(all(doctest, feature = "flex", feature = "autodiff"))]

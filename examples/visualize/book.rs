@@ -98,6 +98,15 @@ mod tests {
     use super::*;
     use crate::svg;
 
+    /// An empty line would end the picture where it is embedded in Markdown.
+    #[test]
+    fn no_line_is_empty() {
+        for (name, drawing) in pictures().expect("drawings") {
+            let text = svg::render(&drawing);
+            assert!(text.lines().all(|line| !line.trim().is_empty()), "{name}");
+        }
+    }
+
     #[test]
     fn the_committed_pictures_are_what_is_drawn() {
         for (name, drawing) in pictures().expect("drawings") {

@@ -176,7 +176,9 @@ fn panel(
     let grid = Grid { origin: offset, cell, rows, columns };
     let mut drawing = Drawing::new();
     drawing.write(title, [offset[0], 24.0], TITLE, INK);
-    drawing.write(subtitle, [offset[0], 40.0], SMALL + 1.0, FAINT);
+    if !subtitle.is_empty() {
+        drawing.write(subtitle, [offset[0], 40.0], SMALL + 1.0, FAINT);
+    }
     let width = words::width(title, TITLE).max(words::width(subtitle, SMALL + 1.0));
     drawing.reach([offset[0] + width, 24.0]);
     grid.draw(&mut drawing);

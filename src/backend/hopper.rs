@@ -1,7 +1,9 @@
 //! The Hopper tier: native CUDA kernels on Burn's CubeCL backend.
 
-use burn::backend::{DType, Shape, TensorMetadata};
+use burn::backend::{DType, DispatchDevice, Shape, TensorMetadata};
+use burn::tensor::Device;
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{
     self, Element, ForwardInputs, ForwardOutputs, HopperError, Strided,
 };
@@ -21,10 +23,7 @@ pub(super) fn forward(
     plan: &Plan,
 ) -> Result<(CubeTensor, CubeTensor), HopperError> {
     let problem = &plan.problem;
-    let element = match query.dtype() {
-        DType::F16 => Element::F16,
-        _ => Element::Bf16,
-    };
+    let element = element(query.dtype());
     let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
     let out = Shape::from([rows.as_slice(), &[problem.head_dim_v]].concat());
     let out = empty(query, out, query.dtype());
@@ -44,13 +43,31 @@ pub(super) fn forward(
                 AdditionalKv::None => None,
             },
         };
-        sm90::forward(&query.client, problem, element, &inputs, &outputs)
+        let tiling = plan.context.tiling();
+        sm90::forward(&query.client, problem, element, tiling, &inputs, &outputs)
     };
     match launch(false) {
         Err(HopperError::Layout(_)) => launch(true)?,
         result => result?,
     }
     Ok((out, lse))
+}
+
+/// The kernels know two types, and [`select`](crate::select) lets no other pass.
+fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::F16 => Element::F16,
+        _ => Element::Bf16,
+    }
+}
+
+/// Compiles the kernel for a problem.
+pub(crate) fn warm_up(problem: &Problem, dtype: DType, device: &Device) -> Result<(), HopperError> {
+    match device.clone().without_autodiff().as_dispatch() {
+        DispatchDevice::Cube(device) => sm90::warm_up(&device.client(), problem, element(dtype)),
+        #[allow(unreachable_patterns)]
+        _ => Err(HopperError::Device),
+    }
 }
 
 /// A tensor `[batch, tokens.., heads, dim]` with its strides, padded to three axes of tokens.

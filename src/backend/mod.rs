@@ -15,7 +15,7 @@ pub(crate) mod extension;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg(feature = "cuda")]
-mod hopper;
+pub(crate) mod hopper;
 pub(crate) mod merge;
 pub(crate) mod reference;
 

@@ -38,7 +38,7 @@ fn refusals_name_flag_and_value() {
     case("-i 8 --strategy blackwell", &["--strategy", "Blackwell", "cannot run"]);
     case("-i 8 -w 3 --q-tile 5", &["--q-tile 5", "Flex has --q-tile 4 with --kv-tile 1"]);
     case("-i 8 -w 3 --kv-tile 2", &["--kv-tile 2", "Flex has --q-tile 4 with --kv-tile 1"]);
-    case("-i 8 -w 3 --strategy reference --q-tile 4", &["--q-tile 4", "Reference has no tiles"]);
+    case("-i 8 -w 3 --strategy reference --q-tile 4", &["no schedule; Reference has no tiles"]);
     case("-i 8 --q-tile 0", &["--q-tile", "at least 1"]);
     case("-i 8 --kv-tile 0", &["--kv-tile", "at least 1"]);
     case("-i 8 --device tpu", &["'tpu'", "--device", "flex, cpu, cuda"]);

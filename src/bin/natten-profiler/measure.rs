@@ -61,7 +61,7 @@ pub struct Measurement {
     /// Bytes per second of the tensors, each met once.
     pub bytes: f64,
     /// Bytes that inputs, outputs and workspace took.
-    pub memory: Option<u64>,
+    pub memory: u64,
 }
 
 impl Measurement {
@@ -109,7 +109,7 @@ pub fn measure(
 
 /// Bytes that a single call takes at most, with its inputs and outputs. For a backward pass, that
 /// includes what the forward pass before it leaves behind.
-fn memory(workload: &Workload, pass: Pass, device: &Device) -> Result<Option<u64>, AttentionError> {
+fn memory(workload: &Workload, pass: Pass, device: &Device) -> Result<u64, AttentionError> {
     let failed = |error: burn::backend::ExecutionError| AttentionError::Execution {
         reason: error.to_string(),
     };
@@ -132,7 +132,7 @@ fn memory(workload: &Workload, pass: Pass, device: &Device) -> Result<Option<u64
         None => gauge.bytes(),
     };
     drop((inputs, outputs, gradients));
-    Ok(Some(bytes))
+    Ok(bytes)
 }
 
 /// How often to measure, by the flags.
@@ -220,7 +220,7 @@ fn measured(measurements: &[Measurement], peaks: &Peaks) -> comfy_table::Table {
             si(measurement.flops, ""),
             si(measurement.bytes, ""),
             share(measurement, peaks),
-            measurement.memory.map_or("unknown".to_string(), |bytes| si(bytes as f64, "B")),
+            si(measurement.memory as f64, "B"),
         ]);
     }
     table

@@ -2,7 +2,7 @@
 
 use burn_natten::plan::{Candidate, Explanation, Sizes, Target, Windows, explain};
 use burn_natten::profile::Workload;
-use burn_natten::{AttentionError, Context};
+use burn_natten::{AttentionError, Context, Strategy};
 use burn_natten_kernels::catalogue::{self, Published};
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 
@@ -49,29 +49,29 @@ impl Request {
         if args.q_tile.is_empty() && args.kv_tile.is_empty() {
             return Ok(explanation);
         }
-        let all: Vec<_> =
-            [explanation.chosen].into_iter().chain(explanation.alternatives).collect();
-        let asked = strategy_of(args);
-        let mut fitting = all
-            .iter()
-            .filter(|candidate| asked.is_none_or(|_| candidate.tier == all[0].tier))
-            .filter(|candidate| self.fits(candidate, args))
-            .cloned();
+        // A strategy that is asked for by name leaves the schedules of its tier.
+        let tier = (strategy != Strategy::Auto).then_some(explanation.chosen.tier);
+        let eligible: Vec<_> = [explanation.chosen]
+            .into_iter()
+            .chain(explanation.alternatives)
+            .filter(|candidate| tier.is_none_or(|tier| candidate.tier == tier))
+            .collect();
+        let mut fitting = eligible.iter().filter(|candidate| self.fits(candidate, args)).cloned();
         let Some(chosen) = fitting.next() else {
-            return Err(self.no_such_tile(args, &all));
+            return Err(self.no_such_tile(args, &eligible));
         };
         explanation.chosen = chosen;
         explanation.alternatives = fitting.collect();
         Ok(explanation)
     }
 
-    /// What to time for a candidate.
+    /// What to time for a candidate: its strategy, and its tiles in case there are others.
     pub fn workload(&self, candidate: &Candidate) -> Workload {
         Workload {
             problem: self.problem,
             dtype: self.dtype.dtype(),
             strategy: candidate.strategy,
-            context: self.context,
+            context: self.context.with_tiling(candidate.tiling),
         }
     }
 
@@ -122,12 +122,6 @@ impl Request {
             valid.join(", ")
         ))
     }
-}
-
-/// The strategy that is asked for by name.
-fn strategy_of(args: &Args) -> Option<burn_natten::Strategy> {
-    let strategy = args.strategy.strategy();
-    (strategy != burn_natten::Strategy::Auto).then_some(strategy)
 }
 
 /// Spatial axes of a problem, without those that pad it.

@@ -10,12 +10,20 @@ use crate::{Axis, MAX_RANK, Problem};
 const SLOTS: usize = 16;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
 const MIN_SCALE: f64 = 1e-6;
-/// Seconds that a CTA spends on a tile besides its steps: pipeline fill, first products, epilogue.
-/// Measured, see NOTES.md.
-const TILE_OVERHEAD: f64 = 2.0e-6;
-/// Exponentials a second, all multiprocessors together.
-const EXPONENTIALS: f64 = 132.0 * 16.0 * 1.7e9;
+/// Multiprocessors of an H100 or H200.
 const MULTIPROCESSORS: f64 = 132.0;
+
+// Times on one multiprocessor, fitted to an H200; NOTES.md has the measurements.
+
+/// Seconds from the scores of 64 queries and 64 keys to their weights, for one warpgroup alone.
+const SOFTMAX_LATENCY: f64 = 0.48e-6;
+/// The same where enough warpgroups overlap: what exponentials and their arithmetic take.
+const SOFTMAX: f64 = 0.28e-6;
+/// Seconds that a warpgroup alone spends on a tile besides its steps: waiting for Q and the first
+/// keys, the first and the last product, writing the results.
+const TILE_LATENCY: f64 = 4.0e-6;
+/// Share of the tensor cores' measured rate that a pipeline of two products reaches.
+const PRODUCTS: f64 = 0.9;
 
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
@@ -63,8 +71,19 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
 /// assert_eq!(schedule.q_tile.iter().product::<usize>(), 64);
 /// ```
 pub fn plan(problem: &Problem, element: Element) -> Option<Schedule> {
+    fastest(candidates(problem, element), problem)
+}
+
+/// The schedule with these tiles and the least [`estimate`]d time; `None` if there is none.
+pub fn plan_tiled(problem: &Problem, element: Element, tiling: Tiling) -> Option<Schedule> {
+    let mut schedules = candidates(problem, element);
+    schedules.retain(|schedule| schedule.tiling() == tiling);
+    fastest(schedules, problem)
+}
+
+fn fastest(schedules: Vec<Schedule>, problem: &Problem) -> Option<Schedule> {
     let time = |schedule: &Schedule| estimate(schedule, problem);
-    candidates(problem, element).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
+    schedules.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
 }
 
 /// Every schedule that computes the problem; none where [`unsupported`] says why.
@@ -95,11 +114,17 @@ pub fn candidates(problem: &Problem, element: Element) -> Vec<Schedule> {
                 mask: Mask::None,
             };
             let mask = mask(&schedule, problem);
+            let schedule = Schedule { mask, ..schedule };
             let fits = mask != Mask::OneHot || slots(&schedule) <= SLOTS;
-            schedules.extend(Schedule { mask, ..schedule }.with_stages().filter(|_| fits));
+            schedules.extend(schedule.with_stages().filter(|_| fits && !spills(&schedule)));
         }
     }
     schedules
+}
+
+/// Whether the compiler is known to run out of registers.
+fn spills(schedule: &Schedule) -> bool {
+    schedule.warpgroups == 3 && schedule.mask == Mask::OneHot && schedule.has_additional
 }
 
 /// How much of a multiprocessor a CTA is.
@@ -115,7 +140,7 @@ fn shapes(dim: usize) -> Vec<Shape> {
     let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas };
     match dim {
         // Long rows of keys, and tiles of few steps: more CTAs hide each other's ends.
-        ..=64 => vec![shape(2, 2, 1), shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3)],
+        ..=64 => vec![shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3), shape(2, 2, 1)],
         65..=128 => vec![shape(2, 2, 1)],
         _ => vec![shape(2, 1, 1)],
     }
@@ -183,30 +208,41 @@ fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
 
 /// Seconds that a schedule is expected to take on an H200.
 ///
-/// The largest of three times, for products and exponentials, for reading tiles of keys from the
-/// cache, and for reading and writing memory once, and what tiles cost besides.
+/// The largest of three times: for the steps and tiles of the warpgroups, which share the tensor
+/// cores and hide each other's softmax; for reading tiles of keys from the cache; for reading and
+/// writing memory once. The last round of CTAs counts as a whole one.
 pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
     let device = DeviceModel::H200;
     let heads = (problem.batch * problem.heads) as f64;
+    let blocks = schedule.blocks as f64;
     let rows = TILE * schedule.blocks;
-    let steps = |q_tile: [usize; MAX_RANK]| {
+    let count = |q_tile: [usize; MAX_RANK]| {
         let count = Tiling { q_tile, kv_tile: schedule.kv_tile }.count(problem);
-        let steps = (count.visited as f64 / schedule.blocks as f64).max(count.q_tiles as f64);
-        (count.q_tiles as f64 * heads, steps * heads)
+        let (visited, q_tiles) = (count.visited as f64, count.q_tiles as f64);
+        // A range of blocks begins and ends within a step of two as often as not.
+        let steps = visited / blocks + q_tiles * (blocks - 1.0) / 2.0;
+        (q_tiles * heads, steps * heads)
     };
-    let (warpgroup_tiles, warpgroup_steps) = steps(schedule.q_tile);
-    let (tiles, loads) = steps(schedule.cta_tile());
-    let depth = problem.head_dim.next_multiple_of(16) + problem.head_dim_v;
+    let (_, warpgroup_steps) = count(schedule.q_tile);
+    let (tiles, loads) = count(schedule.cta_tile());
+
+    let together = (schedule.warpgroups * schedule.ctas) as f64;
     let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
-    let step_flops = (2 * TILE * rows * (depth + one_hot)) as f64;
-    let products = warpgroup_steps * step_flops / device.matmul_flops;
-    let exponentials = warpgroup_steps * (TILE * rows) as f64 / EXPONENTIALS;
-    let ends = warpgroup_tiles.max(tiles) * TILE_OVERHEAD
-        / (MULTIPROCESSORS * (schedule.ctas * schedule.warpgroups) as f64);
+    let depth = problem.head_dim.next_multiple_of(16) + problem.head_dim_v + one_hot;
+    let rate = device.matmul_flops / MULTIPROCESSORS;
+    let products = (2 * TILE * rows * depth) as f64 / rate;
+    let step = (products / PRODUCTS)
+        .max((products + blocks * SOFTMAX_LATENCY) / together)
+        .max(blocks * SOFTMAX);
+    let rounds = tiles / (MULTIPROCESSORS * schedule.ctas as f64);
+    let unevenness = rounds.ceil() / rounds.max(1e-9);
+    let slots = tiles * schedule.warpgroups as f64;
+    let work =
+        (warpgroup_steps * step + slots * TILE_LATENCY / together) / MULTIPROCESSORS * unevenness;
+
     let key_bytes = (2 * rows * (problem.head_dim + problem.head_dim_v)) as f64;
     let query_bytes = (2 * TILE * schedule.warpgroups * problem.head_dim) as f64;
     let cache = (loads * key_bytes + tiles * query_bytes) / device.l2_bandwidth;
     let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
-    let memory = bytes / device.bandwidth;
-    (products + 0.3 * exponentials + ends).max(cache).max(memory)
+    work.max(cache).max(bytes / device.bandwidth)
 }

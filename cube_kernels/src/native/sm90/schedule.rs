@@ -124,7 +124,8 @@ impl Schedule {
         let query = self.warpgroups * key * TILE * 128;
         let step = self.blocks * (key + value) * TILE * 128;
         let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
-        query + stages * step + one_hot + 8 * (4 * stages + 2)
+        let tile = 128;
+        query + stages * step + one_hot + tile + 8 * (4 * stages + 2)
     }
 
     /// Bytes of shared memory.

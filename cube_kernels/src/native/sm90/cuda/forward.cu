@@ -21,7 +21,8 @@
 #define K_OFFSET (WARPGROUPS * Q_TILE)
 #define V_OFFSET (K_OFFSET + STAGES * K_STAGE)
 #define ONE_HOT_OFFSET (V_OFFSET + STAGES * V_STAGE)
-#define BARRIER_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
+#define TILE_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
+#define BARRIER_OFFSET (TILE_OFFSET + 128)
 
 #define CONSUMER_WARPS (4 * WARPGROUPS)
 
@@ -52,7 +53,8 @@ DEVICE void load_rows(u32 destination, const TensorMap* map, u32 barrier, int ch
   for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, z, y, x, head);
 }
 
-DEVICE void produce(const Params& params, const Maps& maps, u32 shared, const Barriers& barriers) {
+// `next` is where consumers find the tile that Q belongs to; one without steps is the end.
+DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* next, const Barriers& barriers) {
   int step = 0, tiles = 0;
   for (int round = 0; round < rounds(params); round++) {
     const int index = tile_index(round);
@@ -61,6 +63,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, const Ba
     if (tile.steps == 0) continue;
     const int head_kv = tile.head / params.group_size, origin = tile.batch * params.batch_step;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+    *next = tile;
     barrier_expect(barriers.q_full(), WARPGROUPS * Q_TILE);
 #pragma unroll
     for (int w = 0; w < WARPGROUPS; w++) {
@@ -99,6 +102,9 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, const Ba
         load_rows(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), CHUNKS_V, ROWS, at[b][2], at[b][1], at[b][0], head_kv);
     }
   }
+  barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+  next->steps = 0;
+  barrier_arrive(barriers.q_full());
 }
 
 // ---- consumers
@@ -240,22 +246,29 @@ struct Consumer {
     }
   }
 
-  // A tile whose first step is `first` of all; `tiles` were before it.
-  DEVICE void consume(const Params& params, const Tile& tile, int first, int tiles) {
+  // Positions of the two queries whose rows this lane holds.
+  DEVICE void queries_of_lane(const Tile& tile, int (&at)[2][3]) const {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int member = warp * 16 + lane / 4 + 8 * r;
+      at[r][0] = tile.query[0] + member / (QY * QZ);
+      at[r][1] = tile.query[1] + member / QZ % QY;
+      at[r][2] = tile.query[2] + member % QZ;
+      at[r][STACK] += warpgroup * q_extent(STACK);
+    }
+  }
+
+  // A tile whose Q has arrived and whose first step is number `first` of all.
+  DEVICE void consume(const Params& params, const Tile& tile, int first) {
     int origin[3], query_at[2][3];
-    bool exists[2] = {true, true}, idle = false;
+    bool idle = false;
 #pragma unroll
     for (int a = 0; a < 3; a++) {
       origin[a] = tile.query[a] + (a == STACK ? warpgroup * q_extent(a) : 0);
       idle = idle || origin[a] >= tile.queries[a];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int member = warp * 16 + lane / 4 + 8 * r;
-        query_at[r][a] = origin[a] + (a == 0 ? member / (QY * QZ) : a == 1 ? member / QZ % QY : member % QZ);
-        exists[r] = exists[r] && query_at[r][a] < tile.queries[a];
-      }
     }
-    const int steps = tile.steps + additional_steps(params);
+    queries_of_lane(tile, query_at);
+    const int steps = uniform(tile.steps) + additional_steps(params);
 
     // Steps `low..high` hold all that this warpgroup sees.
     const Window near = window<SLOW>(params.axes[SLOW], origin[SLOW], tile.queries[SLOW], tile.keys[SLOW]);
@@ -265,6 +278,7 @@ struct Consumer {
     int low = (near.start - tile.key[SLOW]) / k_extent(SLOW) * plane / BLOCKS;
     int high = steps > tile.steps ? steps : min_(steps, (blocks + BLOCKS - 1) / BLOCKS);
     if (idle) low = high = 0;
+    low = uniform(low), high = uniform(high);
 
 #if MASK == LINEAR
     int start[2], end[2];
@@ -312,7 +326,6 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++) out[i] = 0.f;
     softmax.start();
-    barrier_wait(barriers.q_full(), tiles & 1);
 #if Q_IN_REGISTERS
     load_query();
     release(barriers.q_empty());
@@ -362,28 +375,35 @@ struct Consumer {
     release(barriers.q_empty());
 #endif
     for (int i = high; i < steps; i++) skip(first + i);
-    if (!idle) finish(params, tile, query_at, exists);
+    if (!idle) finish(params, tile);
   }
 
-  DEVICE void finish(const Params& params, const Tile& tile, const int (&query_at)[2][3], const bool (&exists)[2]) {
+  // Writes the rows, and computes those again that cannot be trusted.
+  DEVICE void finish(const Params& params, const Tile& tile) {
     softmax.finish();
+    int query_at[2][3];
+    queries_of_lane(tile, query_at);
     i64 row[2];
     bool broken[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       i64 index = tile.batch;
+      bool exists = true;
 #pragma unroll
-      for (int a = FIRST_AXIS; a < 3; a++) index = index * params.axes[a].queries + token(params, tile, a, query_at[r][a]);
+      for (int a = FIRST_AXIS; a < 3; a++) {
+        index = index * params.axes[a].queries + token(params, tile, a, query_at[r][a]);
+        exists = exists && query_at[r][a] < tile.queries[a];
+      }
       row[r] = index * params.heads + tile.head;
       const float factor = 1.f / softmax.sum[r];
-      store_row((u16*)params.out + row[r] * DIM_V, out, 2 * r, factor, exists[r], lane);
-      if (lane % 4 == 0 && exists[r])
+      store_row((u16*)params.out + row[r] * DIM_V, out, 2 * r, factor, exists, lane);
+      if (lane % 4 == 0 && exists)
         params.lse[row[r]] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
       // Zero times a number is NaN when that is infinite or NaN.
       float poison = softmax.sum[r] * 0.f;
 #pragma unroll
       for (int j = 0; j < DIM_V / 8; j++) poison = fmaf(out[4 * j + 2 * r], 0.f, fmaf(out[4 * j + 2 * r + 1], 0.f, poison));
-      broken[r] = exists[r] && !(poison == 0.f && fabsf(softmax.max[r]) < 1073741824.f);
+      broken[r] = exists && !(poison == 0.f && fabsf(softmax.max[r]) < 1073741824.f);
     }
 #pragma unroll 1
     for (int r = 0; r < 2; r++) {
@@ -409,7 +429,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
   const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
-  const int role = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  const int role = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(barriers.k_full(i), 1);
@@ -433,22 +453,19 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
     if (threadIdx.x == 0) {
       const Maps maps = {&map_query, &map_key, &map_value, &map_more_key, &map_more_value};
-      produce(params, maps, shared, barriers);
+      produce(params, maps, shared, (Tile*)(memory + TILE_OFFSET), barriers);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     Consumer consumer;
     consumer.start(shared, barriers, role - 1);
     if (role == WARPGROUPS) consumer.pass_turn();
-    int step = 0, tiles = 0;
-    for (int round = 0; round < rounds(params); round++) {
-      const int index = tile_index(round);
-      if (index >= params.tiles) continue;
-      const Tile tile = tile_of(params, index);
-      if (tile.steps == 0) continue;
-      consumer.consume(params, tile, step, tiles);
-      step += tile.steps + additional_steps(params);
-      tiles++;
+    for (int step = 0, tiles = 0;; tiles++) {
+      barrier_wait(barriers.q_full(), tiles & 1);
+      const Tile tile = *(const Tile*)(memory + TILE_OFFSET);
+      if (uniform(tile.steps) == 0) break;
+      consumer.consume(params, tile, step);
+      step += uniform(tile.steps) + additional_steps(params);
     }
     // The last turn passed is still to be taken.
     if (role == 1) consumer.wait_turn();

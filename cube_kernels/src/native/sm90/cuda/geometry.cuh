@@ -71,7 +71,7 @@ template <int A> DEVICE Window window(const AxisParams& axis, int q, int queries
 }
 
 // What a CTA works on: 64 * WARPGROUPS queries of one head and the blocks of keys they see.
-struct Tile {
+struct __align__(16) Tile {
   int batch, head;
   int group[3];            // dilation group
   int queries[3], keys[3]; // members of the group
@@ -80,6 +80,7 @@ struct Tile {
   int blocks[3];           // key blocks from there on
   int steps;               // of BLOCKS key blocks; 0 when no query of the tile exists
 };
+static_assert(sizeof(Tile) <= 128, "the kernel's shared memory has 128 bytes for it");
 
 template <int A> DEVICE void locate(const Params& params, Tile& tile, int index, int group) {
   if (A < FIRST_AXIS) {

@@ -14,6 +14,10 @@ struct __align__(64) TensorMap { u64 opaque[16]; };
 DEVICE int min_(int a, int b) { return a < b ? a : b; }
 DEVICE int max_(int a, int b) { return a > b ? a : b; }
 
+// A value that is the same in all lanes, where the compiler cannot see it. Branches around wgmma have to
+// be uniform, or ptxas serialises.
+DEVICE int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
 // ---- mbarriers: shared-memory barriers that count arrivals and bytes in flight
 
 DEVICE void barrier_init(u32 barrier, u32 arrivals) {
