@@ -43,6 +43,16 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.axes.iter().any(|axis| axis.queries.max(axis.keys) >= 1 << 20 && rank(problem) > 1) {
         return Some("an axis has 2^20 or more tokens".into());
     }
+    // Such groups are launched one by one, and samples of one have to lie a whole number of its
+    // strides apart.
+    let slowest = &problem.axes[0];
+    let is_uneven = slowest.dilation > 8 && !slowest.keys.is_multiple_of(slowest.dilation);
+    if problem.batch > 1 && is_uneven {
+        let Axis { keys, dilation, .. } = slowest;
+        return Some(format!(
+            "the slowest axis has a dilation of {dilation}, above 8, that does not divide its length of {keys}"
+        ));
+    }
     let tokens = problem.queries().max(problem.keys()).max(problem.additional);
     if tokens.saturating_mul(problem.batch) >= 1 << 31 || problem.batch * problem.heads >= 1 << 24 {
         return Some("there are 2^31 or more tokens, or 2^24 or more heads".into());
