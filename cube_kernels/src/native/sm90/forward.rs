@@ -13,6 +13,9 @@ use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, TensorMap, dev
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem, window};
 
+#[cfg(test)]
+mod tests;
+
 /// Why nothing was launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HopperError {

@@ -6,6 +6,9 @@ use crate::cost::{Cost, DeviceModel};
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem};
 
+#[cfg(test)]
+mod tests;
+
 /// One-hot coordinates that a block may have over all axes.
 const SLOTS: usize = 16;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
