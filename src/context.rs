@@ -1,6 +1,8 @@
 use std::cell::RefCell;
 use std::sync::RwLock;
 
+use burn_natten_kernels::tiling::Tiling;
+
 /// How much memory an implementation may take beyond its inputs and outputs.
 ///
 /// Set with [`Context::with_memory`]; the guide says what each tier [takes](crate::guide::memory).
@@ -36,6 +38,7 @@ pub struct Context {
     deterministic: bool,
     kv_parallelism: bool,
     memory: MemoryPreference,
+    tiling: Option<Tiling>,
     experimental_forward: bool,
     experimental_backward: bool,
 }
@@ -54,6 +57,7 @@ impl Context {
             deterministic: false,
             kv_parallelism: true,
             memory: MemoryPreference::Default,
+            tiling: None,
             experimental_forward: false,
             experimental_backward: false,
         }
@@ -119,6 +123,14 @@ impl Context {
         self
     }
 
+    /// Asks for the schedule with these tiles; the fastest by estimate without. Tiers that have no such
+    /// schedule for a problem take their own. [`plan::explain`](crate::plan::explain) lists what
+    /// there is.
+    pub const fn with_tiling(mut self, tiling: Option<Tiling>) -> Self {
+        self.tiling = tiling;
+        self
+    }
+
     /// Allows paths that have never run on real hardware, in the forward and the backward pass.
     /// Off by default. No tier has such a path today.
     pub const fn with_allow_experimental(mut self, forward: bool, backward: bool) -> Self {
@@ -140,6 +152,11 @@ impl Context {
     /// The bound on memory beyond inputs and outputs.
     pub const fn memory(&self) -> MemoryPreference {
         self.memory
+    }
+
+    /// The tiles that are asked for.
+    pub const fn tiling(&self) -> Option<Tiling> {
+        self.tiling
     }
 
     /// Whether paths that have never run on real hardware are allowed: forward, backward.

@@ -73,6 +73,14 @@ pub fn small() -> Vec<Entry> {
 }
 
 /// The entry of [`all`] or [`small`] with this name.
+///
+/// ```rust
+/// use burn_natten_kernels::catalogue;
+///
+/// let hunyuan = catalogue::find("hunyuan").expect("is in the catalogue");
+/// assert_eq!(hunyuan.problem.axes.map(|axis| axis.kernel_size), [18, 24, 24]);
+/// assert!(catalogue::find("hunyuan-small").is_some() && catalogue::find("nothing").is_none());
+/// ```
 pub fn find(name: &str) -> Option<Entry> {
     all().into_iter().chain(small()).find(|entry| entry.name == name)
 }

@@ -177,6 +177,19 @@ pub fn flop_bound(problem: &Problem) -> f64 {
 /// # Panics
 ///
 /// If a tile has no extent along some axis.
+///
+/// ```rust
+/// use burn_natten_kernels::catalogue;
+/// use burn_natten_kernels::cost::{flop_bound, tile_bound};
+/// use burn_natten_kernels::tiling::Tiling;
+///
+/// let problem = catalogue::find("hunyuan").expect("is in the catalogue").problem;
+/// let tiling = Tiling::square([4, 4, 4]);
+/// // 11 times by the windows alone, less by what tiles compute besides.
+/// assert_eq!(flop_bound(&problem).floor(), 11.0);
+/// let bound = tile_bound(&problem, &tiling);
+/// assert!((bound * tiling.work_ratio(&problem) / flop_bound(&problem) - 1.0).abs() < 1e-9);
+/// ```
 pub fn tile_bound(problem: &Problem, tiling: &Tiling) -> f64 {
     bound(problem, tiling.executed_pairs(problem))
 }

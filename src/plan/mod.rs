@@ -12,7 +12,7 @@ use std::fmt;
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
-use burn_natten_kernels::tiling::{TileCount, Tiling};
+pub use burn_natten_kernels::tiling::{TileCount, Tiling};
 
 pub use self::sizes::Sizes;
 pub(crate) use self::tiers::FLEX_QUERIES;
@@ -130,6 +130,8 @@ pub struct Explanation {
 }
 
 /// Says how `problem` would be computed on a device of the kind `target`.
+///
+/// [`Context::with_tiling`] asks for one of the candidates of a tier that has several.
 ///
 /// The times of the candidates are those of [`Target::device_model`] and are bounds: no kernel is
 /// faster than its operations and its tensors allow, and most are slower.

@@ -113,3 +113,32 @@ fn sizes_refuse_what_the_operators_refuse() {
     assert!(text(sizes.neighborhood(&[], WINDOWS, None)).contains("space: has 0 axes"));
     assert!(text(sizes.neighborhood(&[9; 4], WINDOWS, None)).contains("space: has 4 axes"));
 }
+
+#[test]
+fn a_context_asks_for_one_tiling_of_many() {
+    let windows = Windows {
+        kernel_size: &[6, 8, 10],
+        stride: &[1; 3],
+        dilation: &[1; 3],
+        is_causal: &[false; 3],
+    };
+    let problem = Sizes::new(64).neighborhood(&[16, 20, 24], windows, None).expect("valid");
+    let of = |context| {
+        explain(&problem, DType::BF16, Target::Cuda { sm: 90 }, Strategy::Auto, context)
+            .expect("a plan")
+    };
+    let all = of(Context::new());
+    assert_eq!(all.chosen.tier, Tier::Hopper);
+    assert!(all.alternatives.iter().filter(|other| other.tier == Tier::Hopper).count() > 3);
+    let tilings: Vec<_> = all.alternatives.iter().map(|other| other.tiling).collect();
+    assert!(!tilings.contains(&all.chosen.tiling), "a tiling is listed once");
+    for other in &all.alternatives {
+        if other.tier == Tier::Hopper {
+            let asked = of(Context::new().with_tiling(other.tiling));
+            assert_eq!(&asked.chosen, other);
+        }
+    }
+    // What no tier has is not asked for.
+    let none = Context::new().with_tiling(Some(Tiling::square([3, 3, 3])));
+    assert_eq!(of(none).chosen, all.chosen);
+}

@@ -1,5 +1,7 @@
 //! How each tier works through a problem. A new tier is one line in [`candidates`].
 
+use std::collections::HashSet;
+
 use burn::tensor::DType;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
 use burn_natten_kernels::native::sm90::{self, Element};
@@ -134,15 +136,22 @@ fn portable_schedule(request: &Request<'_>) -> Schedule {
     Schedule { name, tiling, forward, backward }
 }
 
-/// What [`sm90::candidates`] has, the fastest by its estimate first. The backward pass is Portable.
+/// What [`sm90::candidates`] has, one of each tiling, the fastest by its estimate first, but before
+/// it the tiling that the context asks for. The backward pass is Portable.
 fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
     let problem = request.problem;
     let element = if request.dtype == DType::F16 { Element::F16 } else { Element::Bf16 };
+    let asked = request.context.tiling();
     let mut schedules: Vec<_> = sm90::candidates(problem, element)
         .into_iter()
         .map(|schedule| (sm90::estimate(&schedule, problem), schedule))
         .collect();
-    schedules.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    schedules.sort_by(|(a, one), (b, other)| {
+        let unasked = |schedule: &sm90::Schedule| Some(schedule.tiling()) != asked;
+        unasked(one).cmp(&unasked(other)).then(a.total_cmp(b))
+    });
+    let mut seen = HashSet::new();
+    schedules.retain(|(_, schedule)| seen.insert(schedule.tiling()));
     let backward = portable_schedule(request).backward;
     let schedule = |(seconds, schedule): (f64, sm90::Schedule)| {
         let tiling = schedule.tiling();

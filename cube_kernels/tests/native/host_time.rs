@@ -21,7 +21,8 @@ fn a_call_returns_at_once() {
     let data = Data::random(&problem, 3, format(Element::Bf16).round);
     let inputs = upload(&client, Element::Bf16, &problem, &data);
     let outputs = poisoned_outputs(&client, Element::Bf16, &problem);
-    let call = || forward(&client, &problem, Element::Bf16, &inputs, &outputs).expect("launched");
+    let call =
+        || forward(&client, &problem, Element::Bf16, None, &inputs, &outputs).expect("launched");
     call();
     let median = || {
         block_on(client.sync()).expect("the kernel ran");

@@ -1,5 +1,7 @@
 //! `--dry-run`: what would run, and what bounds it, with no device.
 
+use std::collections::HashMap;
+
 use burn_natten::plan::{Candidate, Explanation, Target};
 use burn_natten_kernels::catalogue::Milliseconds;
 use burn_natten_kernels::cost::{Cost, DeviceModel, Limit, flop_bound, tile_bound};
@@ -9,6 +11,9 @@ use crate::measure::Pass;
 use crate::request::Request;
 use crate::units::{count, ratio, seconds, si, tile};
 use crate::{Failure, json, table};
+
+/// Schedules of one tier in the table: the choice and the next best.
+const ROWS_PER_TIER: usize = 8;
 
 pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
     let target = args.target.unwrap_or_else(|| args.device.backend.target());
@@ -23,7 +28,12 @@ pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
         facts.push(("published", text));
     }
     let table = plans(request, &explanation, args.passes());
-    Ok(format!("{}\n{table}", table::facts(&facts)))
+    let more = (1 + explanation.alternatives.len()) - table.row_iter().count();
+    let more = match more {
+        0 => String::new(),
+        more => format!("\n{more} more schedules, slower by estimate, are in --json"),
+    };
+    Ok(format!("{}\n{table}{more}", table::facts(&facts)))
 }
 
 /// What holds for every way to compute the problem.
@@ -110,8 +120,13 @@ fn plans(request: &Request, explanation: &Explanation, passes: &[Pass]) -> comfy
     header.extend(passes.iter().map(|pass| pass.at_least()));
     let mut table = table::new(&header, 3);
     table.add_row(row(request, "runs", &explanation.chosen, passes));
+    let mut shown = HashMap::from([(explanation.chosen.tier, 1)]);
     for candidate in &explanation.alternatives {
-        table.add_row(row(request, "", candidate, passes));
+        let rows = shown.entry(candidate.tier).or_insert(0);
+        *rows += 1;
+        if *rows <= ROWS_PER_TIER {
+            table.add_row(row(request, "", candidate, passes));
+        }
     }
     table
 }

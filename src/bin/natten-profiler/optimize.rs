@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use burn_natten::plan::{Candidate, Explanation};
-use burn_natten::profile::measure_peaks;
+use burn_natten::profile::{Repeats, measure_peaks};
 use burn_natten_kernels::MAX_RANK;
 
 use crate::args::{Args, StrategyName};
@@ -15,6 +15,8 @@ use crate::{Failure, device, json, table};
 
 /// A schedule whose passes take longer than this at the very least is not tried.
 const LIMIT: f64 = 20.0;
+/// Rest of the device before a sample: there may be a hundred schedules.
+const IDLE: Duration = Duration::from_millis(50);
 
 /// A candidate and what came of it.
 pub struct Trial {
@@ -37,6 +39,7 @@ pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
     let device = open(args)?;
     let explanation = request.explain(args, target_of(args, &device))?;
     let candidates = all(explanation);
+    let repeats = Repeats { idle: IDLE, ..repeats(args) };
     let bar = progress((candidates.len() * args.passes().len()) as u64 + 1);
     bar.set_message("peaks of the device");
     let peaks = measure_peaks(&device, request.dtype.dtype());
@@ -48,7 +51,7 @@ pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
             let mut measurements = Vec::new();
             for pass in args.passes() {
                 bar.set_message(format!("{:?}, {}", candidate.tier, pass.name()));
-                let measured = measure(request, candidate, *pass, &device, &repeats(args));
+                let measured = measure(request, candidate, *pass, &device, &repeats);
                 measurements.push(measured.map_err(|error| error.to_string())?);
                 bar.inc(1);
             }

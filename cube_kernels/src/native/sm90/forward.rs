@@ -7,9 +7,10 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use super::schedule::TILE;
-use super::{ARCHITECTURE, Element, OPTIONS, Schedule, plan, unsupported};
+use super::{ARCHITECTURE, Element, OPTIONS, Schedule, plan, plan_tiled, unsupported};
 use crate::native::compile::{CompileError, Cubin, Source, compile, has_compiler};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, TensorMap, device_info, launch};
+use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem, window};
 
 #[cfg(test)]
@@ -75,7 +76,8 @@ pub struct ForwardOutputs {
     pub lse: Handle,
 }
 
-/// Attention with logsumexp, by the schedule that [`plan()`] chooses.
+/// Attention with logsumexp, by the schedule that [`plan()`] chooses, or [`plan_tiled()`] where one has
+/// the tiles that are asked for.
 ///
 /// Returns when the work is enqueued; the first use of a schedule compiles it.
 ///
@@ -86,10 +88,11 @@ pub fn forward(
     client: &Client,
     problem: &Problem,
     element: Element,
+    tiling: Option<Tiling>,
     inputs: &ForwardInputs,
     outputs: &ForwardOutputs,
 ) -> Result<(), HopperError> {
-    let schedule = schedule(problem, element)?;
+    let schedule = schedule(problem, element, tiling)?;
     forward_with(client, &schedule, problem, inputs, outputs)
 }
 
@@ -97,24 +100,31 @@ pub fn forward(
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
     element: Element,
+    tiling: Option<Tiling>,
     axes: [Axis; MAX_RANK],
     sizes: [usize; 6],
 }
 
 /// The schedule for a problem. A choice among hundreds is not made at every call.
-fn schedule(problem: &Problem, element: Element) -> Result<Schedule, HopperError> {
+fn schedule(
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+) -> Result<Schedule, HopperError> {
     static KNOWN: LazyLock<Mutex<HashMap<Key, Schedule>>> = LazyLock::new(Mutex::default);
     if let Some(reason) = unsupported(problem) {
         return Err(HopperError::Problem(reason));
     }
     let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
-    let key =
-        Key { element, axes, sizes: [batch, heads, heads_kv, head_dim, head_dim_v, additional] };
+    let sizes = [batch, heads, heads_kv, head_dim, head_dim_v, additional];
+    let key = Key { element, tiling, axes, sizes };
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(schedule) = known.get(&key) {
         return Ok(*schedule);
     }
-    let schedule = plan(problem, element)
+    let schedule = tiling
+        .and_then(|tiling| plan_tiled(problem, element, tiling))
+        .or_else(|| plan(problem, element))
         .ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))?;
     known.insert(key, schedule);
     Ok(schedule)
@@ -127,7 +137,7 @@ fn schedule(problem: &Problem, element: Element) -> Result<Schedule, HopperError
 /// [`HopperError`] if the problem cannot run on the device.
 pub fn warm_up(client: &Client, problem: &Problem, element: Element) -> Result<(), HopperError> {
     let device = hopper(client)?;
-    program(&schedule(problem, element)?, &device).map(drop)
+    program(&schedule(problem, element, None)?, &device).map(drop)
 }
 
 /// Whether the kernels can be compiled and run on the device of a client.

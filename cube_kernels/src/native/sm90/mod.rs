@@ -15,6 +15,6 @@ pub use forward::{
     ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, is_available,
     warm_up,
 };
-pub use plan::{candidates, estimate, plan, unsupported};
+pub use plan::{candidates, estimate, plan, plan_tiled, unsupported};
 pub use schedule::{Element, Mask, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS};

@@ -84,8 +84,19 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
 /// assert_eq!(schedule.q_tile.iter().product::<usize>(), 64);
 /// ```
 pub fn plan(problem: &Problem, element: Element) -> Option<Schedule> {
+    fastest(candidates(problem, element), problem)
+}
+
+/// The schedule with these tiles and the least [`estimate`]d time; `None` if there is none.
+pub fn plan_tiled(problem: &Problem, element: Element, tiling: Tiling) -> Option<Schedule> {
+    let mut schedules = candidates(problem, element);
+    schedules.retain(|schedule| schedule.tiling() == tiling);
+    fastest(schedules, problem)
+}
+
+fn fastest(schedules: Vec<Schedule>, problem: &Problem) -> Option<Schedule> {
     let time = |schedule: &Schedule| estimate(schedule, problem);
-    candidates(problem, element).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
+    schedules.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
 }
 
 /// Every schedule that computes the problem; none where [`unsupported`] says why.
