@@ -24,7 +24,7 @@ pub enum Precision {
     Bf16,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, ValueEnum)]
 pub enum Pass {
     Forward,
     Backward,

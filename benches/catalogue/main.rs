@@ -13,8 +13,8 @@
 mod args;
 mod device;
 mod exact;
-mod fallback;
 mod json;
+mod log;
 mod machine;
 mod record;
 mod rows;

@@ -18,7 +18,7 @@ use crate::record::Record;
 use crate::rows::Rows;
 use crate::table::digits;
 use crate::verify::{self, Errors};
-use crate::{device, fallback};
+use crate::{device, log};
 
 pub fn run(args: &Args) -> Result<(), String> {
     let entries = args.entries()?;
@@ -29,7 +29,7 @@ pub fn run(args: &Args) -> Result<(), String> {
             return Err(format!("--dtype: is {name}, which --device {device} cannot compute in"));
         }
     }
-    fallback::listen()?;
+    log::print()?;
     let machine = Machine::read(&args.device);
     let mut rows = Rows::new(args.out.as_deref())?;
     let heading = heading(args, &machine, &device);
@@ -76,7 +76,7 @@ impl Row<'_> {
     fn run(
         &self,
         strategy: Strategy,
-        done: &mut HashSet<String>,
+        done: &mut HashSet<(Pass, String)>,
         rows: &mut Rows,
     ) -> Result<(), String> {
         let workload = Workload {
@@ -85,32 +85,32 @@ impl Row<'_> {
             strategy,
             context: self.args.context(),
         };
-        let tier = workload.tier(self.device);
-        let implementation = match &tier {
-            Ok(tier) => format!("burn-natten/{tier:?}"),
-            Err(_) => format!("burn-natten/{strategy:?}"),
-        };
-        if !done.insert(implementation.clone()) {
-            return Ok(());
+        let mut rows_of = vec![];
+        for &pass in &self.args.passes {
+            let tier = match pass {
+                Pass::Forward => workload.tier(self.device),
+                Pass::Backward => workload.backward_tier(self.device),
+            };
+            let (name, reason) = match tier {
+                Ok(tier) => (format!("{tier:?}"), self.too_slow(&workload, pass)),
+                Err(error) => (format!("{strategy:?}"), Some(error.to_string())),
+            };
+            // Another strategy may have come to the same tier.
+            if done.insert((pass, name.clone())) {
+                rows_of.push((pass, format!("burn-natten/{name}"), reason));
+            }
         }
-        let reasons: Vec<_> = self
-            .args
-            .passes
-            .iter()
-            .map(|&pass| match &tier {
-                Ok(_) => (pass, self.too_slow(&workload, pass)),
-                Err(error) => (pass, Some(error.to_string())),
-            })
-            .collect();
-        let runs = |asked: Pass| reasons.contains(&(asked, None));
+        let runs = |asked: Pass| {
+            rows_of.iter().any(|(pass, _, reason)| *pass == asked && reason.is_none())
+        };
         let errors = match runs(Pass::Forward) || runs(Pass::Backward) {
             true => guarded(|| verify::verify(&workload, self.device, runs(Pass::Backward))),
             false => Err("was not run".to_string()),
         };
-        for (pass, reason) in &reasons {
+        for (pass, implementation, reason) in &rows_of {
             match reason.clone().map_or_else(|| self.judge(&errors, *pass), Err) {
-                Ok(error) => self.time(&workload, &implementation, *pass, error, rows)?,
-                Err(reason) => self.failed(&implementation, *pass, &reason, rows)?,
+                Ok(error) => self.time(&workload, implementation, *pass, error, rows)?,
+                Err(reason) => self.failed(implementation, *pass, &reason, rows)?,
             }
         }
         Ok(())
@@ -119,9 +119,6 @@ impl Row<'_> {
     /// The error of a pass, unless it is too large or could not be found.
     fn judge(&self, errors: &Result<Errors, String>, pass: Pass) -> Result<f64, String> {
         let errors = errors.as_ref().map_err(String::clone)?;
-        if let Some(text) = fallback::seen() {
-            return Err(format!("another tier may have run: {text}"));
-        }
         let error = match pass {
             Pass::Forward => errors.forward,
             Pass::Backward => errors.backward.unwrap_or(f64::INFINITY),

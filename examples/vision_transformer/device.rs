@@ -73,11 +73,10 @@ fn not_built(name: &str) -> Failure {
     Failure::Usage(format!("--device {name}: is not in this build, add --features {name}"))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "cuda")))]
 mod tests {
     use super::*;
 
-    #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_backend_that_is_not_built_names_its_feature() {
         let error = open(Backend::Cuda, Precision::F32).expect_err("is not built");

@@ -11,7 +11,7 @@ use burn_natten_kernels::portable::{
 };
 
 use super::reference::{self, Saved};
-use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan, log_once};
+use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan, degrade};
 use crate::Tier;
 
 impl AttentionOps for CubeBackend {
@@ -108,11 +108,6 @@ impl AttentionBackwardOps for CubeBackend {
             }
         }
     }
-}
-
-/// Says that the kernels of a tier cannot run a problem on its device.
-fn degrade(instead: &str, error: &dyn std::error::Error) {
-    log_once(format!("using {instead}, because {error}"));
 }
 
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.

@@ -26,6 +26,16 @@ pub enum Tier {
     Hopper,
 }
 
+impl Tier {
+    /// The tier whose kernels compute the backward pass.
+    pub(crate) fn backward(self) -> Self {
+        match self {
+            Self::Hopper => Self::Portable,
+            tier => tier,
+        }
+    }
+}
+
 /// What the selection knows of a device.
 ///
 /// Read from a device with [`Capabilities::of`], or written down to ask what would run elsewhere:

@@ -82,7 +82,7 @@ fn view(tensor: &CubeTensor) -> Strided {
     // Vectors that are not contiguous, or begin between 16-byte lines, are for the copy: strides
     // of zero say so.
     let offset = tensor.handle.offset_start.unwrap_or(0);
-    if vector != 1 || offset % 16 != 0 || tensor.meta.is_tiled() {
+    if vector != 1 || !offset.is_multiple_of(16) || tensor.meta.is_tiled() {
         padded = [0; 5];
     }
     Strided { handle: tensor.handle.clone(), strides: padded }

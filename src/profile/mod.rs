@@ -45,8 +45,8 @@ const SEED: u64 = 42;
 ///
 /// # Errors
 ///
-/// What the operator returns, or [`AttentionError::Execution`] if the device fails or an output is
-/// not a number.
+/// What the operator returns, or [`AttentionError::Execution`] if the device fails, if an output is
+/// not a number, or if the selected tier failed and another one ran in its place.
 pub fn time_forward(
     workload: &Workload,
     device: &Device,

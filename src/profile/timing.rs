@@ -1,8 +1,10 @@
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
 
 use crate::AttentionError;
+use crate::backend::FALLBACKS;
 
 /// The state of the device that a time holds for.
 ///
@@ -110,8 +112,13 @@ pub(super) fn measure(
     mut call: impl FnMut() -> Result<Vec<Tensor<1>>, AttentionError>,
 ) -> Result<Timing, AttentionError> {
     let start = Instant::now();
+    let fallbacks = fallbacks();
     let mut last = call()?;
     sync(device)?;
+    if self::fallbacks() != fallbacks {
+        let reason = "another tier ran than the one selected; the log says why".to_string();
+        return Err(AttentionError::Execution { reason });
+    }
     for _ in 1..repeats.warmup {
         if start.elapsed() > repeats.limit {
             break;
@@ -192,6 +199,10 @@ fn sustained(
         samples.push(batch(calls)?);
     }
     Ok(samples)
+}
+
+fn fallbacks() -> u64 {
+    FALLBACKS.load(Ordering::Relaxed)
 }
 
 pub(super) fn sync(device: &Device) -> Result<(), AttentionError> {

@@ -14,6 +14,9 @@ use std::time::Instant;
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
 
+#[cfg(test)]
+mod tests;
+
 /// Why there is no program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {

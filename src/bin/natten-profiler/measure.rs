@@ -52,8 +52,10 @@ impl Pass {
 /// What was measured of a pass.
 #[derive(Clone, Debug)]
 pub struct Measurement {
+    /// The tier whose kernels ran.
     pub tier: Tier,
-    pub schedule: String,
+    /// How they work; unknown where a tier has another one compute its backward pass.
+    pub schedule: Option<String>,
     pub pass: Pass,
     pub timing: Timing,
     /// Operations per second of those that are useful.
@@ -65,6 +67,14 @@ pub struct Measurement {
 }
 
 impl Measurement {
+    /// Tier and schedule.
+    fn kernel(&self) -> String {
+        match &self.schedule {
+            Some(schedule) => format!("{:?}, {schedule}", self.tier),
+            None => format!("{:?}", self.tier),
+        }
+    }
+
     /// The greater share of a measured peak, and which peak that is.
     pub fn share(&self, peaks: &Peaks) -> Option<(f64, &'static str)> {
         let shares = [(self.flops / peaks.matmul, "matmul"), (self.bytes / peaks.copy, "copy")];
@@ -85,9 +95,11 @@ pub fn measure(
 ) -> Result<Measurement, AttentionError> {
     let workload = request.workload(candidate);
     let memory = memory(&workload, pass, device)?;
-    let timing = match pass {
-        Pass::Forward => time_forward(&workload, device, repeats)?,
-        Pass::Backward => time_backward(&workload, device, repeats)?,
+    let (tier, timing) = match pass {
+        Pass::Forward => (workload.tier(device)?, time_forward(&workload, device, repeats)?),
+        Pass::Backward => {
+            (workload.backward_tier(device)?, time_backward(&workload, device, repeats)?)
+        }
     };
     let (cost, seconds) = (pass.cost(candidate), timing.median().as_secs_f64());
     let size = request.dtype.dtype().size();
@@ -97,8 +109,8 @@ pub fn measure(
         Pass::Backward => backward_bytes(&request.problem, size),
     };
     Ok(Measurement {
-        tier: workload.tier(device)?,
-        schedule: candidate.schedule.clone(),
+        tier,
+        schedule: (tier == candidate.tier).then(|| candidate.schedule.clone()),
         pass,
         timing,
         flops: cost.flops as f64 / seconds,
@@ -212,7 +224,7 @@ fn measured(measurements: &[Measurement], peaks: &Peaks) -> comfy_table::Table {
     for measurement in measurements {
         let (low, high) = measurement.timing.quartiles();
         table.add_row([
-            format!("{:?}, {}", measurement.tier, measurement.schedule),
+            measurement.kernel(),
             measurement.pass.name().to_string(),
             measurement.timing.calls().to_string(),
             duration(measurement.timing.median()),

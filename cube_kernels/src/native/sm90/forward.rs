@@ -13,6 +13,9 @@ use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, TensorMap, dev
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem, window};
 
+#[cfg(test)]
+mod tests;
+
 /// Why nothing was launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HopperError {
@@ -227,8 +230,9 @@ fn check_layout(
     let folds = tokens[0] == 1 || problem.batch == 1 || batch == x * tokens[0];
     // A sample of a group that is launched alone does not begin at a multiple of the group's stride.
     let whole = problem.batch == 1
+        || tokens[0] == 1
         || schedule.dilates_in_kernel(&problem.axes[0], 0)
-        || tokens[0] % problem.axes[0].dilation == 0;
+        || tokens[0].is_multiple_of(problem.axes[0].dilation);
     let readable = tensor.strides != [0; 5];
     if readable && aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
 }
@@ -351,7 +355,7 @@ impl Launch<'_> {
         let pairs = self.problem.batch * self.problem.heads_kv;
         let space = self.tiles() / (self.problem.batch * self.problem.heads);
         let wanted = (12 * self.grid() as usize).div_ceil(space * group);
-        let chunk = (1..=pairs).find(|chunk| pairs % chunk == 0 && *chunk >= wanted);
+        let chunk = (1..=pairs).find(|chunk| pairs.is_multiple_of(*chunk) && *chunk >= wanted);
         group * chunk.unwrap_or(pairs)
     }
 

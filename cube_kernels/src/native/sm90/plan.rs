@@ -6,6 +6,9 @@ use crate::cost::{Cost, DeviceModel};
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem};
 
+#[cfg(test)]
+mod tests;
+
 /// One-hot coordinates that a block may have over all axes.
 const SLOTS: usize = 16;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
@@ -42,6 +45,16 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     // Tile numbers, and positions in one-hot masks.
     if problem.axes.iter().any(|axis| axis.queries.max(axis.keys) >= 1 << 20 && rank(problem) > 1) {
         return Some("an axis has 2^20 or more tokens".into());
+    }
+    // Such groups are launched one by one, and samples of one have to lie a whole number of its
+    // strides apart.
+    let slowest = &problem.axes[0];
+    let is_uneven = slowest.dilation > 8 && !slowest.keys.is_multiple_of(slowest.dilation);
+    if problem.batch > 1 && is_uneven {
+        let Axis { keys, dilation, .. } = slowest;
+        return Some(format!(
+            "the slowest axis has a dilation of {dilation}, above 8, that does not divide its length of {keys}"
+        ));
     }
     let tokens = problem.queries().max(problem.keys()).max(problem.additional);
     if tokens.saturating_mul(problem.batch) >= 1 << 31 || problem.batch * problem.heads >= 1 << 24 {

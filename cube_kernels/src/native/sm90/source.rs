@@ -2,6 +2,9 @@ use std::fmt::Write;
 
 use super::{Element, Schedule};
 
+#[cfg(test)]
+mod tests;
+
 /// What NVRTC compiles for.
 pub const ARCHITECTURE: &str = "sm_90a";
 

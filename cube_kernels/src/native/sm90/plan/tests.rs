@@ -1,0 +1,231 @@
+//! The choice of schedules, without a device.
+
+use std::fmt::Write;
+
+use super::super::schedule::TILE;
+use super::*;
+use crate::catalogue;
+
+fn axis(
+    length: usize,
+    kernel_size: usize,
+    stride: usize,
+    dilation: usize,
+    is_causal: bool,
+) -> Axis {
+    Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal }
+}
+
+fn problem(axes: &[Axis], dim: usize) -> Problem {
+    let mut padded = [Axis::UNIT; MAX_RANK];
+    padded[MAX_RANK - axes.len()..].copy_from_slice(axes);
+    Problem {
+        batch: 2,
+        heads: 4,
+        heads_kv: 2,
+        head_dim: dim,
+        head_dim_v: dim,
+        additional: 0,
+        scale: (dim as f64).powf(-0.5),
+        axes: padded,
+    }
+}
+
+/// Every kind of axis, in one, two and three axes, with and without additional tokens.
+fn sweep() -> Vec<Problem> {
+    let mut problems = vec![];
+    for dim in [8, 64, 72, 128, 136, 256] {
+        for dim_v in [dim, 8, 256] {
+            for line in
+                [axis(512, 512, 1, 1, false), axis(300, 21, 1, 1, false), axis(300, 21, 3, 2, true)]
+            {
+                let side = axis(37, 9, line.stride, line.dilation, line.is_causal);
+                let deep = axis(16, 5, 1, 1, false);
+                for axes in [&[line][..], &[side, side], &[deep, side, side]] {
+                    for additional in [0, 77] {
+                        problems.push(Problem {
+                            head_dim_v: dim_v,
+                            additional,
+                            ..problem(axes, dim)
+                        });
+                    }
+                }
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn the_catalogue_is_planned_as_ever() {
+    let mut text = String::new();
+    for entry in catalogue::all() {
+        let schedule = plan(&entry.problem, Element::Bf16).expect("supported");
+        let milliseconds = 1e3 * estimate(&schedule, &entry.problem);
+        writeln!(text, "{:16} {milliseconds:8.3} ms  {schedule}", entry.name).expect("a string");
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn what_is_not_supported_is_said() {
+    let whole = problem(&[axis(100, 9, 1, 1, false)], 64);
+    assert_eq!(unsupported(&whole), None);
+    let reason = |problem: Problem| {
+        assert!(
+            plan(&problem, Element::F16).is_none() && candidates(&problem, Element::F16).is_empty()
+        );
+        unsupported(&problem).expect("a reason")
+    };
+    let deep = problem(&[axis(31, 3, 1, 9, false), axis(5, 3, 1, 1, false), Axis::UNIT], 64);
+    let reasons = [
+        reason(Problem { head_dim: 0, ..whole }),
+        reason(Problem { head_dim: 60, ..whole }),
+        reason(Problem { head_dim_v: 264, ..whole }),
+        reason(Problem { scale: 0.0, ..whole }),
+        reason(Problem { scale: -0.125, ..whole }),
+        reason(Problem { scale: f64::NAN, ..whole }),
+        reason(problem(&[Axis::dense(10, 0, false)], 64)),
+        reason(problem(&[axis(1 << 20, 9, 1, 1, false), axis(9, 9, 1, 1, false)], 64)),
+        reason(Problem { batch: 1 << 25, ..whole }),
+        reason(Problem { batch: 1 << 12, heads: 1 << 12, ..whole }),
+        reason(deep),
+    ];
+    insta::assert_snapshot!(reasons.join("\n"), @r"
+    head_dim is 0, not a multiple of 8 up to 256
+    head_dim is 60, not a multiple of 8 up to 256
+    head_dim of value is 264, not a multiple of 8 up to 256
+    scale is 0, below 1e-6
+    scale is -0.125, below 1e-6
+    scale is NaN, below 1e-6
+    there are no keys
+    an axis has 2^20 or more tokens
+    there are 2^31 or more tokens, or 2^24 or more heads
+    there are 2^31 or more tokens, or 2^24 or more heads
+    the slowest axis has a dilation of 9, above 8, that does not divide its length of 31
+    ");
+    assert_eq!(unsupported(&Problem { batch: 1, ..deep }), None);
+}
+
+#[test]
+fn schedules_fit_into_a_multiprocessor() {
+    let mut count = 0;
+    for problem in sweep() {
+        let all = candidates(&problem, Element::Bf16);
+        assert!(!all.is_empty(), "{problem:?}");
+        for schedule in all {
+            count += 1;
+            assert!(schedule.fits(&problem), "{schedule}");
+            let shared = schedule.shared_memory();
+            assert!(shared <= 227 * 1024, "{schedule}: {shared} bytes");
+            assert!(schedule.ctas * (shared + 1024) <= 228 * 1024, "{schedule}: {shared} bytes");
+            let (producer, consumer) = schedule.registers();
+            // What setmaxnreg takes.
+            assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "{schedule}");
+            assert!((24..=256).contains(&producer) && (24..=256).contains(&consumer), "{schedule}");
+            let of_cta = 128 * (producer + schedule.warpgroups * consumer);
+            assert!(schedule.ctas * of_cta <= 65536, "{schedule}: {of_cta} registers");
+            assert!((2..=4).contains(&schedule.stages), "{schedule}");
+            assert_eq!(schedule.q_tile.iter().product::<usize>(), TILE, "{schedule}");
+            assert_eq!(schedule.kv_tile.iter().product::<usize>(), TILE, "{schedule}");
+            if schedule.mask == Mask::OneHot {
+                assert!(slots(&schedule) <= 16, "{schedule}: {} slots", slots(&schedule));
+                assert!(schedule.rank > 1, "{schedule}");
+            } else if schedule.mask == Mask::Linear {
+                assert_eq!(schedule.rank, 1, "{schedule}");
+            }
+        }
+    }
+    assert!(count > 1000, "{count}");
+}
+
+#[test]
+fn names_tell_schedules_apart() {
+    let mut named = std::collections::HashMap::new();
+    for problem in sweep() {
+        for element in [Element::F16, Element::Bf16] {
+            for schedule in candidates(&problem, element) {
+                let before = named.insert(schedule.to_string(), schedule);
+                assert!(before.is_none_or(|before| before == schedule), "{schedule}");
+            }
+        }
+    }
+}
+
+/// The tiles of queries along one axis of a CTA: windows of its queries, first key, blocks of keys.
+struct Line {
+    windows: Vec<(usize, usize)>,
+    first: usize,
+    blocks: usize,
+}
+
+/// Straight from [`Axis::window`].
+fn lines(axis: &Axis, q_tile: usize, kv_tile: usize) -> Vec<Line> {
+    let mut lines = vec![];
+    for group in 0..axis.dilation {
+        let members: Vec<usize> = (group..axis.queries).step_by(axis.dilation).collect();
+        for queries in members.chunks(q_tile) {
+            let windows: Vec<(usize, usize)> = queries
+                .iter()
+                .map(|query| axis.window(*query))
+                .map(|(first, count)| (first / axis.dilation, first / axis.dilation + count))
+                .collect();
+            let first = windows.iter().map(|window| window.0).min().expect("a query");
+            let end = windows.iter().map(|window| window.1).max().expect("a query");
+            lines.push(Line { first, blocks: (end - first).div_ceil(kv_tile), windows });
+        }
+    }
+    lines
+}
+
+#[test]
+fn whole_blocks_are_seen_by_every_query() {
+    let (mut with, mut without) = (0, 0);
+    let axes = [
+        axis(64, 64, 1, 1, false),
+        axis(128, 128, 1, 1, false),
+        axis(128, 64, 64, 1, false),
+        axis(192, 64, 1, 1, false),
+        axis(16, 8, 8, 1, false),
+        axis(8, 8, 1, 1, false),
+        axis(16, 8, 8, 2, false),
+        axis(16, 16, 1, 1, true),
+        axis(12, 8, 4, 1, false),
+    ];
+    let mut problems: Vec<Problem> = axes.iter().map(|line| problem(&[*line], 64)).collect();
+    for one in &axes[4..] {
+        for other in &axes[4..] {
+            problems.push(problem(&[*one, *other], 64));
+            problems.push(problem(&[axis(8, 4, 4, 1, false), *one, *other], 128));
+        }
+    }
+    for problem in problems {
+        for schedule in candidates(&problem, Element::Bf16) {
+            let of = |index: usize| {
+                let (q_tile, kv_tile) = (schedule.cta_tile()[index], schedule.kv_tile[index]);
+                (lines(&problem.axes[index], q_tile, kv_tile), kv_tile)
+            };
+            let all = [of(0), of(1), of(2)];
+            let is_whole = all.iter().all(|(lines, kv_tile)| {
+                lines.iter().all(|line| {
+                    let visited = (line.first, line.first + line.blocks * kv_tile);
+                    line.windows.iter().all(|window| *window == visited)
+                })
+            });
+            let [x, y, z] = all.map(|(lines, _)| lines);
+            let is_even = x.iter().all(|x| {
+                y.iter().all(|y| {
+                    z.iter()
+                        .all(|z| (x.blocks * y.blocks * z.blocks).is_multiple_of(schedule.blocks))
+                })
+            });
+            let claimed = sees_all(&schedule, &problem);
+            assert!(!claimed || (is_whole && is_even), "{schedule}: {problem:?}");
+            // A single block a step is never half empty.
+            assert!(claimed || !is_whole || schedule.blocks > 1, "{schedule}: {problem:?}");
+            assert_eq!(claimed, schedule.mask == Mask::None);
+            *(if claimed { &mut with } else { &mut without }) += 1;
+        }
+    }
+    assert!(with > 100 && without > 100, "{with} whole, {without} not");
+}

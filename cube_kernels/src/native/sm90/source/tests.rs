@@ -1,0 +1,102 @@
+//! The generated text, without a compiler.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::native::sm90::{Mask, candidates};
+use crate::{Axis, MAX_RANK, Problem};
+
+fn schedules() -> Vec<Schedule> {
+    let axis = Axis { kernel_size: 9, ..Axis::dense(40, 40, false) };
+    let mut schedules = vec![];
+    for (head_dim, head_dim_v) in [(8, 8), (64, 40), (128, 128), (256, 8), (8, 256)] {
+        for rank in 1..=MAX_RANK {
+            let mut axes = [Axis::UNIT; MAX_RANK];
+            axes[MAX_RANK - rank..].fill(axis);
+            let problem = Problem {
+                batch: 1,
+                heads: 1,
+                heads_kv: 1,
+                head_dim,
+                head_dim_v,
+                additional: 0,
+                scale: 0.1,
+                axes,
+            };
+            // The tiles do not matter here.
+            schedules.extend(candidates(&problem, Element::F16).into_iter().step_by(29));
+        }
+    }
+    schedules
+}
+
+/// The value of a macro without parameters.
+fn define(text: &str, name: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("#define {name} ")))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[test]
+fn masks_are_numbered_as_in_the_kernel() {
+    let text = include_str!("../cuda/geometry.cuh");
+    for (name, mask) in [("NONE", Mask::None), ("LINEAR", Mask::Linear), ("ONE_HOT", Mask::OneHot)]
+    {
+        assert_eq!(define(text, name), Some(mask as usize), "{name}");
+    }
+}
+
+#[test]
+fn every_macro_is_defined_once_and_used() {
+    for schedule in schedules() {
+        let source = schedule.source();
+        for (name, value) in schedule.macros() {
+            let start = format!("#define {name} ");
+            let defines = source.lines().filter(|line| line.starts_with(&start)).count();
+            assert_eq!(defines, 1, "{name}");
+            assert_eq!(define(&source, name), Some(value));
+            let is_part = |c: char| c.is_alphanumeric() || c == '_';
+            let uses = source.split(|c| !is_part(c)).filter(|word| *word == name).count();
+            assert!(uses > 1, "{name} is not used");
+        }
+    }
+}
+
+/// The numbers that follow a `%`.
+fn operands(text: &str) -> BTreeSet<usize> {
+    text.split('%')
+        .skip(1)
+        .filter_map(|rest| {
+            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse().ok()
+        })
+        .collect()
+}
+
+/// Accumulators between the braces behind the instruction, and a constraint for every operand.
+#[test]
+fn wgmma_has_the_operands_of_its_shape() {
+    for schedule in schedules() {
+        let text = schedule.wgmma();
+        let functions: Vec<&str> = text.split("DEVICE void ").skip(1).collect();
+        let keys = schedule.blocks * 64;
+        let expected = [
+            ("wgmma_scores", keys, "k16.f32.f16.f16"),
+            ("wgmma_mask", keys, "k32.f32.e5m2.e5m2"),
+            ("wgmma_values", schedule.head_dim_v, "k16.f32.f16.f16"),
+        ];
+        assert_eq!(functions.len(), expected.len());
+        for (function, (name, n, types)) in functions.into_iter().zip(expected) {
+            assert!(function.starts_with(&format!("{name}(float (&d)[{}]", n / 2)), "{function}");
+            let (_, instruction) = function.split_once("wgmma.mma_async").expect("an instruction");
+            let shape = format!(".sync.aligned.m64n{n}{types} {{");
+            let rest = instruction.strip_prefix(&shape).expect("the shape");
+            let (accumulators, _) = rest.split_once('}').expect("accumulators");
+            assert_eq!(accumulators.split(", ").count(), n / 2, "{function}");
+            let constraints = ["\"+f\"(", "\"r\"(", "\"l\"("];
+            let counts = constraints.map(|constraint| function.matches(constraint).count());
+            assert_eq!(counts[0], n / 2, "{function}");
+            let all = (0..counts.iter().sum()).collect();
+            assert_eq!(operands(function), all, "{function}");
+        }
+    }
+}

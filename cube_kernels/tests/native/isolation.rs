@@ -1,0 +1,151 @@
+//! A row of keys or values that is not finite spoils the queries that see it, and no other.
+
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::{Axis, Problem};
+use cubecl::client::Client;
+
+use crate::run::{device, differs, format, half_ulp, magnitude, planned, problem, run};
+use crate::support::oracle::{compute, visible};
+use crate::support::{Data, axis};
+
+/// A number in the middle of one row of the keys or of the values becomes `poison`.
+struct Spoiled {
+    poison: f64,
+    is_key: bool,
+    batch: usize,
+    token: usize,
+    head_kv: usize,
+}
+
+impl Spoiled {
+    fn apply(&self, problem: &Problem, data: &Data) -> Data {
+        let mut data = data.clone();
+        let row = (self.batch * problem.keys() + self.token) * problem.heads_kv + self.head_kv;
+        let (buffer, dim) = match self.is_key {
+            true => (&mut data.key, problem.head_dim),
+            false => (&mut data.value, problem.head_dim_v),
+        };
+        buffer[row * dim + dim / 2] = self.poison;
+        data
+    }
+
+    /// Whether each row of the output sees the spoiled row.
+    fn seen(&self, problem: &Problem) -> Vec<bool> {
+        let of_query: Vec<bool> = (0..problem.queries())
+            .map(|query| visible(problem, query).contains(&self.token))
+            .collect();
+        let rows = problem.batch * problem.queries() * problem.heads;
+        (0..rows)
+            .map(|row| {
+                let (head, query) = (row % problem.heads, row / problem.heads);
+                query / problem.queries() == self.batch
+                    && head / problem.group_size() == self.head_kv
+                    && of_query[query % problem.queries()]
+            })
+            .collect()
+    }
+}
+
+fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
+    let format = format(element);
+    let schedule = planned(problem, element);
+    let clean_data = Data::random(problem, 7, format.round);
+    let clean = compute(problem, &clean_data, |x| x);
+    let near = 2.0 * half_ulp(element) * magnitude(&clean.out);
+    let (mut seeing, mut blind) = (0, 0);
+    let last = problem.keys() - 1;
+    for (is_key, poison) in [true, false]
+        .into_iter()
+        .flat_map(|is_key| [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(|x| (is_key, x)))
+    {
+        // The first sample's box runs on into the second's first tokens.
+        for (batch, token, head_kv) in
+            [(0, last / 2, 0), (1, 0, 0), (1, last, problem.heads_kv - 1), (0, last, 0)]
+        {
+            let spoiled = Spoiled { poison, is_key, batch, token, head_kv };
+            let data = spoiled.apply(problem, &clean_data);
+            let exact = compute(problem, &data, |x| x);
+            let (out, lse) = run(client, &schedule, problem, &data);
+            let what = format!(
+                "{name}, {schedule}: {poison} in {} {token} of sample {batch}",
+                if is_key { "key" } else { "value" }
+            );
+            if let Some(text) = differs(&out, &exact.out, |_, _| near) {
+                panic!("{what}: out is {text}");
+            }
+            // The oracle's arithmetic makes NaN of scores that are all -inf; their logsumexp is -inf.
+            let seen = spoiled.seen(problem);
+            let alone =
+                |row: usize| poison.is_infinite() && seen[row] && lse[row] == f64::NEG_INFINITY;
+            let expected: Vec<f64> = (0..lse.len())
+                .map(|row| match exact.lse[row].is_nan() && alone(row) {
+                    true => f64::NEG_INFINITY,
+                    false => exact.lse[row],
+                })
+                .collect();
+            if let Some(text) = differs(&lse, &expected, |_, e| 1e-5 * e.abs().max(1.0)) {
+                panic!("{what}: logsumexp is {text}");
+            }
+            // Said once more, without trust in the oracle's arithmetic on NaN.
+            for (row, sees) in seen.into_iter().enumerate() {
+                let out = &out[row * problem.head_dim_v..][..problem.head_dim_v];
+                let clean = &clean.out[row * problem.head_dim_v..][..problem.head_dim_v];
+                if !sees {
+                    blind += 1;
+                    assert!(lse[row].is_finite(), "{what}: {} in row {row}", lse[row]);
+                    assert_eq!(differs(out, clean, |_, _| near), None, "{what}: row {row}");
+                } else if is_key && poison.is_nan() {
+                    seeing += 1;
+                    assert!(lse[row].is_nan(), "{what}: {} in row {row}", lse[row]);
+                    assert!(out.iter().all(|x| x.is_nan()), "{what}: {out:?} in row {row}");
+                }
+            }
+        }
+    }
+    assert!(seeing > 0 && blind > 0, "{name}: {seeing} rows that see a NaN, {blind} that do not");
+}
+
+fn check_both(name: &str, problem: Problem) {
+    let Some(client) = device() else { return };
+    for element in [Element::F16, Element::Bf16] {
+        check(&client, name, &problem, element);
+    }
+}
+
+#[test]
+fn one_axis() {
+    check_both("window", problem(&[axis(203, 21, 1, 1, false)], 64));
+    check_both("causal window", problem(&[axis(203, 21, 1, 1, true)], 64));
+    check_both("dense causal", problem(&[Axis::dense(150, 150, true)], 128));
+    check_both("dilated", problem(&[axis(203, 9, 3, 5, false)], 32));
+    check_both("launched by group", problem(&[axis(203, 9, 3, 11, true)], 64));
+}
+
+#[test]
+fn two_axes() {
+    check_both("window", problem(&[axis(13, 5, 1, 1, false), axis(19, 7, 1, 1, false)], 64));
+    check_both("causal", problem(&[axis(13, 5, 2, 1, true), axis(19, 7, 1, 1, false)], 128));
+    check_both("dilated", problem(&[axis(13, 3, 1, 2, false), axis(19, 4, 1, 3, true)], 64));
+}
+
+#[test]
+fn three_axes() {
+    // Five is no multiple of a tile: boxes of the first sample run on into the second.
+    let window = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
+    check_both("window", problem(&window, 64));
+    let causal = [axis(5, 3, 1, 1, true), axis(7, 4, 2, 1, false), axis(10, 5, 1, 1, true)];
+    check_both("causal", problem(&causal, 128));
+    let dilated = [axis(5, 2, 1, 2, false), axis(9, 3, 1, 3, false), axis(10, 5, 1, 2, true)];
+    check_both("dilated", problem(&dilated, 64));
+}
+
+#[test]
+fn with_additional_tokens_and_shared_keys() {
+    let window = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
+    for (axes, dim) in
+        [(&window[..], 64), (&window[1..], 128), (&[axis(203, 21, 1, 1, true)][..], 64)]
+    {
+        let problem = Problem { heads: 4, additional: 70, ..problem(axes, dim) };
+        check_both("additional", problem);
+    }
+}

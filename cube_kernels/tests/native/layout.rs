@@ -1,0 +1,112 @@
+//! Tensors that are not contiguous.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::{
+    Element, ForwardInputs, HopperError, Schedule, Strided, forward_with,
+};
+use cubecl::client::Client;
+
+use crate::run::{device, format, planned, poisoned_outputs, problem, run, run_inputs, upload};
+use crate::support::{Data, axis};
+
+/// Query, key and value as slices of one buffer `[batch, tokens, 3, heads, dim]`.
+fn fused(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
+    let row = problem.heads * problem.head_dim;
+    let rows = problem.batch * problem.queries();
+    let slices = [&data.query, &data.key, &data.value];
+    let values: Vec<f64> = (0..rows)
+        .flat_map(|at| slices.iter().flat_map(move |slice| &slice[at * row..][..row]))
+        .copied()
+        .collect();
+    let handle = format(element).upload(client, &values);
+    let [x, y, z] = problem.axes.map(|axis| axis.queries);
+    let token = 3 * row;
+    let strides = [x * y * z * token, y * z * token, z * token, token, problem.head_dim];
+    let slice = |index: usize| Strided {
+        handle: handle.clone().offset_start((2 * index * row) as u64),
+        strides,
+    };
+    ForwardInputs { query: slice(0), key: slice(1), value: slice(2), additional: None }
+}
+
+#[test]
+fn slices_of_a_fused_projection() {
+    let Some(client) = device() else { return };
+    let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 2, false), axis(10, 5, 1, 1, true)];
+    for (axes, dim) in [
+        (&space[..], 64),
+        (&space[..], 128),
+        (&space[1..], 40),
+        (&[axis(300, 40, 1, 1, true)], 128),
+        (&[axis(300, 10, 1, 12, false)], 64),
+    ] {
+        let problem = problem(axes, dim);
+        for element in [Element::F16, Element::Bf16] {
+            let data = Data::random(&problem, 5, format(element).round);
+            let schedule = planned(&problem, element);
+            let (out, lse) = run(&client, &schedule, &problem, &data);
+            let inputs = fused(&client, element, &problem, &data);
+            let (fused_out, fused_lse) = run_inputs(&client, &schedule, &problem, &inputs);
+            assert!(out == fused_out && lse == fused_lse, "{schedule}: {problem:?}");
+        }
+    }
+}
+
+type Change<'a> = &'a dyn Fn(&mut ForwardInputs);
+
+/// The error of a launch with one tensor's strides changed.
+fn refused(
+    client: &Client,
+    schedule: &Schedule,
+    problem: &Problem,
+    change: impl Fn(&mut ForwardInputs),
+) -> Option<HopperError> {
+    let data = Data::random(problem, 5, format(schedule.element).round);
+    let mut inputs = upload(client, schedule.element, problem, &data);
+    change(&mut inputs);
+    let outputs = poisoned_outputs(client, schedule.element, problem);
+    forward_with(client, schedule, problem, &inputs, &outputs).err()
+}
+
+#[test]
+fn what_tma_cannot_read_is_refused() {
+    let Some(client) = device() else { return };
+    let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
+    let problem = Problem { additional: 3, ..problem(&space, 64) };
+    let schedule = planned(&problem, Element::Bf16);
+    let refused =
+        |change: &dyn Fn(&mut ForwardInputs)| refused(&client, &schedule, &problem, change);
+    assert_eq!(refused(&|_| {}), None);
+    let cases: [(&'static str, Change<'_>); 6] = [
+        ("query", &|inputs| inputs.query.strides = [0; 5]),
+        ("query", &|inputs| inputs.query.strides[4] = 4),
+        ("key", &|inputs| inputs.key.strides[3] += 4),
+        ("key", &|inputs| inputs.key.strides[2] = 0),
+        // A gap between samples, which are one dimension with the slowest axis.
+        ("value", &|inputs| inputs.value.strides[0] += 8),
+        ("additional key", &|inputs| {
+            if let Some((key, _)) = &mut inputs.additional {
+                key.strides[3] += 1;
+            }
+        }),
+    ];
+    for (name, change) in cases {
+        assert_eq!(refused(change), Some(HopperError::Layout(name)));
+    }
+}
+
+/// Where a single sample or an axis of one element leaves a stride unused, it may be anything.
+#[test]
+fn unused_strides_do_not_matter() {
+    let Some(client) = device() else { return };
+    let plane = [axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
+    let problem = Problem { batch: 1, heads: 1, heads_kv: 1, ..problem(&plane, 64) };
+    let schedule = planned(&problem, Element::F16);
+    let data = Data::random(&problem, 5, format(Element::F16).round);
+    let expected = run(&client, &schedule, &problem, &data);
+    let mut inputs = upload(&client, Element::F16, &problem, &data);
+    for tensor in [&mut inputs.query, &mut inputs.key, &mut inputs.value] {
+        (tensor.strides[0], tensor.strides[1], tensor.strides[4]) = (3, 0, 1);
+    }
+    assert!(run_inputs(&client, &schedule, &problem, &inputs) == expected);
+}

@@ -1,0 +1,67 @@
+//! The same bits every time, whatever else the device does.
+
+use burn_natten_kernels::native::sm90::{Element, ForwardInputs, Schedule};
+use burn_natten_kernels::{Axis, Problem};
+use cubecl::client::Client;
+
+use crate::run::{Outputs, device, format, planned, problem, run_inputs, upload};
+use crate::support::{Data, axis};
+
+const RUNS: usize = 20;
+
+fn problems() -> Vec<Problem> {
+    let plane = [axis(37, 9, 1, 1, false), axis(50, 13, 1, 1, true)];
+    let space = [axis(9, 5, 1, 1, false), axis(18, 7, 2, 1, false), axis(21, 5, 1, 2, false)];
+    vec![
+        problem(&[Axis::dense(1000, 1000, true)], 128),
+        problem(&plane, 64),
+        Problem { heads: 8, ..problem(&plane, 64) },
+        Problem { heads: 6, additional: 90, ..problem(&space, 64) },
+        problem(&space, 128),
+        problem(&[axis(999, 31, 1, 17, false)], 256),
+    ]
+}
+
+fn bits((out, lse): &Outputs) -> Vec<u64> {
+    out.iter().chain(lse).map(|x| x.to_bits()).collect()
+}
+
+fn prepare(client: &Client, problem: &Problem) -> (Schedule, ForwardInputs) {
+    let data = Data::random(problem, 3, format(Element::Bf16).round);
+    (planned(problem, Element::Bf16), upload(client, Element::Bf16, problem, &data))
+}
+
+#[test]
+fn twenty_runs() {
+    let Some(client) = device() else { return };
+    for problem in problems() {
+        let (schedule, inputs) = prepare(&client, &problem);
+        let first = bits(&run_inputs(&client, &schedule, &problem, &inputs));
+        for run in 1..RUNS {
+            let again = bits(&run_inputs(&client, &schedule, &problem, &inputs));
+            assert!(again == first, "{schedule}: run {run} differs");
+        }
+    }
+}
+
+/// Every thread has a CubeCL stream of its own; the tensors of one are read on both.
+#[test]
+fn two_streams() {
+    let Some(client) = device() else { return };
+    for problem in problems().into_iter().step_by(3) {
+        let (schedule, inputs) = prepare(&client, &problem);
+        let first = bits(&run_inputs(&client, &schedule, &problem, &inputs));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let (_, own) = prepare(&client, &problem);
+                    for run in 0..RUNS {
+                        let inputs = if run % 2 == 0 { &inputs } else { &own };
+                        let again = bits(&run_inputs(&client, &schedule, &problem, inputs));
+                        assert!(again == first, "{schedule}: run {run} differs");
+                    }
+                });
+            }
+        });
+    }
+}
