@@ -28,7 +28,7 @@ enum Chore {
     Check,
     /// Draw the pictures in docs/pictures again
     Pictures,
-    /// Build the packages that crates.io would get, and check what is in them
+    /// Make the packages that crates.io would get, check what is in them, and train with them
     Package(package::Flags),
     /// Join results of benches and peers into a table and plots
     Compare(compare::Flags),

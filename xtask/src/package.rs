@@ -1,7 +1,9 @@
 use std::fs;
+use std::process::Command;
 
 use clap::Args;
 
+use crate::scratch::{self, Sources};
 use crate::{Outcome, tools};
 
 /// The packages, each with the most bytes it may have, compressed.
@@ -31,35 +33,49 @@ pub struct Flags {
     #[arg(long)]
     allow_dirty: bool,
 
-    /// Leave out building the packages from their archives
+    /// Leave out training the README's example with what is in the archives
     #[arg(long)]
     no_verify: bool,
 }
 
-/// Checks what the packages hold, makes them, and builds them from their archives.
+/// Checks what the packages hold, makes them, and trains the README's example with them.
 pub fn run(flags: &Flags) -> Outcome {
     for (name, _) in PACKAGES {
         let arguments = ["package", "--list", "--allow-dirty", "--package", name];
         check_contents(name, &tools::output(tools::cargo().args(arguments))?)?;
     }
-    // Together: burn-natten is built against the archive of the kernels, not against crates.io's.
+    // Cargo's own verification keeps what it has unpacked by name and version, so that a second one
+    // would build against the kernels of the first.
     let mut package = tools::cargo();
-    package.args(["package", "--workspace", "--exclude", "xtask"]);
+    package.args(["package", "--workspace", "--exclude", "xtask", "--no-verify"]);
     package.args(flags.allow_dirty.then_some("--allow-dirty"));
-    package.args(flags.no_verify.then_some("--no-verify"));
     tools::run(&mut package)?;
-    let folder = tools::target_directory()?.join("package");
+    let archives = tools::target_directory()?.join("package");
+    let unpacked = archives.join("unpacked");
+    if unpacked.exists() {
+        fs::remove_dir_all(&unpacked)?;
+    }
+    fs::create_dir_all(&unpacked)?;
     for (name, most) in PACKAGES {
-        let path = folder.join(format!("{name}-{}.crate", env!("CARGO_PKG_VERSION")));
+        let path = archives.join(format!("{}.crate", with_version(name)));
         let size = fs::metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         println!("{name}: {} KiB", size.len().div_ceil(1024));
         if size.len() > most {
-            return Err(
-                format!("{name}: has {} bytes, must have at most {most}", size.len()).into()
-            );
+            let text = format!("{name}: has {} bytes, must have at most {most}", size.len());
+            return Err(text.into());
         }
+        // Without the archive's dates, by which nothing would ever have changed.
+        tools::run(Command::new("tar").arg("-xmzf").arg(&path).arg("-C").arg(&unpacked))?;
     }
-    Ok(())
+    if flags.no_verify {
+        return Ok(());
+    }
+    let [kernels, library] = PACKAGES.map(|(name, _)| unpacked.join(with_version(name)));
+    scratch::train(&Sources { library, kernels: Some(kernels) })
+}
+
+fn with_version(name: &str) -> String {
+    format!("{name}-{}", env!("CARGO_PKG_VERSION"))
 }
 
 fn check_contents(name: &str, list: &str) -> Result<(), String> {

@@ -1,5 +1,5 @@
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use crate::{Outcome, tools};
 
@@ -10,14 +10,27 @@ const PROGRAM: &str = "<!-- scratch: program -->";
 /// By what factor the loss must fall at least.
 const FALL: f64 = 4.0;
 
-/// Builds the README's training example as its readers would, and runs it.
+/// Where the crates are that are not on crates.io yet.
+pub struct Sources {
+    /// burn-natten.
+    pub library: PathBuf,
+    /// burn-natten-kernels, unless the library finds it by itself.
+    pub kernels: Option<PathBuf>,
+}
+
+/// Trains with this checkout.
 pub fn run() -> Outcome {
+    train(&Sources { library: tools::root(), kernels: None })
+}
+
+/// Builds the README's training example as its readers would, and runs it.
+pub fn train(sources: &Sources) -> Outcome {
     let root = tools::root();
     let readme = fs::read_to_string(root.join("README.md"))?;
     let folder = tempfile::tempdir()?;
     let path = folder.path();
     fs::create_dir(path.join("src"))?;
-    fs::write(path.join("Cargo.toml"), manifest(block(&readme, DEPENDENCIES)?, &root)?)?;
+    fs::write(path.join("Cargo.toml"), manifest(block(&readme, DEPENDENCIES)?, sources)?)?;
     fs::write(path.join("src/main.rs"), block(&readme, PROGRAM)?)?;
     // The versions that the workspace is tested with, and what it has built of them.
     fs::copy(root.join("Cargo.lock"), path.join("Cargo.lock"))?;
@@ -44,17 +57,20 @@ fn block<'a>(readme: &'a str, mark: &str) -> Result<&'a str, String> {
     rest.split_once("```").map(|(block, _)| block).ok_or_else(lacks)
 }
 
-/// The README's dependencies as a manifest, with this checkout for what is not published yet.
-fn manifest(dependencies: &str, root: &Path) -> Result<String, String> {
+/// The README's dependencies as a manifest, with `sources` for what is not published yet.
+fn manifest(dependencies: &str, sources: &Sources) -> Result<String, String> {
     let published = format!("burn-natten = \"{}\"", major_minor());
     if !dependencies.lines().any(|line| line == published) {
         return Err(format!("README.md: does not depend on {published}"));
     }
-    let quoted = serde_json::Value::from(root.display().to_string());
-    let local = format!("burn-natten = {{ path = {quoted} }}");
+    let at = |path: &PathBuf| format!("{{ path = {:?} }}", path.display().to_string());
+    let local = format!("burn-natten = {}", at(&sources.library));
+    let patch = sources.kernels.as_ref().map_or(String::new(), |kernels| {
+        format!("[patch.crates-io]\nburn-natten-kernels = {}\n\n", at(kernels))
+    });
     Ok(format!(
         "[package]\nname = \"scratch\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
-         [workspace]\n\n{}\n\
+         [workspace]\n\n{patch}{}\n\
          [profile.dev]\ndebug = false\n\n\
          [profile.dev.package.burn-natten]\nopt-level = 2\n",
         dependencies.replace(&published, &local)
@@ -90,8 +106,10 @@ mod tests {
     fn the_readme_has_both_blocks() {
         let readme = fs::read_to_string(tools::root().join("README.md")).expect("a README");
         let dependencies = block(&readme, DEPENDENCIES).expect("dependencies");
-        let manifest = manifest(dependencies, Path::new("/x")).expect("a manifest");
-        assert!(manifest.contains("burn-natten = { path = \"/x\" }"), "{manifest}");
+        let sources = Sources { library: "/x".into(), kernels: Some("/y".into()) };
+        let manifest = manifest(dependencies, &sources).expect("a manifest");
+        assert!(manifest.contains("\nburn-natten = { path = \"/x\" }\n"), "{manifest}");
+        assert!(manifest.contains("\nburn-natten-kernels = { path = \"/y\" }\n"), "{manifest}");
         assert!(block(&readme, PROGRAM).expect("a program").contains("fn main()"));
     }
 
