@@ -209,10 +209,12 @@ impl Row<'_> {
         }
     }
 
-    /// Why a pass is not run, going by the rate at a shrunk problem of its kind.
+    /// Why a pass is not run, going by the rate at a shrunk problem of its kind, which is grown until
+    /// a call lasts long enough to tell: small ones are all launch.
     fn too_slow(&self, workload: &Workload, pass: Pass) -> Option<String> {
+        const TELLING: Duration = Duration::from_millis(20);
         let flops = self.entry.problem.forward_flops();
-        let probe = catalogue::shrunk(self.entry.problem, (flops / 16).min(1 << 29));
+        let limit = self.args.limit(workload.strategy);
         let repeats = Repeats {
             warmup: 1,
             samples: 1,
@@ -220,14 +222,25 @@ impl Row<'_> {
             idle: Duration::ZERO,
             ..Repeats::new(Mode::Burst)
         };
-        let small = Workload { problem: probe, ..*workload };
-        // What fails here fails at full size too, and says so there.
-        let timing = guarded(|| time(pass, &small, self.device, &repeats).map_err(text)).ok()?;
-        let ratio = flops as f64 / probe.forward_flops() as f64;
-        let seconds = timing.median().as_secs_f64() * ratio;
-        let limit = self.args.limit(workload.strategy);
-        (seconds > limit)
-            .then(|| format!("skipped: about {seconds:.1} s a call, the limit is {limit} s"))
+        let mut most = (flops / 16).min(1 << 29);
+        loop {
+            let probe = catalogue::shrunk(self.entry.problem, most);
+            let small = Workload { problem: probe, ..*workload };
+            // What fails here fails at full size too, and says so there.
+            let timing =
+                guarded(|| time(pass, &small, self.device, &repeats).map_err(text)).ok()?;
+            let ratio = flops as f64 / probe.forward_flops() as f64;
+            let seconds = timing.median().as_secs_f64() * ratio;
+            if seconds <= limit {
+                return None;
+            }
+            if timing.median() >= TELLING || most >= flops / 2 {
+                return Some(format!(
+                    "skipped: about {seconds:.1} s a call, the limit is {limit} s"
+                ));
+            }
+            most *= 8;
+        }
     }
 }
 
