@@ -129,8 +129,9 @@ fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    fs::write(&partial, [Sha256::digest(image).as_slice(), image].concat())?;
-    fs::rename(&partial, file)
+    fs::write(&partial, [Sha256::digest(image).as_slice(), image].concat())
+        .and_then(|()| fs::rename(&partial, file))
+        .inspect_err(|_| drop(fs::remove_file(&partial)))
 }
 
 /// Whether NVRTC is installed.

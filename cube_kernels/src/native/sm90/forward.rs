@@ -233,7 +233,8 @@ fn check_layout(
         || tokens[0] == 1
         || schedule.dilates_in_kernel(&problem.axes[0], 0)
         || tokens[0].is_multiple_of(problem.axes[0].dilation);
-    let readable = tensor.strides != [0; 5];
+    let offset = tensor.handle.offset_start.unwrap_or(0);
+    let readable = tensor.strides != [0; 5] && offset.is_multiple_of(16);
     if readable && aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
 }
 

@@ -39,6 +39,9 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.scale.is_nan() || problem.scale < MIN_SCALE {
         return Some(format!("scale is {}, below {MIN_SCALE:e}", problem.scale));
     }
+    if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
+        return Some("the slowest of three axes has other queries than keys".into());
+    }
     if problem.keys() == 0 {
         return Some("there are no keys".into());
     }

@@ -187,8 +187,10 @@ struct Consumer {
     wait_turn();
     pass_turn();
     wait_key(step);
+    __syncwarp();
     release_key(step);
     wait_value(step);
+    __syncwarp();
     release_value(step);
   }
 
@@ -403,7 +405,7 @@ struct Consumer {
       float poison = softmax.sum[r] * 0.f;
 #pragma unroll
       for (int j = 0; j < DIM_V / 8; j++) poison = fmaf(out[4 * j + 2 * r], 0.f, fmaf(out[4 * j + 2 * r + 1], 0.f, poison));
-      broken[r] = exists && !(poison == 0.f && fabsf(softmax.max[r]) < 1073741824.f);
+      broken[r] = exists && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
     }
 #pragma unroll 1
     for (int r = 0; r < 2; r++) {

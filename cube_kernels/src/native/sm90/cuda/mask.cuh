@@ -9,8 +9,10 @@
 // each coordinate that the window of query m excludes. Their product is 0 for a visible key and at most
 // -57344^2 = -3.3e9 for any other; the scores are accumulated on top of it. With BLOCKS = 2 both blocks
 // of a step share one instruction: the second block uses the slots 16 to 31.
-// Raw scores near 3e9 would break through such a mask. A row with scores above 2^30 is computed again,
-// as is a row that became infinite or NaN, see repair.cuh.
+// A raw score (before the scale) near 3.3e9 that a row does not see can break through such a mask. A row
+// whose largest masked score is beyond 2^24 is computed again, as is one that became infinite or NaN, see
+// repair.cuh. What is left is an unseen score within 2^24 of a multiple of 3.288e9 where no seen one comes
+// near: float32 knows scores of that size to no better than 256.
 
 // Slots of an axis, in fours: each lane of a quad owns four consecutive slots of one axis. An axis needs
 // none where a CTA holds one query and a block one key: the blocks are then just that query's window.
@@ -19,6 +21,7 @@
 #define SLOTS_X SLOTS(0, QX, KX)
 #define SLOTS_Y SLOTS(1, QY, KY)
 #define SLOTS_Z SLOTS(2, QZ, KZ)
+#define TRUSTED_SCORE 16777216.f
 #define ONE_HOT_BYTES (MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0)
 
 DEVICE int slot_axis(int slot) { return slot < SLOTS_X ? 0 : slot < SLOTS_X + SLOTS_Y ? 1 : slot < SLOTS_X + SLOTS_Y + SLOTS_Z ? 2 : 3; }

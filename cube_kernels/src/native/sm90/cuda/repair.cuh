@@ -1,6 +1,6 @@
 // Rows that the fast path cannot be trusted with are computed again, one warp to a row, over exactly the
 // keys of their windows. The fast path also multiplies what a row does not see, with weight zero: an
-// infinity there gives NaN, and scores beyond 2^30 come near the terms that mask. Such rows are rare;
+// infinity there gives NaN, and scores beyond 2^24 may have come through the mask. Such rows are rare;
 // when a model has diverged and every row is NaN, the pass is some hundred times slower.
 
 struct Accumulator {
