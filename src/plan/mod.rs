@@ -133,8 +133,9 @@ pub struct Explanation {
 ///
 /// [`Context::with_tiling`] asks for one of the candidates of a tier that has several.
 ///
-/// The times of the candidates are those of [`Target::device_model`] and are bounds: no kernel is
-/// faster than its operations and its tensors allow, and most are slower.
+/// The times of the candidates are those of [`Target::device_model`]. Native tiers estimate theirs;
+/// those of the others are bounds: no kernel is faster than its operations and its tensors allow,
+/// and most are slower.
 ///
 /// ```rust
 /// use burn::tensor::DType;

@@ -22,6 +22,13 @@ fn small_windows_on_a_cpu() {
 }
 
 #[test]
+fn the_readme_shows_what_is_printed() {
+    let text = stdout("-i 56 56 -w 7 -n 2 -d 64 --backprop --dry-run");
+    let readme = include_str!("../../README.md");
+    assert!(readme.contains(text.trim_end()), "not in the README:\n{text}");
+}
+
+#[test]
 fn tiles_are_those_of_the_library() {
     for entry in catalogue::all() {
         for target in ["cpu", "gpu", "sm_90"] {
@@ -63,7 +70,7 @@ fn a_target_is_taken_from_the_device_which_need_not_be_there() {
 fn backprop_adds_the_backward_pass() {
     let flags = "-i 64 -w 5 --dry-run";
     assert!(!stdout(flags).contains("backward"));
-    assert!(stdout(&format!("{flags} --backprop")).contains("backward, at least"));
+    assert!(stdout(&format!("{flags} --backprop")).contains("backward, at best"));
 }
 
 #[test]

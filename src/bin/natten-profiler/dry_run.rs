@@ -117,7 +117,7 @@ fn plans(request: &Request, explanation: &Explanation, passes: &[Pass]) -> comfy
         "visited/useful",
         "tile-wise bound",
     ];
-    header.extend(passes.iter().map(|pass| pass.at_least()));
+    header.extend(passes.iter().map(|pass| pass.at_best()));
     let mut table = table::new(&header, 3);
     table.add_row(row(request, "runs", &explanation.chosen, passes));
     let mut shown = HashMap::from([(explanation.chosen.tier, 1)]);

@@ -1,5 +1,6 @@
 //! Measuring on a device, and the plain run, which measures what the strategy chooses.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use burn::tensor::Device;
@@ -34,10 +35,10 @@ impl Pass {
     }
 
     /// Heads a column of expected times.
-    pub fn at_least(self) -> &'static str {
+    pub fn at_best(self) -> &'static str {
         match self {
-            Self::Forward => "forward, at least",
-            Self::Backward => "backward, at least",
+            Self::Forward => "forward, at best",
+            Self::Backward => "backward, at best",
         }
     }
 
@@ -85,8 +86,28 @@ impl Measurement {
     }
 }
 
-/// Times one pass of a candidate.
+/// Times one pass of a candidate. What panics, as Burn does where memory runs out, is an error: other
+/// candidates may do better.
 pub fn measure(
+    request: &Request,
+    candidate: &Candidate,
+    pass: Pass,
+    device: &Device,
+    repeats: &Repeats,
+) -> Result<Measurement, AttentionError> {
+    guarded(|| time(request, candidate, pass, device, repeats))
+}
+
+fn guarded<T>(run: impl FnOnce() -> Result<T, AttentionError>) -> Result<T, AttentionError> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+        let reason = text.lines().collect::<Vec<_>>().join(" ");
+        Err(AttentionError::Execution { reason })
+    })
+}
+
+fn time(
     request: &Request,
     candidate: &Candidate,
     pass: Pass,
@@ -250,6 +271,13 @@ pub fn share(measurement: &Measurement, peaks: &Peaks) -> String {
 mod tests {
     use super::*;
     use crate::args::{Parsed, parse};
+
+    #[test]
+    fn a_panic_is_an_error_on_one_line() {
+        let result: Result<(), _> = guarded(|| panic!("out of\nmemory at {}", 7));
+        let text = result.expect_err("it panics").to_string();
+        assert!(text.contains("out of memory at 7"), "{text}");
+    }
 
     #[test]
     fn flags_say_how_often_to_measure() {
