@@ -34,10 +34,7 @@ impl AttentionOps for CubeBackend {
         }
         let [query, key, value] = [query, key, value].map(into_contiguous);
         let additional = contiguous(additional);
-        let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
-        let out = [rows.as_slice(), &[plan.problem.head_dim_v]].concat();
-        let out = empty(&query, Shape::from(out), query.dtype());
-        let lse = empty(&query, Shape::from(rows), DType::F32);
+        let (out, lse) = empty_outputs(&query, &plan);
         let inputs = ForwardInputs {
             query: query.handle.clone(),
             key: key.handle.clone(),
@@ -110,8 +107,15 @@ impl AttentionBackwardOps for CubeBackend {
     }
 }
 
+/// Uninitialised outputs of a forward pass: `(out, logsumexp)`.
+pub(super) fn empty_outputs(query: &CubeTensor, plan: &Plan) -> (CubeTensor, CubeTensor) {
+    let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
+    let out = [rows.as_slice(), &[plan.problem.head_dim_v]].concat();
+    (empty(query, Shape::from(out), query.dtype()), empty(query, Shape::from(rows), DType::F32))
+}
+
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.
-pub(super) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 

@@ -1,6 +1,6 @@
 //! The Hopper tier: native CUDA kernels on Burn's CubeCL backend.
 
-use burn::backend::{DType, DispatchDevice, Shape, TensorMetadata};
+use burn::backend::{DType, DispatchDevice, TensorMetadata};
 use burn::tensor::Device;
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_natten_kernels::Problem;
@@ -8,7 +8,7 @@ use burn_natten_kernels::native::sm90::{
     self, Element, ForwardInputs, ForwardOutputs, HopperError, Strided,
 };
 
-use super::cube::empty;
+use super::cube::empty_outputs;
 use super::{AdditionalKv, Plan};
 
 /// The forward pass: `(out, logsumexp)`.
@@ -24,10 +24,7 @@ pub(super) fn forward(
 ) -> Result<(CubeTensor, CubeTensor), HopperError> {
     let problem = &plan.problem;
     let element = element(query.dtype());
-    let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
-    let out = Shape::from([rows.as_slice(), &[problem.head_dim_v]].concat());
-    let out = empty(query, out, query.dtype());
-    let lse = empty(query, Shape::from(rows), DType::F32);
+    let (out, lse) = empty_outputs(query, plan);
     let outputs = ForwardOutputs { out: out.handle.clone(), lse: lse.handle.clone() };
     let launch = |copy: bool| {
         let view = |tensor: &CubeTensor| match copy {
@@ -79,10 +76,8 @@ fn view(tensor: &CubeTensor) -> Strided {
     for (axis, stride) in strides[1..rank - 2].iter().enumerate() {
         padded[4 - (rank - 3) + axis] = *stride;
     }
-    // Vectors that are not contiguous, or begin between 16-byte lines, are for the copy: strides
-    // of zero say so.
-    let offset = tensor.handle.offset_start.unwrap_or(0);
-    if vector != 1 || !offset.is_multiple_of(16) || tensor.meta.is_tiled() {
+    // Vectors that are not contiguous are for the copy: strides of zero say so.
+    if vector != 1 || tensor.meta.is_tiled() {
         padded = [0; 5];
     }
     Strided { handle: tensor.handle.clone(), strides: padded }

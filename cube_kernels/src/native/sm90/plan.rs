@@ -1,6 +1,6 @@
 //! From a problem to a schedule.
 
-use super::schedule::{TILE, rank};
+use super::schedule::{MAX_STEP, TILE, rank};
 use super::{Element, Mask, Schedule};
 use crate::cost::{Cost, DeviceModel};
 use crate::tiling::Tiling;
@@ -58,11 +58,11 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     // Such groups are launched one by one, and samples of one have to lie a whole number of its
     // strides apart.
     let slowest = &problem.axes[0];
-    let is_uneven = slowest.dilation > 8 && !slowest.keys.is_multiple_of(slowest.dilation);
+    let is_uneven = slowest.dilation > MAX_STEP && !slowest.keys.is_multiple_of(slowest.dilation);
     if problem.batch > 1 && is_uneven {
         let Axis { keys, dilation, .. } = slowest;
         return Some(format!(
-            "the slowest axis has a dilation of {dilation}, above 8, that does not divide its length of {keys}"
+            "the slowest axis has a dilation of {dilation}, above {MAX_STEP}, that does not divide its length of {keys}"
         ));
     }
     let tokens = problem.queries().max(problem.keys()).max(problem.additional);
@@ -104,8 +104,8 @@ pub fn plan_tiled(problem: &Problem, element: Element, tiling: Tiling) -> Option
 }
 
 fn fastest(schedules: Vec<Schedule>, problem: &Problem) -> Option<Schedule> {
-    let time = |schedule: &Schedule| estimate(schedule, problem);
-    schedules.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
+    let timed = schedules.into_iter().map(|schedule| (estimate(&schedule, problem), schedule));
+    timed.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, schedule)| schedule)
 }
 
 /// Every schedule that computes the problem; none where [`unsupported`] says why.

@@ -12,6 +12,16 @@ pub enum Element {
     Bf16,
 }
 
+impl Element {
+    /// The name that PTX has for it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
 /// How keys outside a row's window are kept out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mask {
@@ -25,6 +35,8 @@ pub enum Mask {
 
 /// Queries of a warpgroup's tile, and keys of a block.
 pub(super) const TILE: usize = 64;
+/// The largest element stride of TMA.
+pub(super) const MAX_STEP: usize = 8;
 /// Shared memory that a CTA can have.
 const SHARED_MEMORY: usize = 227 * 1024;
 /// Shared memory of a multiprocessor, of which every CTA takes [`RESERVED`] besides its own.
@@ -145,7 +157,7 @@ impl Schedule {
     /// one launch. Otherwise every group is a launch of its own.
     pub fn dilates_in_kernel(&self, axis: &Axis, index: usize) -> bool {
         let extent = self.q_tile[index].max(self.kv_tile[index]);
-        axis.dilation <= 8 && extent * axis.dilation <= 256
+        axis.dilation <= MAX_STEP && extent * axis.dilation <= 256
     }
 
     /// The macros that the source is specialised by.
@@ -206,11 +218,7 @@ impl fmt::Display for Schedule {
         let shape =
             |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
-        let element = match self.element {
-            Element::F16 => "f16",
-            Element::Bf16 => "bf16",
-        };
-        write!(f, "sm90_forward_{element}_d{}", self.head_dim)?;
+        write!(f, "sm90_forward_{}_d{}", self.element.name(), self.head_dim)?;
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }

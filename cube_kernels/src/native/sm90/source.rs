@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-use super::{Element, Schedule};
+use super::Schedule;
 
 #[cfg(test)]
 mod tests;
@@ -33,31 +33,16 @@ impl Schedule {
     /// One function for each wgmma shape. The instruction takes its accumulators one by one, so
     /// that the operand lists are as long as the shape is wide.
     fn wgmma(&self) -> String {
-        let element = match self.element {
-            Element::F16 => "f16",
-            Element::Bf16 => "bf16",
-        };
+        let element = self.element.name();
         let keys = self.blocks * super::schedule::TILE;
         let half = format!("k16.f32.{element}.{element}");
-        let scores = if self.query_in_registers() {
-            Wgmma {
-                name: "wgmma_scores",
-                n: keys,
-                types: &half,
-                a: A::Registers,
-                accumulate: None,
-                tail: ", 1, 1, 0",
-            }
-        } else {
-            Wgmma {
-                name: "wgmma_scores",
-                n: keys,
-                types: &half,
-                a: A::Shared,
-                accumulate: None,
-                tail: ", 1, 1, 0, 0",
-            }
+        // An operand in shared memory could be transposed, and says that it is not.
+        let (a, tail) = match self.query_in_registers() {
+            true => (A::Registers, ", 1, 1, 0"),
+            false => (A::Shared, ", 1, 1, 0, 0"),
         };
+        let scores =
+            Wgmma { name: "wgmma_scores", n: keys, types: &half, a, accumulate: None, tail };
         let mask = Wgmma {
             name: "wgmma_mask",
             n: keys,

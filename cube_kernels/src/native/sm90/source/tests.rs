@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::native::sm90::{Mask, candidates};
+use crate::native::sm90::{Element, Mask, candidates};
 use crate::{Axis, MAX_RANK, Problem};
 
 fn schedules() -> Vec<Schedule> {
