@@ -25,6 +25,7 @@ use crate::{Axis, MAX_RANK, Problem, window};
 mod map;
 #[cfg(test)]
 mod tests;
+mod visitors;
 
 pub use map::{TileKind, TileMap};
 
@@ -163,6 +164,17 @@ impl Tiling {
         count.possible += count.q_tiles * tiles;
         count.unmasked += count.q_tiles * whole;
         count
+    }
+
+    /// Counts the other way round, for kernels that keep a tile of keys and sweep over the queries that see
+    /// it: tiles of queries are laid from the first of those. [`TileCount::q_tiles`] is then the number of
+    /// tiles of keys. Additional tokens are left out.
+    ///
+    /// # Panics
+    ///
+    /// If a tile has no extent along some axis.
+    pub fn count_visitors(&self, problem: &Problem) -> TileCount {
+        visitors::count(self, problem)
     }
 
     /// Scores that the visited tiles hold, for one sample and head, additional tokens included.

@@ -97,6 +97,29 @@ pub struct Buffer {
     pub is_output: bool,
 }
 
+impl Buffer {
+    /// One that the kernel reads.
+    pub fn read(handle: &Handle) -> Self {
+        Self { handle: handle.clone(), is_output: false }
+    }
+
+    /// One that the kernel writes.
+    pub fn written(handle: &Handle) -> Self {
+        Self { handle: handle.clone(), is_output: true }
+    }
+}
+
+/// The element type of a view for TMA, and how its boxes lie in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapElement {
+    /// Half precision, swizzled in rows of 128 bytes.
+    F16,
+    /// bfloat16, swizzled in rows of 128 bytes.
+    Bf16,
+    /// Single precision, densely.
+    F32,
+}
+
 /// A five-dimensional view for TMA; the innermost dimension comes first and is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
@@ -104,8 +127,8 @@ pub struct TensorMap {
     pub buffer: usize,
     /// Bytes from the buffer's start to the view's.
     pub offset: usize,
-    /// Whether elements are bf16; f16 otherwise.
-    pub is_bf16: bool,
+    /// Type of the elements.
+    pub element: MapElement,
     /// Elements.
     pub sizes: [u64; 5],
     /// Bytes between neighbors of the outer dimensions.
@@ -239,9 +262,11 @@ fn value(argument: &Argument, addresses: &[u64]) -> Result<Value, ServerError> {
 
 fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result::DriverError> {
     use sys::CUtensorMapDataType::*;
-    let dtype = match map.is_bf16 {
-        true => CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        false => CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    use sys::CUtensorMapSwizzle::*;
+    let (dtype, swizzle) = match map.element {
+        MapElement::F16 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_SWIZZLE_128B),
+        MapElement::Bf16 => (CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B),
+        MapElement::F32 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_NONE),
     };
     let mut encoded = Box::new(MaybeUninit::<sys::CUtensorMap>::uninit());
     // SAFETY: all arrays have the five (strides: four) elements that the rank promises, and the
@@ -257,7 +282,7 @@ fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result
             map.tile.as_ptr(),
             map.steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -4,6 +4,7 @@
 //! `BURN_NATTEN_TEST_PROBLEMS` sets the number of random problems of each rank, 500 by default.
 //! The filter `sample::` selects a few tiny launches of every kind, meant for compute-sanitizer.
 
+mod backward;
 mod edges;
 mod host_time;
 mod isolation;

@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::run::{check_all, device, planned};
 
-fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
+pub fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
     let dims =
         [(64, 64), (128, 128), (32, 32), (40, 72), (96, 96), (256, 256), (72, 40), (128, 64)];
     let (head_dim, head_dim_v) = dims[rng.random_range(0..dims.len())];

@@ -113,7 +113,7 @@ pub fn run(client: &Client, schedule: &Schedule, problem: &Problem, data: &Data)
 }
 
 /// Root mean square and maximum.
-fn norms(differences: impl Iterator<Item = f64>) -> (f64, f64) {
+pub fn norms(differences: impl Iterator<Item = f64>) -> (f64, f64) {
     let (mut square, mut most, mut count) = (0.0, 0.0f64, 0);
     for difference in differences {
         square += difference * difference;
@@ -177,8 +177,14 @@ pub fn differs(
     })
 }
 
-/// Runs `check` for every problem, on all cores, and fails with all that failed.
+/// Runs [`check`] for every problem.
 pub fn check_all(client: &Client, cases: &[(Problem, Schedule)]) {
+    for_each_case(cases, |(problem, schedule), seed| check(client, schedule, problem, seed));
+}
+
+/// Runs `check` for every case, on all cores, and fails with all that failed. It gives an error
+/// relative to that of rounding.
+pub fn for_each_case<C: Sync>(cases: &[C], check: impl Fn(&C, u64) -> Result<f64, String> + Sync) {
     assert!(!cases.is_empty());
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(vec![]);
@@ -189,8 +195,8 @@ pub fn check_all(client: &Client, cases: &[(Problem, Schedule)]) {
             scope.spawn(|| {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((problem, schedule)) = cases.get(index) else { break };
-                    match check(client, schedule, problem, index as u64) {
+                    let Some(case) = cases.get(index) else { break };
+                    match check(case, index as u64) {
                         Ok(ratio) => {
                             let mut worst = worst.lock().expect("no panic");
                             *worst = worst.max(ratio);

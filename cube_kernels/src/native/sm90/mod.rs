@@ -1,20 +1,31 @@
 //! Hopper (sm_90a): TMA, wgmma and warp-specialised pipelines, in f16 and bf16.
 //!
 //! Tiles of queries and keys are N-D boxes that TMA reads straight from heads-last memory, without
-//! a permutation of tokens; see `cuda/forward.cu` for the kernel, [`Schedule`] for what it is
+//! a permutation of tokens; see `cuda/forward.cu` and `cuda/backward.cu` for the kernels, [`Schedule`] for what it is
 //! specialised by and [`plan()`] for the choice among schedules.
 
 #[cfg(feature = "cuda")]
+mod backward;
+#[cfg(feature = "cuda")]
 mod forward;
+#[cfg(feature = "cuda")]
+mod grid;
 mod plan;
 mod schedule;
 mod source;
 
 #[cfg(feature = "cuda")]
+pub use backward::{
+    BackwardInputs, BackwardOutputs, backward, backward_with, backward_workspace, warm_up_backward,
+};
+#[cfg(feature = "cuda")]
 pub use forward::{
     ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, is_available,
     warm_up,
 };
-pub use plan::{candidates, estimate, plan, plan_tiled, unsupported};
-pub use schedule::{Element, Mask, Schedule};
+pub use plan::{
+    BackwardPlan, backward_candidates, candidates, estimate, plan, plan_backward, plan_tiled,
+    unsupported,
+};
+pub use schedule::{Element, Gradients, Mask, Pass, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS};

@@ -1,13 +1,17 @@
 //! From a problem to a schedule.
 
 use super::schedule::{MAX_STEP, TILE, rank};
-use super::{Element, Mask, Schedule};
+use super::{Element, Gradients, Mask, Pass, Schedule};
 use crate::cost::{Cost, DeviceModel};
-use crate::tiling::Tiling;
+use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
+mod backward;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use backward::dense;
+pub use backward::{BackwardPlan, backward_candidates, plan_backward};
 
 /// One-hot coordinates that a block may have over all axes.
 const SLOTS: usize = 16;
@@ -110,14 +114,27 @@ fn fastest(schedules: Vec<Schedule>, problem: &Problem) -> Option<Schedule> {
 
 /// Every schedule that computes the problem; none where [`unsupported`] says why.
 pub fn candidates(problem: &Problem, element: Element) -> Vec<Schedule> {
+    let shapes = shapes(problem.head_dim.max(problem.head_dim_v));
+    candidates_of(problem, element, Pass::Forward, Gradients::NONE, &shapes)
+}
+
+fn candidates_of(
+    problem: &Problem,
+    element: Element,
+    pass: Pass,
+    gradients: Gradients,
+    shapes: &[Shape],
+) -> Vec<Schedule> {
     if unsupported(problem).is_some() {
         return vec![];
     }
     let rank = rank(problem);
     let mut schedules = vec![];
-    for shape in shapes(problem.head_dim.max(problem.head_dim_v)) {
+    for shape in shapes {
         for (q_tile, kv_tile, stack) in tiles(rank) {
             let schedule = Schedule {
+                pass,
+                gradients,
                 element,
                 head_dim: problem.head_dim,
                 head_dim_v: problem.head_dim_v,
@@ -125,7 +142,7 @@ pub fn candidates(problem: &Problem, element: Element) -> Vec<Schedule> {
                 is_causal: problem.axes.map(|axis| axis.is_causal),
                 is_strided: problem.axes.iter().any(|axis| axis.stride > 1),
                 is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
-                has_additional: problem.additional > 0,
+                has_additional: problem.additional > 0 && pass != Pass::Keys,
                 q_tile,
                 kv_tile,
                 stack,
@@ -137,8 +154,10 @@ pub fn candidates(problem: &Problem, element: Element) -> Vec<Schedule> {
             };
             let mask = mask(&schedule, problem);
             let schedule = Schedule { mask, ..schedule };
-            let fits = mask != Mask::OneHot || slots(&schedule) <= SLOTS;
-            schedules.extend(schedule.with_stages().filter(|_| fits && !spills(&schedule)));
+            let fits = (mask != Mask::OneHot || slots(&schedule) <= SLOTS)
+                && !spills(&schedule)
+                && !backward::misses(&schedule, problem);
+            schedules.extend(schedule.with_stages().filter(|_| fits));
         }
     }
     schedules
@@ -146,7 +165,10 @@ pub fn candidates(problem: &Problem, element: Element) -> Vec<Schedule> {
 
 /// Whether the compiler is known to run out of registers.
 fn spills(schedule: &Schedule) -> bool {
-    schedule.warpgroups == 3 && schedule.mask == Mask::OneHot && schedule.has_additional
+    schedule.pass == Pass::Forward
+        && schedule.warpgroups == 3
+        && schedule.mask == Mask::OneHot
+        && schedule.has_additional
 }
 
 /// How much of a multiprocessor a CTA is.
@@ -199,12 +221,10 @@ fn tiles(rank: usize) -> Vec<([usize; 3], [usize; 3], usize)> {
 
 /// One-hot coordinates of a block, as the kernel lays them out.
 fn slots(schedule: &Schedule) -> usize {
-    let of = |axis: usize| {
-        let single = schedule.q_tile[axis] == 1 && schedule.kv_tile[axis] == 1;
-        match single && schedule.stack != axis {
-            true => 0,
-            false => schedule.kv_tile[axis].next_multiple_of(4),
-        }
+    let (rows, columns) = (schedule.row_tile(), schedule.column_tile());
+    let of = |axis: usize| match rows[axis] == 1 && columns[axis] == 1 && schedule.stack != axis {
+        true => 0,
+        false => columns[axis].next_multiple_of(4),
     };
     (0..MAX_RANK).map(of).sum()
 }
@@ -216,43 +236,73 @@ fn mask(schedule: &Schedule, problem: &Problem) -> Mask {
     if schedule.rank == 1 { Mask::Linear } else { Mask::OneHot }
 }
 
-/// Whether every query of a CTA sees every key that the CTA visits.
+/// Whether every row of a CTA sees every column that the CTA visits.
 fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
     let windows = Problem { additional: 0, ..*problem };
-    let tiling = Tiling { q_tile: schedule.cta_tile(), kv_tile: schedule.kv_tile };
-    let count = tiling.count(&windows);
+    let (tiling, count) = count(schedule, schedule.cta_tile(), &windows);
     // A step of two blocks must not be left half empty.
-    let even = |(index, axis): (usize, &Axis)| {
-        tiling.axis_tiles(axis, index).all(|tile| tile.kv_tiles % schedule.blocks == 0)
+    let even = |(index, axis): (usize, &Axis)| match schedule.pass {
+        Pass::Forward | Pass::Queries => {
+            tiling.axis_tiles(axis, index).all(|tile| tile.kv_tiles % schedule.blocks == 0)
+        }
+        // Steps of keys' kernels are single blocks.
+        Pass::Keys => true,
     };
     count.visited == count.unmasked && problem.axes.iter().enumerate().any(even)
+}
+
+/// The tiles that a schedule meets when `rows` are kept together.
+fn count(schedule: &Schedule, rows: [usize; MAX_RANK], problem: &Problem) -> (Tiling, TileCount) {
+    let columns = schedule.column_tile();
+    match schedule.pass {
+        Pass::Forward | Pass::Queries => {
+            let tiling = Tiling { q_tile: rows, kv_tile: columns };
+            (tiling, tiling.count(problem))
+        }
+        Pass::Keys => {
+            let tiling = Tiling { q_tile: columns, kv_tile: rows };
+            (tiling, tiling.count_visitors(problem))
+        }
+    }
 }
 
 /// Seconds that a schedule is expected to take on an H200.
 ///
 /// The largest of three times: for the steps and tiles of the warpgroups, which share the tensor
-/// cores and hide each other's softmax; for reading tiles of keys from the cache; for reading and
+/// cores and hide each other's softmax; for reading tiles of columns from the cache; for reading and
 /// writing memory once. The last round of CTAs counts as a whole one.
 pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
     let device = DeviceModel::H200;
+    // Blocks are counted for each head of the queries; keys' tiles visit those of a group in turn.
     let heads = (problem.batch * problem.heads) as f64;
+    let passes = if schedule.pass == Pass::Keys { problem.group_size() as f64 } else { 1.0 };
     let blocks = schedule.blocks as f64;
-    let rows = TILE * schedule.blocks;
-    let count = |q_tile: [usize; MAX_RANK]| {
-        let count = Tiling { q_tile, kv_tile: schedule.kv_tile }.count(problem);
-        let (visited, q_tiles) = (count.visited as f64, count.q_tiles as f64);
+    let columns = TILE * schedule.blocks;
+    let count = |rows: [usize; MAX_RANK]| {
+        let (_, count) = count(schedule, rows, problem);
+        let (visited, tiles) = (count.visited as f64, count.q_tiles as f64);
         // A range of blocks begins and ends within a step of two as often as not.
-        let steps = visited / blocks + q_tiles * (blocks - 1.0) / 2.0;
-        (q_tiles * heads, steps * heads)
+        let steps = visited / blocks + tiles * (blocks - 1.0) / 2.0;
+        (tiles * heads / passes, steps * heads)
     };
-    let (_, warpgroup_steps) = count(schedule.q_tile);
+    let (_, warpgroup_steps) = count(schedule.row_tile());
     let (tiles, loads) = count(schedule.cta_tile());
 
     let together = (schedule.warpgroups * schedule.ctas) as f64;
     let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
-    let depth = problem.head_dim.next_multiple_of(16) + problem.head_dim_v + one_hot;
+    let (dim, dim_v) = (problem.head_dim.next_multiple_of(16), problem.head_dim_v);
+    let Gradients { width, value, .. } = schedule.gradients;
+    // Elements summed over for a score, or written from one.
+    let depth = one_hot
+        + match schedule.pass {
+            Pass::Forward => dim + dim_v,
+            Pass::Queries | Pass::Keys => {
+                let product = if width > 0 { dim_v + width } else { 0 };
+                dim + product + if value { dim_v } else { 0 }
+            }
+        };
     let rate = device.matmul_flops / MULTIPROCESSORS;
-    let products = (2 * TILE * rows * depth) as f64 / rate;
+    let products = (2 * TILE * columns * depth) as f64 / rate;
     let step = (products / PRODUCTS)
         .max((products + blocks * SOFTMAX_LATENCY) / together)
         .max(blocks * SOFTMAX);
@@ -262,14 +312,18 @@ pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
     let work =
         (warpgroup_steps * step + slots * TILE_LATENCY / together) / MULTIPROCESSORS * unevenness;
 
-    let key_bytes = (2 * rows * (problem.head_dim + problem.head_dim_v)) as f64;
-    let query_bytes = (2 * TILE * schedule.warpgroups * problem.head_dim) as f64;
-    let cache = (loads * key_bytes + tiles * query_bytes) / device.l2_bandwidth;
+    let column_bytes = (2 * columns * (problem.head_dim + problem.head_dim_v)) as f64;
+    let row_dims = match schedule.pass {
+        Pass::Forward => problem.head_dim,
+        Pass::Queries | Pass::Keys => problem.head_dim + problem.head_dim_v,
+    };
+    let row_bytes = (2 * TILE * schedule.warpgroups * row_dims) as f64;
+    let cache = (loads * column_bytes + tiles * row_bytes) / device.l2_bandwidth;
     let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
     let mut time = work.max(cache).max(bytes / device.bandwidth);
     if schedule.rank > 1 {
         let fastest = MAX_RANK - 1;
-        time *= 1.0 + SHORT_LINES * (8.0 / schedule.kv_tile[fastest] as f64 - 1.0);
+        time *= 1.0 + SHORT_LINES * (8.0 / schedule.column_tile()[fastest] as f64 - 1.0);
         time *= 1.0 + if schedule.stack == fastest { FASTEST_STACKED } else { 0.0 };
     }
     time

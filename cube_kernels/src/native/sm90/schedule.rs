@@ -33,7 +33,45 @@ pub enum Mask {
     OneHot,
 }
 
-/// Queries of a warpgroup's tile, and keys of a block.
+/// What a kernel computes. Its tiles are the rows that a CTA keeps; what it sweeps over are columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Output and logsumexp: rows are queries, columns are keys.
+    Forward,
+    /// The gradient of the queries: rows are queries, columns are keys.
+    Queries,
+    /// The gradients of keys and values: rows are keys, columns are queries.
+    Keys,
+}
+
+impl Pass {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Queries => "queries",
+            Self::Keys => "keys",
+        }
+    }
+}
+
+/// The gradients that a kernel of a backward pass sums. Accumulators are many: what does not fit is left to
+/// further kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gradients {
+    /// First element of the vectors of the query's or the key's gradient.
+    pub start: usize,
+    /// Elements from there on; 0 for none.
+    pub width: usize,
+    /// Whether the gradient of the value is among them.
+    pub value: bool,
+}
+
+impl Gradients {
+    /// Of the forward pass.
+    pub const NONE: Self = Self { start: 0, width: 0, value: false };
+}
+
+/// Rows of a warpgroup's tile, and columns of a block.
 pub(super) const TILE: usize = 64;
 /// The largest element stride of TMA.
 pub(super) const MAX_STEP: usize = 8;
@@ -43,9 +81,13 @@ const SHARED_MEMORY: usize = 227 * 1024;
 const SHARED_MEMORY_OF_SM: usize = 228 * 1024;
 const RESERVED: usize = 1024;
 
-/// What the forward kernel is specialised by.
+/// What a kernel is specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Schedule {
+    /// What it computes.
+    pub pass: Pass,
+    /// Of a backward pass, which gradients.
+    pub gradients: Gradients,
     /// Element type of all tensors but the logsumexp.
     pub element: Element,
     /// Length of a query or key vector.
@@ -62,9 +104,9 @@ pub struct Schedule {
     pub is_dilated: bool,
     /// Whether there are additional tokens.
     pub has_additional: bool,
-    /// Queries of one warpgroup, slowest axis first: 64.
+    /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64.
     pub q_tile: [usize; MAX_RANK],
-    /// Keys of a block: 64.
+    /// Keys of a block or, where they are rows, of one warpgroup: 64.
     pub kv_tile: [usize; MAX_RANK],
     /// Axis along which the tiles of a CTA's warpgroups are stacked, and the slowest axis of the
     /// order in which blocks are visited.
@@ -87,9 +129,19 @@ impl Schedule {
         Tiling { q_tile: self.q_tile, kv_tile: self.kv_tile }
     }
 
-    /// Queries of a CTA along each axis.
+    /// Rows of one warpgroup along each axis.
+    pub fn row_tile(&self) -> [usize; MAX_RANK] {
+        if self.pass == Pass::Keys { self.kv_tile } else { self.q_tile }
+    }
+
+    /// Columns of a block along each axis.
+    pub fn column_tile(&self) -> [usize; MAX_RANK] {
+        if self.pass == Pass::Keys { self.q_tile } else { self.kv_tile }
+    }
+
+    /// Rows of a CTA along each axis.
     pub fn cta_tile(&self) -> [usize; MAX_RANK] {
-        let mut tile = self.q_tile;
+        let mut tile = self.row_tile();
         tile[self.stack] *= self.warpgroups;
         tile
     }
@@ -99,9 +151,23 @@ impl Schedule {
         128 * (self.warpgroups + 1)
     }
 
-    /// Whether query fragments stay in registers for a whole tile.
-    pub fn query_in_registers(&self) -> bool {
-        self.head_dim <= 128 && self.head_dim_v <= 128 && self.warpgroups < 3
+    /// Whether the fragments of the rows stay in registers for a whole tile.
+    pub fn rows_in_registers(&self) -> bool {
+        let longest = self.head_dim.max(self.head_dim_v);
+        match self.pass {
+            Pass::Forward => longest <= 128 && self.warpgroups < 3,
+            Pass::Queries => longest <= 128 && self.blocks == 1 && self.warpgroups * self.ctas < 3,
+            Pass::Keys => false,
+        }
+    }
+
+    /// Whether a backward pass sums the gradient of a step's queries or keys while the tensor cores work on
+    /// the next step. The weights of that sum take registers.
+    pub fn is_deferred(&self) -> bool {
+        let accumulators =
+            self.gradients.width + if self.gradients.value { self.head_dim_v } else { 0 };
+        let is_small = self.warpgroups * self.ctas >= 3 && self.ctas > 1;
+        self.gradients.width > 0 && accumulators <= 128 && !is_small
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
@@ -132,12 +198,19 @@ impl Schedule {
 
     /// Bytes of shared memory with `stages` steps in flight.
     fn shared_memory_with(&self, stages: usize) -> usize {
-        let (key, value) = (Self::chunks(self.head_dim), Self::chunks(self.head_dim_v));
-        let query = self.warpgroups * key * TILE * 128;
-        let step = self.blocks * (key + value) * TILE * 128;
+        let (first, second) = (Self::chunks(self.head_dim), Self::chunks(self.head_dim_v));
+        let step = self.blocks * (first + second) * TILE * 128;
         let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
-        let tile = 128;
-        query + stages * step + one_hot + tile + 8 * (4 * stages + 2)
+        // Query; or query and its output's gradient; or key and value.
+        let rows = first + if self.pass == Pass::Forward { 0 } else { second };
+        let rows = self.warpgroups * rows * TILE * 128;
+        // Logsumexp and delta of columns that are queries.
+        let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 8 } else { 0 };
+        let (tiles, barriers) = match self.pass {
+            Pass::Forward => (1, 4 * stages + 2),
+            Pass::Queries | Pass::Keys => (2, 2 * stages + 2),
+        };
+        rows + stages * (step + statistics) + one_hot + 128 * tiles + 8 * barriers
     }
 
     /// Bytes of shared memory.
@@ -164,9 +237,9 @@ impl Schedule {
     pub fn macros(&self) -> Vec<(&'static str, usize)> {
         let bits = self.is_causal.iter().enumerate().map(|(axis, bit)| usize::from(*bit) << axis);
         let (producer, consumer) = self.registers();
-        let [qx, qy, qz] = self.q_tile;
-        let [kx, ky, kz] = self.kv_tile;
-        vec![
+        let [row_x, row_y, row_z] = self.row_tile();
+        let [column_x, column_y, column_z] = self.column_tile();
+        let mut macros = vec![
             ("BF16", usize::from(self.element == Element::Bf16)),
             ("DIM", self.head_dim),
             ("DIM_V", self.head_dim_v),
@@ -175,23 +248,34 @@ impl Schedule {
             ("STRIDED", usize::from(self.is_strided)),
             ("DILATED", usize::from(self.is_dilated)),
             ("ADDITIONAL", usize::from(self.has_additional)),
-            ("QX", qx),
-            ("QY", qy),
-            ("QZ", qz),
-            ("KX", kx),
-            ("KY", ky),
-            ("KZ", kz),
+            ("ROW_X", row_x),
+            ("ROW_Y", row_y),
+            ("ROW_Z", row_z),
+            ("COLUMN_X", column_x),
+            ("COLUMN_Y", column_y),
+            ("COLUMN_Z", column_z),
             ("STACK", self.stack),
             ("WARPGROUPS", self.warpgroups),
             ("BLOCKS", self.blocks),
             ("STAGES", self.stages),
             ("CTAS", self.ctas),
             ("MASK", self.mask as usize),
-            ("Q_IN_REGISTERS", usize::from(self.query_in_registers())),
-            ("PINGPONG", usize::from(self.warpgroups > 1)),
+            ("INVERSE", usize::from(self.pass == Pass::Keys)),
+            ("ROWS_IN_REGISTERS", usize::from(self.rows_in_registers())),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
-        ]
+        ];
+        match self.pass {
+            Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
+            Pass::Queries | Pass::Keys => macros.extend([
+                ("FIRST_START", self.gradients.start),
+                ("FIRST_DIM", self.gradients.width),
+                ("WITH_FIRST", usize::from(self.gradients.width > 0)),
+                ("WITH_SECOND", usize::from(self.gradients.value)),
+                ("DEFERRED", usize::from(self.is_deferred())),
+            ]),
+        }
+        macros
     }
 
     /// Whether the schedule is one for `problem`: shapes and flags fit.
@@ -199,7 +283,7 @@ impl Schedule {
         self.head_dim == problem.head_dim
             && self.head_dim_v == problem.head_dim_v
             && self.rank == rank(problem)
-            && self.has_additional == (problem.additional > 0)
+            && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.is_strided || problem.axes.iter().all(|axis| axis.stride == 1))
             && (self.is_dilated || problem.axes.iter().all(|axis| axis.dilation == 1))
@@ -218,9 +302,17 @@ impl fmt::Display for Schedule {
         let shape =
             |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
-        write!(f, "sm90_forward_{}_d{}", self.element.name(), self.head_dim)?;
+        write!(f, "sm90_{}_{}_d{}", self.pass.name(), self.element.name(), self.head_dim)?;
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
+        }
+        let Gradients { start, width, value } = self.gradients;
+        match self.pass {
+            Pass::Forward => {}
+            _ if width == 0 => f.write_str("_value")?,
+            _ if width < self.head_dim => write!(f, "_from{start}")?,
+            Pass::Keys if !value => f.write_str("_key")?,
+            _ => {}
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;

@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-use super::Schedule;
+use super::{Element, Gradients, Pass, Schedule};
 
 #[cfg(test)]
 mod tests;
@@ -23,10 +23,21 @@ impl Schedule {
         text += include_str!("cuda/ptx.cuh");
         text += &self.wgmma();
         text += include_str!("cuda/geometry.cuh");
-        text += include_str!("cuda/softmax.cuh");
+        text += include_str!("cuda/pipeline.cuh");
         text += include_str!("cuda/mask.cuh");
-        text += include_str!("cuda/repair.cuh");
-        text += include_str!("cuda/forward.cu");
+        text += match self.pass {
+            Pass::Forward => concat!(
+                include_str!("cuda/softmax.cuh"),
+                include_str!("cuda/forward_params.cuh"),
+                include_str!("cuda/forward_repair.cuh"),
+                include_str!("cuda/forward.cu"),
+            ),
+            Pass::Queries | Pass::Keys => concat!(
+                include_str!("cuda/backward_params.cuh"),
+                include_str!("cuda/backward_repair.cuh"),
+                include_str!("cuda/backward.cu"),
+            ),
+        };
         text
     }
 
@@ -37,7 +48,7 @@ impl Schedule {
         let keys = self.blocks * super::schedule::TILE;
         let half = format!("k16.f32.{element}.{element}");
         // An operand in shared memory could be transposed, and says that it is not.
-        let (a, tail) = match self.query_in_registers() {
+        let (a, tail) = match self.rows_in_registers() {
             true => (A::Registers, ", 1, 1, 0"),
             false => (A::Shared, ", 1, 1, 0, 0"),
         };
@@ -51,16 +62,43 @@ impl Schedule {
             accumulate: Some(false),
             tail: ", 1, 1",
         };
-        let values = Wgmma {
-            name: "wgmma_values",
-            n: self.head_dim_v,
+        // The second operand is transposed: its rows are what is summed over.
+        let sum = |name, n| Wgmma {
+            name,
+            n,
             types: &half,
             a: A::Registers,
             accumulate: Some(true),
             tail: ", 1, 1, 1",
         };
-        [scores, mask, values].iter().map(Wgmma::function).collect()
+        let sums = match self.pass {
+            Pass::Forward => vec![sum("wgmma_values", self.head_dim_v)],
+            Pass::Queries | Pass::Keys => {
+                let Gradients { width, value, .. } = self.gradients;
+                let first = (width > 0).then(|| sum("wgmma_first", width));
+                first
+                    .into_iter()
+                    .chain(value.then(|| sum("wgmma_second", self.head_dim_v)))
+                    .collect()
+            }
+        };
+        [scores, mask].iter().chain(&sums).map(Wgmma::function).collect()
     }
+}
+
+/// The CUDA C++ of the kernel that prepares a backward pass, and its name.
+pub(super) fn delta(element: Element, head_dim_v: usize) -> (String, String) {
+    let is_bf16 = usize::from(element == Element::Bf16);
+    let lanes = delta_lanes(head_dim_v);
+    let macros =
+        format!("#define BF16 {is_bf16}\n#define DIM_V {head_dim_v}\n#define LANES {lanes}\n");
+    let code = concat!(include_str!("cuda/ptx.cuh"), include_str!("cuda/delta.cu"));
+    (format!("sm90_delta_{}_v{head_dim_v}", element.name()), macros + code)
+}
+
+/// Threads that share a row of it: each takes 8 elements at a time.
+pub(super) fn delta_lanes(head_dim_v: usize) -> usize {
+    (head_dim_v / 8).next_power_of_two().min(32)
 }
 
 /// Where the first operand is.

@@ -8,23 +8,18 @@
 // warpgroup has the tensor cores (PINGPONG).
 //
 // Registers of a consumer thread: out[DIM_V / 2], scores[32 BLOCKS], weights[16 BLOCKS], and with
-// Q_IN_REGISTERS 2 * DIM / 8 more. Shared memory: see the layout below.
+// ROWS_IN_REGISTERS 2 * DIM / 8 more. Shared memory: see the layout below.
 
-#define CHUNKS ((DIM + 63) / 64)      // of 64 elements: rows of 128 bytes, the swizzle's width
-#define CHUNKS_V ((DIM_V + 63) / 64)
 #define K_STEPS ((DIM + 15) / 16)     // wgmma k steps of the first product
-#define ROWS (BLOCKS * 64)            // keys of a step
 
-#define Q_TILE (CHUNKS * 64 * 128)    // bytes, of one warpgroup
-#define K_STAGE (CHUNKS * ROWS * 128)
-#define V_STAGE (CHUNKS_V * ROWS * 128)
+#define Q_TILE (CHUNKS(DIM) * 64 * 128)    // bytes, of one warpgroup
+#define K_STAGE (CHUNKS(DIM) * ROWS * 128)
+#define V_STAGE (CHUNKS(DIM_V) * ROWS * 128)
 #define K_OFFSET (WARPGROUPS * Q_TILE)
 #define V_OFFSET (K_OFFSET + STAGES * K_STAGE)
 #define ONE_HOT_OFFSET (V_OFFSET + STAGES * V_STAGE)
 #define TILE_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
 #define BARRIER_OFFSET (TILE_OFFSET + 128)
-
-#define CONSUMER_WARPS (4 * WARPGROUPS)
 
 struct Barriers {
   u32 base;
@@ -36,70 +31,49 @@ struct Barriers {
   DEVICE u32 q_empty() const { return base + 8 * (4 * STAGES + 1); }
 };
 
-DEVICE int stage_of(int step) { return step % STAGES; }
-DEVICE u32 parity_of(int step) { return step / STAGES & 1; }
-
-// Rounds run forwards and backwards in turn, which evens out tiles of falling length.
-DEVICE int tile_index(int round) { return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
-DEVICE int rounds(const Params& params) { return (params.tiles + gridDim.x - 1) / gridDim.x; }
-DEVICE int additional_steps(const Params& params) { return ADDITIONAL ? (params.additional + ROWS - 1) / ROWS : 0; }
-
 struct Maps { const TensorMap *query, *key, *value, *more_key, *more_value; };
 
 // ---- producer: one thread
 
-DEVICE void load_rows(u32 destination, const TensorMap* map, u32 barrier, int chunks, int rows, int z, int y, int x, int head) {
-#pragma unroll
-  for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, z, y, x, head);
-}
-
 // `next` is where consumers find the tile that Q belongs to; one without steps is the end.
 DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* next, const Barriers& barriers) {
+  const Space& space = params.space;
   int step = 0, tiles = 0;
-  for (int round = 0; round < rounds(params); round++) {
+  for (int round = 0; round < rounds(space); round++) {
     const int index = tile_index(round);
-    if (index >= params.tiles) continue;
-    const Tile tile = tile_of(params, index);
+    if (index >= space.tiles) continue;
+    const Tile tile = tile_of(space, index);
     if (tile.steps == 0) continue;
-    const int head_kv = tile.head / params.group_size, origin = tile.batch * params.batch_step;
+    const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
     *next = tile;
     barrier_expect(barriers.q_full(), WARPGROUPS * Q_TILE);
 #pragma unroll
     for (int w = 0; w < WARPGROUPS; w++) {
       int at[3];
-#pragma unroll
-      for (int a = 0; a < 3; a++) at[a] = coordinate(params, tile, a, tile.query[a] + (a == STACK ? w * q_extent(a) : 0));
-      load_rows(shared + w * Q_TILE, maps.query, barriers.q_full(), CHUNKS, 64, at[2], at[1], origin + at[0], tile.head);
+      row_box(space, tile, w, at);
+      load_box(shared + w * Q_TILE, maps.query, barriers.q_full(), CHUNKS(DIM), 64, at, tile.head);
     }
     tiles++;
     Walk walk;
     walk.start(tile, 0);
-    for (int i = 0; i < tile.steps + additional_steps(params); i++, step++) {
+    for (int i = 0; i < tile.steps + additional_steps(params.additional); i++, step++) {
       const bool more = ADDITIONAL && i >= tile.steps;
       int at[BLOCKS][3];
-#pragma unroll
-      for (int b = 0; b < BLOCKS; b++) {
-        if (more) {
-          at[b][0] = tile.batch, at[b][1] = 0, at[b][2] = (i - tile.steps) * ROWS + 64 * b;
-        } else {
-#pragma unroll
-          for (int a = 0; a < 3; a++) at[b][a] = coordinate(params, tile, a, tile.key[a] + walk.at[a] * k_extent(a)) + (a == 0 ? origin : 0);
-          walk.next(tile);
-        }
-      }
+      if (more) additional_boxes(tile, (i - tile.steps) * ROWS, at);
+      else column_boxes(space, tile, walk, at);
       const int stage = stage_of(step);
       const u32 key = shared + K_OFFSET + stage * K_STAGE, value = shared + V_OFFSET + stage * V_STAGE;
       barrier_wait(barriers.k_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.k_full(stage), K_STAGE);
 #pragma unroll
       for (int b = 0; b < BLOCKS; b++)
-        load_rows(key + b * 8192, more ? maps.more_key : maps.key, barriers.k_full(stage), CHUNKS, ROWS, at[b][2], at[b][1], at[b][0], head_kv);
+        load_box(key + b * 8192, more ? maps.more_key : maps.key, barriers.k_full(stage), CHUNKS(DIM), ROWS, at[b], head_kv);
       barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.v_full(stage), V_STAGE);
 #pragma unroll
       for (int b = 0; b < BLOCKS; b++)
-        load_rows(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), CHUNKS_V, ROWS, at[b][2], at[b][1], at[b][0], head_kv);
+        load_box(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), CHUNKS(DIM_V), ROWS, at[b], head_kv);
     }
   }
   barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
@@ -109,43 +83,6 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* ne
 
 // ---- consumers
 
-// Four lanes of a quad hold two adjacent columns each of four groups of eight columns; afterwards each
-// holds the eight columns of one group.
-DEVICE uint4 gather_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
-  const int q = lane & 3;
-  u32 mine[4] = {a, b, c, d}, got[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    // Lane q hands group q ^ i to lane q ^ i, whose columns of group q it takes.
-    const int group = q ^ i;
-    const u32 given = group == 0 ? mine[0] : group == 1 ? mine[1] : group == 2 ? mine[2] : mine[3];
-    got[i] = __shfl_xor_sync(~0u, given, i);
-  }
-  // got[i] are the columns that lane q ^ i held.
-  u32 out[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const int i = q ^ j;
-    out[j] = i == 0 ? got[0] : i == 1 ? got[1] : i == 2 ? got[2] : got[3];
-  }
-  return make_uint4(out[0], out[1], out[2], out[3]);
-}
-
-// Writes the columns of one row; all lanes of a quad call it with the same row.
-DEVICE void store_row(u16* row, const float (&out)[DIM_V / 2], int second, float factor, bool exists, int lane) {
-  const int q = lane & 3;
-#define COLUMNS(j) pack(out[4 * (j) + second] * factor, out[4 * (j) + second + 1] * factor)
-#pragma unroll
-  for (int j = 0; j + 3 < DIM_V / 8; j += 4) {
-    const uint4 columns = gather_quad(COLUMNS(j), COLUMNS(j + 1), COLUMNS(j + 2), COLUMNS(j + 3), lane);
-    if (exists) *(uint4*)(row + 8 * (j + q)) = columns;
-  }
-#pragma unroll
-  for (int j = DIM_V / 32 * 4; j < DIM_V / 8; j++)
-    if (exists) *(u32*)(row + 8 * j + 2 * q) = COLUMNS(j);
-#undef COLUMNS
-}
-
 // One consumer warpgroup.
 struct Consumer {
   u32 shared;
@@ -154,7 +91,7 @@ struct Consumer {
   float scores[SCORES];
   float out[DIM_V / 2];
   u32 weights[SCORES / 2];
-#if Q_IN_REGISTERS
+#if ROWS_IN_REGISTERS
   u32 query[4 * K_STEPS];
 #endif
   Softmax softmax;
@@ -194,16 +131,9 @@ struct Consumer {
     release_value(step);
   }
 
-#if Q_IN_REGISTERS
-  // The fragments of the first operand: rows lane / 4 and eight below, 16-byte columns swizzled by row.
+#if ROWS_IN_REGISTERS
   DEVICE void load_query() {
-    const int row = warp * 16 + lane / 4;
-#pragma unroll
-    for (int i = 0; i < 4 * K_STEPS; i++) {
-      const int k = i / 4, r = row + (i & 1) * 8, column = k % 4 * 2 + (i >> 1 & 1);
-      const u32 address = shared + warpgroup * Q_TILE + k / 4 * 8192 + r * 128 + ((column ^ r & 7) << 4) + lane % 4 * 4;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(query[i]) : "r"(address));
-    }
+    load_fragments(shared + warpgroup * Q_TILE, warp * 16 + lane / 4, lane, query);
     __syncwarp();
   }
 #endif
@@ -219,7 +149,7 @@ struct Consumer {
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || k > 0;
       const u64 key_k = key + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
-#if Q_IN_REGISTERS
+#if ROWS_IN_REGISTERS
       wgmma_scores(scores, query[4 * k], query[4 * k + 1], query[4 * k + 2], query[4 * k + 3], key_k, accumulate);
 #else
       wgmma_scores(scores, query_matrix + k / 4 * 512 + k % 4 * 2, key_k, accumulate);
@@ -248,54 +178,33 @@ struct Consumer {
     }
   }
 
-  // Positions of the two queries whose rows this lane holds.
-  DEVICE void queries_of_lane(const Tile& tile, int (&at)[2][3]) const {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int member = warp * 16 + lane / 4 + 8 * r;
-      at[r][0] = tile.query[0] + member / (QY * QZ);
-      at[r][1] = tile.query[1] + member / QZ % QY;
-      at[r][2] = tile.query[2] + member % QZ;
-      at[r][STACK] += warpgroup * q_extent(STACK);
-    }
-  }
-
   // A tile whose Q has arrived and whose first step is number `first` of all.
   DEVICE void consume(const Params& params, const Tile& tile, int first) {
-    int origin[3], query_at[2][3];
-    bool idle = false;
-#pragma unroll
-    for (int a = 0; a < 3; a++) {
-      origin[a] = tile.query[a] + (a == STACK ? warpgroup * q_extent(a) : 0);
-      idle = idle || origin[a] >= tile.queries[a];
-    }
-    queries_of_lane(tile, query_at);
-    const int steps = uniform(tile.steps) + additional_steps(params);
-
-    // Steps `low..high` hold all that this warpgroup sees.
-    const Window near = window<SLOW>(params.axes[SLOW], origin[SLOW], tile.queries[SLOW], tile.keys[SLOW]);
-    const Window far = window<SLOW>(params.axes[SLOW], origin[SLOW] + q_extent(SLOW) - 1, tile.queries[SLOW], tile.keys[SLOW]);
-    const int plane = tile.blocks[MIDDLE] * tile.blocks[FAST];
-    const int blocks = (far.end - tile.key[SLOW] + k_extent(SLOW) - 1) / k_extent(SLOW) * plane;
-    int low = (near.start - tile.key[SLOW]) / k_extent(SLOW) * plane / BLOCKS;
-    int high = steps > tile.steps ? steps : min_(steps, (blocks + BLOCKS - 1) / BLOCKS);
-    if (idle) low = high = 0;
-    low = uniform(low), high = uniform(high);
+    const Space& space = params.space;
+    int query_at[2][3];
+    rows_of_lane(tile, warpgroup, warp, lane, query_at);
+    const int steps = uniform(tile.steps) + additional_steps(params.additional);
+    const Range visible = visible_steps(space, tile, warpgroup);
+    int low = visible.low, high = visible.high;
+    const bool idle = low == high;
+    if (steps > tile.steps && !idle) high = steps;
 
 #if MASK == LINEAR
     int start[2], end[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const Window w = window<2>(params.axes[2], query_at[r][2], tile.queries[2], tile.keys[2]);
-      start[r] = w.start - tile.key[2];
-      end[r] = w.end - tile.key[2];
+      const Window w = window_of<2>(space, tile, query_at[r][2]);
+      start[r] = w.start - tile.column[2];
+      end[r] = w.end - tile.column[2];
     }
-    const int whole_from = far.start - tile.key[2], whole_to = near.end - tile.key[2];
+    const int row = tile.row[2] + warpgroup * row_extent(2);
+    const int whole_from = uniform(window_of<2>(space, tile, row + 63).start - tile.column[2]);
+    const int whole_to = uniform(window_of<2>(space, tile, row).end - tile.column[2]);
 #endif
 #if MASK == ONE_HOT
     Walk walk;
     walk.start(tile, low * BLOCKS);
-    one_hot.start_tile(params, tile, query_at);
+    one_hot.start_tile(space, tile, query_at);
 #endif
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
@@ -328,7 +237,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++) out[i] = 0.f;
     softmax.start();
-#if Q_IN_REGISTERS
+#if ROWS_IN_REGISTERS
     load_query();
     release(barriers.q_empty());
 #endif
@@ -345,7 +254,7 @@ struct Consumer {
       pin(scores);
       release_key(first + low);
       weigh(low);
-      pack_weights(scores, weights);
+      pack_fragments(scores, weights);
       fire();
 #pragma unroll 1
       for (int i = low + 1; i < high; i++) {
@@ -364,7 +273,7 @@ struct Consumer {
         pin(out);
         release_value(first + i - 1);
         rescale();
-        pack_weights(scores, weights);
+        pack_fragments(scores, weights);
         fire();
       }
       wait_value(first + high - 1);
@@ -373,7 +282,7 @@ struct Consumer {
       pin(out);
       release_value(first + high - 1);
     }
-#if !Q_IN_REGISTERS
+#if !ROWS_IN_REGISTERS
     release(barriers.q_empty());
 #endif
     for (int i = high; i < steps; i++) skip(first + i);
@@ -382,44 +291,22 @@ struct Consumer {
 
   // Writes the rows, and computes those again that cannot be trusted.
   DEVICE void finish(const Params& params, const Tile& tile) {
+    const Space& space = params.space;
     softmax.finish();
     int query_at[2][3];
-    queries_of_lane(tile, query_at);
-    i64 row[2];
+    rows_of_lane(tile, warpgroup, warp, lane, query_at);
     bool broken[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      i64 index = tile.batch;
-      bool exists = true;
-#pragma unroll
-      for (int a = FIRST_AXIS; a < 3; a++) {
-        index = index * params.axes[a].queries + token(params, tile, a, query_at[r][a]);
-        exists = exists && query_at[r][a] < tile.queries[a];
-      }
-      row[r] = index * params.heads + tile.head;
+      const i64 row = row_index(space, tile, query_at[r]);
+      const bool exists = row_exists(tile, query_at[r]);
       const float factor = 1.f / softmax.sum[r];
-      store_row((u16*)params.out + row[r] * DIM_V, out, 2 * r, factor, exists, lane);
+      const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
-        params.lse[row[r]] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
-      // Zero times a number is NaN when that is infinite or NaN.
-      float poison = softmax.sum[r] * 0.f;
-#pragma unroll
-      for (int j = 0; j < DIM_V / 8; j++) poison = fmaf(out[4 * j + 2 * r], 0.f, fmaf(out[4 * j + 2 * r + 1], 0.f, poison));
+        params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
       broken[r] = exists && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
     }
-#pragma unroll 1
-    for (int r = 0; r < 2; r++) {
-      u32 lanes = __ballot_sync(~0u, r ? broken[1] : broken[0]);
-      while (lanes) {
-        const int quad = (__ffs(lanes) - 1) / 4;
-        lanes &= ~(15u << 4 * quad);
-        int at[3];
-#pragma unroll
-        for (int a = 0; a < 3; a++) at[a] = __shfl_sync(~0u, r ? query_at[1][a] : query_at[0][a], 4 * quad);
-        __syncwarp();
-        repair_row(params, tile, at, __shfl_sync(~0u, r ? row[1] : row[0], 4 * quad), lane);
-      }
-    }
+    for_each_broken(broken, query_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
   }
 };
 
@@ -452,13 +339,13 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
 #endif
   __syncthreads();
   if (role == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    give_registers();
     if (threadIdx.x == 0) {
       const Maps maps = {&map_query, &map_key, &map_value, &map_more_key, &map_more_value};
       produce(params, maps, shared, (Tile*)(memory + TILE_OFFSET), barriers);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    take_registers();
     Consumer consumer;
     consumer.start(shared, barriers, role - 1);
     if (role == WARPGROUPS) consumer.pass_turn();
@@ -467,7 +354,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
       const Tile tile = *(const Tile*)(memory + TILE_OFFSET);
       if (uniform(tile.steps) == 0) break;
       consumer.consume(params, tile, step);
-      step += uniform(tile.steps) + additional_steps(params);
+      step += uniform(tile.steps) + additional_steps(params.additional);
     }
     // The last turn passed is still to be taken.
     if (role == 1) consumer.wait_turn();

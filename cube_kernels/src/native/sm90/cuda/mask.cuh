@@ -1,12 +1,12 @@
-// How keys outside a row's window are kept out of it. Compile-time parameter MASK:
+// How columns outside a row's window are kept out of it. Compile-time parameter MASK:
 //
-// NONE     every row of a warpgroup sees every key of every block that the warpgroup visits.
+// NONE     every row of a warpgroup sees every column of every block that the warpgroup visits.
 // LINEAR   one axis: comparisons, in the steps that are not visible whole.
 // ONE_HOT  two and three axes: one more product on the tensor cores, in every step.
 //
-// One-hot masks. The keys of a block have at most 16 coordinates over all axes. Row n of a constant
-// matrix B has a one (57344, the largest e5m2) at each coordinate of key n; row m of A has -57344 at
-// each coordinate that the window of query m excludes. Their product is 0 for a visible key and at most
+// One-hot masks. The columns of a block have at most 16 coordinates over all axes. Row n of a constant
+// matrix B has a one (57344, the largest e5m2) at each coordinate of column n; row m of A has -57344 at
+// each coordinate that the window of row m excludes. Their product is 0 for a visible column and at most
 // -57344^2 = -3.3e9 for any other; the scores are accumulated on top of it. With BLOCKS = 2 both blocks
 // of a step share one instruction: the second block uses the slots 16 to 31.
 // A raw score (before the scale) near 3.3e9 that a row does not see can break through such a mask. A row
@@ -15,12 +15,12 @@
 // near: float32 knows scores of that size to no better than 256.
 
 // Slots of an axis, in fours: each lane of a quad owns four consecutive slots of one axis. An axis needs
-// none where a CTA holds one query and a block one key: the blocks are then just that query's window.
+// none where a CTA holds one row and a block one column: the blocks are then just that row's window.
 #define FOURS(extent) (((extent) + 3) / 4 * 4)
-#define SLOTS(axis, queries, keys) ((queries) == 1 && (keys) == 1 && STACK != axis ? 0 : FOURS(keys))
-#define SLOTS_X SLOTS(0, QX, KX)
-#define SLOTS_Y SLOTS(1, QY, KY)
-#define SLOTS_Z SLOTS(2, QZ, KZ)
+#define SLOTS(axis, rows, columns) ((rows) == 1 && (columns) == 1 && STACK != axis ? 0 : FOURS(columns))
+#define SLOTS_X SLOTS(0, ROW_X, COLUMN_X)
+#define SLOTS_Y SLOTS(1, ROW_Y, COLUMN_Y)
+#define SLOTS_Z SLOTS(2, ROW_Z, COLUMN_Z)
 #define TRUSTED_SCORE 16777216.f
 #define ONE_HOT_BYTES (MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0)
 
@@ -32,8 +32,8 @@ DEVICE int slot_coordinate(int slot) {
 // Writes B. Called by all threads of the CTA.
 DEVICE void write_one_hot(u8* table) {
   for (int i = threadIdx.x; i < BLOCKS * 64 * 32; i += blockDim.x) {
-    const int n = i / 32, k = i % 32, key = n % 64, slot = k % 16;
-    const int at[3] = {key / (KY * KZ), key / KZ % KY, key % KZ};
+    const int n = i / 32, k = i % 32, column = n % 64, slot = k % 16;
+    const int at[3] = {column / (COLUMN_Y * COLUMN_Z), column / COLUMN_Z % COLUMN_Y, column % COLUMN_Z};
     const int axis = slot_axis(slot);
     const bool hot = k / 16 == n / 64 && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
     table[n / 8 * 256 + k / 16 * 128 + n % 8 * 16 + slot] = hot ? 0x7B : 0;
@@ -52,14 +52,14 @@ struct OneHotRows {
     slot = slot_coordinate(lane % 4 * 4);
   }
 
-  DEVICE void start_tile(const Params& params, const Tile& tile, const int (&query)[2][3]) {
+  DEVICE void start_tile(const Space& space, const Tile& tile, const int (&row)[2][3]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       Window w = {-(1 << 20), 1 << 20};
       int origin = 0;
-      if (axis == 0) w = window<0>(params.axes[0], query[r][0], tile.queries[0], tile.keys[0]), origin = tile.key[0];
-      if (axis == 1) w = window<1>(params.axes[1], query[r][1], tile.queries[1], tile.keys[1]), origin = tile.key[1];
-      if (axis == 2) w = window<2>(params.axes[2], query[r][2], tile.queries[2], tile.keys[2]), origin = tile.key[2];
+      if (axis == 0) w = window_of<0>(space, tile, row[r][0]), origin = tile.column[0];
+      if (axis == 1) w = window_of<1>(space, tile, row[r][1]), origin = tile.column[1];
+      if (axis == 2) w = window_of<2>(space, tile, row[r][2]), origin = tile.column[2];
       start[r] = w.start - origin - slot;
       end[r] = w.end - origin - slot;
     }
@@ -70,7 +70,7 @@ struct OneHotRows {
   DEVICE void aim(const Tile& tile, Walk& walk) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
-      const int offset = axis == 0 ? walk.at[0] * KX : axis == 1 ? walk.at[1] * KY : axis == 2 ? walk.at[2] * KZ : 0;
+      const int offset = axis == 0 ? walk.at[0] * COLUMN_X : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_Z : 0;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         shifts[4 * block + 2 * r] = max_(0, 32 - 8 * max_(0, start[r] - offset));
@@ -80,7 +80,7 @@ struct OneHotRows {
     }
   }
 
-  // Every key is visible.
+  // Every column is visible.
   DEVICE void aim_nowhere() {
 #pragma unroll
     for (int i = 0; i < 4 * BLOCKS; i++) shifts[i] = 32;

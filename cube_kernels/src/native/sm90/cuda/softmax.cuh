@@ -1,10 +1,4 @@
 // The online softmax of a warpgroup's 64 query rows.
-//
-// Accumulator layout of wgmma: a lane holds two rows, `lane / 4` and eight further down, of its warp's
-// sixteen. In an array of scores, elements 4 j and 4 j + 1 are the columns 8 j + 2 (lane % 4) and the
-// next of the first row, 4 j + 2 and 4 j + 3 those of the second.
-
-#define SCORES (BLOCKS * 32)
 
 struct Softmax {
   float max[2];      // of the raw scores so far
@@ -61,12 +55,3 @@ struct Softmax {
     }
   }
 };
-
-// Weights as the first operand of the second product.
-DEVICE void pack_weights(const float (&s)[SCORES], u32 (&p)[SCORES / 2]) {
-#pragma unroll
-  for (int j = 0; j < SCORES / 4; j++) {
-    p[2 * j] = pack(s[4 * j], s[4 * j + 1]);
-    p[2 * j + 1] = pack(s[4 * j + 2], s[4 * j + 3]);
-  }
-}

@@ -29,25 +29,27 @@ DEVICE i64 offset(const i64 (&strides)[5], int batch, int x, int y, int z, int h
   return batch * strides[0] + x * strides[1] + y * strides[2] + z * strides[3] + head * strides[4];
 }
 
-// The row of the query at `at`, whose outputs begin at `row`.
-DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3], i64 row, int lane) {
+// The row of the query at `at`.
+DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3], int lane) {
+  const Space& space = params.space;
+  const i64 row = row_index(space, tile, at);
   const int head_kv = tile.head / params.group_size;
-  const u16* query = params.query + offset(params.query_strides, tile.batch, token(params, tile, 0, at[0]),
-                                           token(params, tile, 1, at[1]), token(params, tile, 2, at[2]), tile.head);
+  const u16* query = params.query + offset(params.query_strides, tile.batch, token(space, tile, 0, at[0]),
+                                           token(space, tile, 1, at[1]), token(space, tile, 2, at[2]), tile.head);
   float q[(DIM + 31) / 32];
 #pragma unroll
   for (int i = 0; i < (DIM + 31) / 32; i++) q[i] = i * 32 + lane < DIM ? unpack(query[i * 32 + lane]) : 0.f;
   Accumulator sum = {NEG_INF, 0.f, {}};
-  const Window wx = RANK == 3 ? window<0>(params.axes[0], at[0], tile.queries[0], tile.keys[0]) : Window{0, 1};
-  const Window wy = RANK >= 2 ? window<1>(params.axes[1], at[1], tile.queries[1], tile.keys[1]) : Window{0, 1};
-  const Window wz = window<2>(params.axes[2], at[2], tile.queries[2], tile.keys[2]);
+  const Window wx = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
+  const Window wy = RANK >= 2 ? window_of<1>(space, tile, at[1]) : Window{0, 1};
+  const Window wz = window_of<2>(space, tile, at[2]);
 #pragma unroll 1
   for (int x = wx.start; x < wx.end; x++)
 #pragma unroll 1
     for (int y = wy.start; y < wy.end; y++)
 #pragma unroll 1
       for (int z = wz.start; z < wz.end; z++) {
-        const int tx = token(params, tile, 0, x), ty = token(params, tile, 1, y), tz = token(params, tile, 2, z);
+        const int tx = token(space, tile, 0, x), ty = token(space, tile, 1, y), tz = token(space, tile, 2, z);
         see(sum, q, params.key + offset(params.key_strides, tile.batch, tx, ty, tz, head_kv),
             params.value + offset(params.value_strides, tile.batch, tx, ty, tz, head_kv), params.scale_log2, lane);
       }

@@ -1,0 +1,369 @@
+//! Launches of the backward kernels.
+//!
+//! First the statistics: what the kernels need of each query besides its vectors. Then the gradients, each
+//! written once by one kernel that computes all scores it needs: nothing is summed in memory, so that
+//! results are the same in every run, and the statistics are all the workspace there is.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use cubecl::client::Client;
+use cubecl::server::Handle;
+
+use super::forward::{Strided, check_inputs, hopper, more_strides, program, source};
+use super::grid::{Grid, Space, check_layout, launches, parameters, pitch, places, statistics_map};
+use super::plan::dense;
+use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward, unsupported};
+use crate::native::compile::{Cubin, compile};
+use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use crate::tiling::Tiling;
+use crate::{Axis, MAX_RANK, Problem};
+
+/// What [`backward()`] reads. Elements are those of the schedule, but for the logsumexp and its gradient.
+#[derive(Clone, Debug)]
+pub struct BackwardInputs {
+    /// `[batch, queries, heads, head_dim]`.
+    pub query: Strided,
+    /// `[batch, keys, heads_kv, head_dim]`.
+    pub key: Strided,
+    /// `[batch, keys, heads_kv, head_dim_v]`.
+    pub value: Strided,
+    /// Key and value of the additional tokens, `[batch, 1, 1, tokens, heads_kv, dim]`: there if, and
+    /// only if, [`Problem::additional`] is not zero.
+    pub additional: Option<(Strided, Strided)>,
+    /// The forward pass's output, `[batch, queries, heads, head_dim_v]`.
+    pub out: Strided,
+    /// Gradient of the output, of its shape.
+    pub dout: Strided,
+    /// The forward pass's logsumexp, contiguous `[batch, queries, heads]`, `f32`.
+    pub lse: Handle,
+    /// Gradient of the logsumexp, of its shape, `f32`.
+    pub dlse: Handle,
+}
+
+/// What [`backward()`] writes; all contiguous, in the schedule's element type.
+#[derive(Clone, Debug)]
+pub struct BackwardOutputs {
+    /// Of the shape of the query.
+    pub dq: Handle,
+    /// Of the shape of the key.
+    pub dk: Handle,
+    /// Of the shape of the value.
+    pub dv: Handle,
+    /// Of the shapes of the additional key and value, where there are some.
+    pub additional: Option<(Handle, Handle)>,
+}
+
+/// The gradients of attention, by the schedules that [`plan_backward()`] chooses.
+///
+/// Returns when the work is enqueued; the first use of a schedule compiles it.
+///
+/// # Errors
+///
+/// [`HopperError`] if nothing was launched.
+pub fn backward(
+    client: &Client,
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+) -> Result<(), HopperError> {
+    backward_with(client, &*planned(problem, element, tiling)?, problem, inputs, outputs)
+}
+
+/// Compiles what [`backward()`] will need for a problem, so that its first call does not wait.
+///
+/// # Errors
+///
+/// [`HopperError`] if the problem cannot run on the device.
+pub fn warm_up_backward(
+    client: &Client,
+    problem: &Problem,
+    element: Element,
+) -> Result<(), HopperError> {
+    let device = hopper(client)?;
+    let plan = planned(problem, element, None)?;
+    delta_program(element, problem.head_dim_v, &device)?;
+    plan.schedules().try_for_each(|schedule| program(schedule, &device).map(drop))
+}
+
+/// Bytes of device memory that [`backward()`] takes besides its inputs and outputs.
+pub fn backward_workspace(problem: &Problem) -> usize {
+    let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
+    statistics_bytes(problem) + additional
+}
+
+/// What the choice depends on: a problem without its scale.
+type Key = (Element, Option<Tiling>, [Axis; MAX_RANK], [usize; 6]);
+
+fn planned(
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+) -> Result<Arc<BackwardPlan>, HopperError> {
+    static KNOWN: LazyLock<Mutex<HashMap<Key, Arc<BackwardPlan>>>> = LazyLock::new(Mutex::default);
+    if let Some(reason) = unsupported(problem) {
+        return Err(HopperError::Problem(reason));
+    }
+    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
+    let key = (element, tiling, axes, [batch, heads, heads_kv, head_dim, head_dim_v, additional]);
+    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(plan) = known.get(&key) {
+        return Ok(plan.clone());
+    }
+    let plan = plan_backward(problem, element, tiling)
+        .ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))?;
+    let plan = Arc::new(plan);
+    known.insert(key, plan.clone());
+    Ok(plan)
+}
+
+/// [`backward()`] by given schedules, which have to be ones for the problem.
+///
+/// # Errors
+///
+/// [`HopperError`] if nothing was launched.
+///
+/// # Panics
+///
+/// If a schedule is none for the problem.
+pub fn backward_with(
+    client: &Client,
+    plan: &BackwardPlan,
+    problem: &Problem,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+) -> Result<(), HopperError> {
+    let device = hopper(client)?;
+    let BackwardInputs { query, key, value, additional, out, dout, .. } = inputs;
+    let queries = problem.axes.map(|axis| axis.queries);
+    for schedule in plan.queries.iter().chain(&plan.keys) {
+        assert!(schedule.fits(problem), "{schedule} is no schedule for {problem:?}");
+        check_inputs(schedule, problem, [query, key, value], additional)?;
+        for (name, tensor) in [("out", out), ("gradient of out", dout)] {
+            check_layout(name, tensor, queries, problem.heads, problem, schedule)?;
+        }
+    }
+    // Another problem on the same tensors: the additional tokens are its keys.
+    let dense = match (dense(problem), additional, &outputs.additional) {
+        (Some(dense), Some((more_key, more_value)), Some((dk, dv))) => {
+            let line =
+                |name, tensor: &Strided| tensor.line(queries).ok_or(HopperError::Layout(name));
+            let inputs = BackwardInputs {
+                query: line("query", query)?,
+                key: more_key.clone(),
+                value: more_value.clone(),
+                additional: None,
+                out: line("out", out)?,
+                dout: line("gradient of out", dout)?,
+                ..inputs.clone()
+            };
+            let outputs = BackwardOutputs {
+                dk: dk.clone(),
+                dv: dv.clone(),
+                additional: None,
+                ..outputs.clone()
+            };
+            Some((dense, inputs, outputs))
+        }
+        (None, None, None) => None,
+        _ => return Err(HopperError::Problem("additional tokens and their tensors differ".into())),
+    };
+    let element = plan.queries[0].element;
+    let delta = delta_program(element, problem.head_dim_v, &device)?;
+    let mut programs = HashMap::new();
+    for schedule in plan.schedules() {
+        programs.insert(*schedule, program(schedule, &device)?);
+    }
+    // From here on nothing fails.
+    let run = |problem: &Problem,
+               schedules: &[Schedule],
+               inputs: &BackwardInputs,
+               outputs: &BackwardOutputs| {
+        let statistics = client.empty(statistics_bytes(problem));
+        launch_delta(client, &delta, problem, inputs, &statistics);
+        for schedule in schedules {
+            for residues in launches(schedule, problem) {
+                let multiprocessors = device.multiprocessors as usize;
+                let grid = Grid { schedule, problem, multiprocessors, residues };
+                let kernel = Kernel {
+                    cubin: programs[schedule].clone(),
+                    entry: c"attention_backward",
+                    grid: grid.ctas(),
+                    block: schedule.threads() as u32,
+                    shared_memory: schedule.shared_memory() as u32,
+                };
+                let buffers = buffers(schedule, inputs, outputs, &statistics);
+                launch(client, kernel, buffers, arguments(&grid, inputs));
+            }
+        }
+    };
+    let own: Vec<Schedule> = plan.queries.iter().chain(&plan.keys).copied().collect();
+    run(problem, &own, inputs, outputs);
+    if let Some((problem, inputs, outputs)) = &dense {
+        run(problem, &plan.additional, inputs, outputs);
+    }
+    Ok(())
+}
+
+/// Logsumexp and delta of each query, in places of [`pitch`].
+fn statistics_bytes(problem: &Problem) -> usize {
+    let plane: usize = places(problem).iter().product();
+    2 * size_of::<f32>() * problem.batch * problem.heads * plane
+}
+
+fn delta_program(
+    element: Element,
+    head_dim_v: usize,
+    device: &DeviceInfo,
+) -> Result<Arc<Cubin>, HopperError> {
+    let (name, code) = super::source::delta(element, head_dim_v);
+    Ok(compile(&source(name, code), device.driver)?)
+}
+
+/// `Params` of the kernel that makes the statistics.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DeltaParams {
+    pointers: [u64; 5],
+    strides: [[i64; 5]; 2],
+    queries: [i32; 3],
+    dilation: [i32; 3],
+    pitch: [i32; 3],
+    batch: i32,
+    heads: i32,
+    padding: i32,
+}
+
+const _: () = assert!(size_of::<DeltaParams>() == 8 * (5 + 10) + 4 * 12);
+
+fn launch_delta(
+    client: &Client,
+    cubin: &Arc<Cubin>,
+    problem: &Problem,
+    inputs: &BackwardInputs,
+    statistics: &Handle,
+) {
+    const THREADS: usize = 256;
+    let rows = places(problem).iter().product::<usize>() * problem.batch * problem.heads;
+    let threads = rows * super::source::delta_lanes(problem.head_dim_v);
+    let kernel = Kernel {
+        cubin: cubin.clone(),
+        entry: c"attention_delta",
+        grid: threads.div_ceil(THREADS) as u32,
+        block: THREADS as u32,
+        shared_memory: 0,
+    };
+    let params = DeltaParams {
+        pointers: [0; 5],
+        strides: [inputs.out.words(), inputs.dout.words()],
+        queries: problem.axes.map(|axis| axis.queries as i32),
+        dilation: problem.axes.map(|axis| axis.dilation as i32),
+        pitch: std::array::from_fn(|index| pitch(&problem.axes[index], index) as i32),
+        batch: problem.batch as i32,
+        heads: problem.heads as i32,
+        padding: 0,
+    };
+    let read =
+        [&inputs.out.handle, &inputs.dout.handle, &inputs.lse, &inputs.dlse].map(Buffer::read);
+    let buffers = [Buffer::written(statistics)].into_iter().chain(read).collect();
+    // SAFETY: the assertion above counts every byte.
+    let params = unsafe { parameters(params, &[0, 1, 2, 3, 4]) };
+    launch(client, kernel, buffers, vec![params]);
+}
+
+/// Buffers of a launch, in order.
+#[derive(Clone, Copy)]
+enum Slot {
+    Query,
+    Key,
+    Value,
+    Dout,
+    MoreKey,
+    MoreValue,
+    Statistics,
+    First,
+    Second,
+}
+
+fn buffers(
+    schedule: &Schedule,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+    statistics: &Handle,
+) -> Vec<Buffer> {
+    let BackwardInputs { query, key, value, additional, dout, .. } = inputs;
+    let (more_key, more_value) =
+        additional.as_ref().map_or((key, value), |(key, value)| (key, value));
+    let read = [query, key, value, dout, more_key, more_value];
+    let read = read.map(|tensor| Buffer::read(&tensor.handle));
+    // A kernel takes an address for the gradient that it does not write, too.
+    let (first, second) = match schedule.pass {
+        Pass::Forward | Pass::Queries => (&outputs.dq, &outputs.dq),
+        Pass::Keys => (&outputs.dk, &outputs.dv),
+    };
+    let written = [first, second].map(Buffer::written);
+    read.into_iter().chain([Buffer::read(statistics)]).chain(written).collect()
+}
+
+/// The kernel's `Params`. Addresses are filled in when it is enqueued.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    pointers: [u64; 9],
+    strides: [[i64; 5]; 4],
+    more_strides: [[i64; 3]; 2],
+    plane: i64,
+    space: Space,
+    heads: i32,
+    group_size: i32,
+    additional: i32,
+    scale: f32,
+    scale_log2: f32,
+    padding: i32,
+}
+
+const _: () = assert!(size_of::<Params>() == 8 * (9 + 26 + 1) + 4 * (34 + 6));
+
+fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
+    use Slot::*;
+    let BackwardInputs { query, key, value, additional, dout, .. } = inputs;
+    let problem = grid.problem;
+    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+    let queries =
+        [grid.query_map(Query as usize, query, dim), grid.query_map(Dout as usize, dout, dim_v)];
+    let keys = [grid.key_map(Key as usize, key, dim), grid.key_map(Value as usize, value, dim_v)];
+    let mut maps = match grid.schedule.pass {
+        Pass::Forward | Pass::Queries => [queries, keys].concat(),
+        Pass::Keys => [keys, queries].concat(),
+    };
+    match additional {
+        Some((key, value)) if grid.schedule.has_additional => maps.extend([
+            grid.map_more(MoreKey as usize, key, dim),
+            grid.map_more(MoreValue as usize, value, dim_v),
+        ]),
+        _ => maps.extend(keys),
+    }
+    maps.push(match grid.schedule.pass {
+        Pass::Forward | Pass::Queries => queries[0],
+        Pass::Keys => statistics_map(Statistics as usize, grid.schedule, problem),
+    });
+    let params = Params {
+        pointers: [0; 9],
+        strides: [query, key, value, dout].map(Strided::words),
+        more_strides: more_strides(additional),
+        plane: places(problem).iter().product::<usize>() as i64,
+        space: grid.space(),
+        heads: problem.heads as i32,
+        group_size: problem.group_size() as i32,
+        additional: if grid.schedule.has_additional { problem.additional as i32 } else { 0 },
+        scale: problem.scale as f32,
+        scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
+        padding: 0,
+    };
+    let pointers = [First, Second, Query, Key, Value, Dout, MoreKey, MoreValue, Statistics];
+    // SAFETY: the assertion above counts every byte.
+    let params = unsafe { parameters(params, &pointers.map(|slot| slot as usize)) };
+    maps.into_iter().map(Argument::TensorMap).chain([params]).collect()
+}

@@ -1,0 +1,495 @@
+// Gradients of attention, for sm_90a: of the queries, or, with INVERSE, of the keys and the values.
+//
+// Rows, which a CTA keeps, and columns, which it sweeps over, are two tensors each:
+//
+//              first    second          gradients
+//   queries    query    dout            first = dS K            (rows: queries, columns: keys)
+//   keys       key      value           first = dS^T Q, second = P^T dout           (INVERSE)
+//
+//   S = first first^T, P = exp(S - lse), dP = second second^T, dS = P (dP - delta)
+//
+// Both ways compute S and dP, so that no gradient is summed in memory: a pass writes each row once, and its
+// results do not depend on the order of anything. WITH_FIRST and WITH_SECOND choose among the gradients, and
+// FIRST_START and FIRST_DIM a slice of `first`, where all together have too many accumulators.
+//
+// A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is 64
+// rows for each consumer, an N-D box of them, stacked along one axis. The producer brings the rows once a
+// tile, then both tensors of the columns in steps of BLOCKS boxes of 64, STAGES steps ahead, with the
+// logsumexp and delta of columns that are queries. While one consumer computes P and dS, others have the
+// tensor cores; with DEFERRED, `first` of a step is summed together with S and dP of the next.
+//
+// Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
+// and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
+
+#define K_STEPS ((DIM + 15) / 16)        // wgmma k steps of S
+#define K_STEPS_V ((DIM_V + 15) / 16)    // and of dP
+
+#define FIRST_TILE (CHUNKS(DIM) * 64 * 128)    // bytes, of one warpgroup
+#define SECOND_TILE (CHUNKS(DIM_V) * 64 * 128)
+#define FIRST_STAGE (CHUNKS(DIM) * ROWS * 128)
+#define SECOND_STAGE (CHUNKS(DIM_V) * ROWS * 128)
+#define SECOND_TILE_OFFSET (WARPGROUPS * FIRST_TILE)
+#define FIRST_OFFSET (SECOND_TILE_OFFSET + WARPGROUPS * SECOND_TILE)
+#define SECOND_OFFSET (FIRST_OFFSET + STAGES * FIRST_STAGE)
+#define ONE_HOT_OFFSET (SECOND_OFFSET + STAGES * SECOND_STAGE)
+#define STATISTICS_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
+#define STATISTICS_STAGE (INVERSE ? ROWS * 8 : 0)   // logsumexp of a block, then delta
+#define TILE_OFFSET (STATISTICS_OFFSET + STAGES * STATISTICS_STAGE)
+#define BARRIER_OFFSET (TILE_OFFSET + 256)
+
+struct Barriers {
+  u32 base;
+  DEVICE u32 full(int stage) const { return base + 8 * stage; }
+  DEVICE u32 empty(int stage) const { return base + 8 * (STAGES + stage); }
+  DEVICE u32 rows_full() const { return base + 8 * (2 * STAGES); }
+  DEVICE u32 rows_empty() const { return base + 8 * (2 * STAGES + 1); }
+};
+
+struct Maps { const TensorMap *row_first, *row_second, *column_first, *column_second, *more_key, *more_value, *statistics; };
+
+// ---- producer: one thread
+
+DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u32 shared, const Barriers& barriers) {
+  barrier_expect(barriers.rows_full(), WARPGROUPS * (FIRST_TILE + SECOND_TILE));
+#pragma unroll
+  for (int w = 0; w < WARPGROUPS; w++) {
+    int at[3];
+    row_box(space, tile, w, at);
+    load_box(shared + w * FIRST_TILE, maps.row_first, barriers.rows_full(), CHUNKS(DIM), 64, at, tile.head);
+    load_box(shared + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, barriers.rows_full(), CHUNKS(DIM_V), 64, at, tile.head);
+  }
+}
+
+// Logsumexp and delta of the queries that a step has as columns.
+DEVICE void load_statistics(const Params& params, const Tile& tile, const TensorMap* map, u32 destination, u32 barrier, int head, Walk walk) {
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    int at[3];
+#pragma unroll
+    for (int a = 0; a < 3; a++) at[a] = tile.group[a] * params.space.axes[a].pitch + tile.column[a] + walk.at[a] * column_extent(a);
+    tma_load(destination + b * 512, map, barrier, at[2], at[1], at[0], 0, tile.batch * params.heads + head);
+    walk.next(tile);
+  }
+}
+
+// `slots` is where consumers find the tile that the rows belong to, in turn; one without steps is the end.
+DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* slots, const Barriers& barriers) {
+  const Space& space = params.space;
+  int step = 0, tiles = 0;
+  for (int round = 0; round < rounds(space); round++) {
+    const int index = tile_index(round);
+    if (index >= space.tiles) continue;
+    // Lives in shared memory for the producer, too, which has few registers.
+    const Tile& tile = slots[tiles & 1];
+    barrier_wait(barriers.rows_empty(), tiles & 1 ^ 1);
+    slots[tiles & 1] = tile_of(space, index);
+    if (tile.steps == 0) continue;
+    slots[tiles & 1].first = step;
+    load_rows(space, tile, maps, shared, barriers);
+    tiles++;
+    for (int pass = 0; pass < passes(params); pass++) {
+      const int head = column_head(params, tile, pass);
+      Walk walk;
+      walk.start(tile, 0);
+      for (int i = 0; i < tile.steps + additional_steps(params.additional); i++, step++) {
+        const int stage = stage_of(step);
+        const u32 full = barriers.full(stage);
+        barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
+        barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
+#if INVERSE
+        load_statistics(params, tile, maps.statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, walk);
+#endif
+        const bool more = ADDITIONAL && i >= tile.steps;
+        int at[BLOCKS][3];
+        if (more) additional_boxes(tile, (i - tile.steps) * ROWS, at);
+        else column_boxes(space, tile, walk, at);
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 8192, more ? maps.more_key : maps.column_first, full, CHUNKS(DIM), ROWS, at[b], head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 8192, more ? maps.more_value : maps.column_second, full, CHUNKS(DIM_V), ROWS, at[b], head);
+        }
+      }
+    }
+  }
+  barrier_wait(barriers.rows_empty(), tiles & 1 ^ 1);
+  slots[tiles & 1].steps = 0;
+  barrier_arrive(barriers.rows_full());
+}
+
+// ---- consumers
+
+// One consumer warpgroup.
+struct Consumer {
+  u32 shared;
+  Barriers barriers;
+  int warp, lane;
+  float scores[SCORES];
+#if WITH_FIRST
+  float products[SCORES];
+  float first[FIRST_DIM / 2];
+  u32 slopes[SCORES / 2];
+#endif
+#if WITH_SECOND
+  float second[DIM_V / 2];
+  u32 weights[SCORES / 2];
+#endif
+#if ROWS_IN_REGISTERS
+  u32 row_first_fragments[4 * K_STEPS], row_second_fragments[4 * K_STEPS_V];
+#endif
+#if !INVERSE
+  float lse[2], delta[2];
+#endif
+  OneHotRows one_hot;
+  DEVICE void release(u32 barrier) { if (lane == 0) barrier_arrive(barrier); }
+  DEVICE void wait_columns(int step) { barrier_wait(barriers.full(stage_of(step)), parity_of(step)); }
+  DEVICE void release_columns(int step) { release(barriers.empty(stage_of(step))); }
+
+  // Found again where it is needed: registers are short.
+  DEVICE int warpgroup() const { return uniform(threadIdx.x / 128) - 1; }
+
+  DEVICE void start(u32 shared_, const Barriers& barriers_) {
+    shared = shared_;
+    barriers = barriers_;
+    warp = threadIdx.x % 128 / 32;
+    lane = threadIdx.x % 32;
+    one_hot.start_lane(lane);
+  }
+
+  // A step that no row of this warpgroup sees.
+  DEVICE void skip(int step) {
+    wait_columns(step);
+    __syncwarp();
+    release_columns(step);
+  }
+
+#if ROWS_IN_REGISTERS
+  DEVICE void keep_rows() {
+    const int warpgroup = this->warpgroup();
+    load_fragments(shared + warpgroup * FIRST_TILE, warp * 16 + lane / 4, lane, row_first_fragments);
+    load_fragments(shared + SECOND_TILE_OFFSET + warpgroup * SECOND_TILE, warp * 16 + lane / 4, lane, row_second_fragments);
+    __syncwarp();
+    release(barriers.rows_empty());
+  }
+#endif
+
+  // scores = mask + S, products = dP
+  DEVICE void begin(int step) {
+    const u64 row_first = swizzled(shared + warpgroup() * FIRST_TILE, 16, 1024);
+    const u64 column_first = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 1024);
+    wgmma_fence();
+#if MASK == ONE_HOT
+    wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(shared + ONE_HOT_OFFSET, 128, 256));
+#endif
+#pragma unroll
+    for (int k = 0; k < K_STEPS; k++) {
+      const int accumulate = MASK == ONE_HOT || k > 0;
+      const u64 column = column_first + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
+#if ROWS_IN_REGISTERS
+      wgmma_scores(scores, row_first_fragments[4 * k], row_first_fragments[4 * k + 1], row_first_fragments[4 * k + 2], row_first_fragments[4 * k + 3], column, accumulate);
+#else
+      wgmma_scores(scores, row_first + k / 4 * 512 + k % 4 * 2, column, accumulate);
+#endif
+    }
+    wgmma_commit();
+#if WITH_FIRST
+    const u64 row_second = swizzled(shared + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 1024);
+    const u64 column_second = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 1024);
+#pragma unroll
+    for (int k = 0; k < K_STEPS_V; k++) {
+      const u64 column = column_second + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
+#if ROWS_IN_REGISTERS
+      wgmma_scores(products, row_second_fragments[4 * k], row_second_fragments[4 * k + 1], row_second_fragments[4 * k + 2], row_second_fragments[4 * k + 3], column, k > 0);
+#else
+      wgmma_scores(products, row_second + k / 4 * 512 + k % 4 * 2, column, k > 0);
+#endif
+    }
+#endif
+    // A group even where it is empty, so that waits count the same.
+    wgmma_commit();
+  }
+
+#if WITH_FIRST
+  // first += dS K or dS^T Q
+  DEVICE void accumulate_first(int step) {
+    const u64 columns = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE + FIRST_START / 64 * ROWS * 128, ROWS * 128, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < SCORES / 8; k++)
+      wgmma_first(first, slopes[4 * k], slopes[4 * k + 1], slopes[4 * k + 2], slopes[4 * k + 3], columns + k * 128);
+    wgmma_commit();
+  }
+#endif
+
+#if WITH_SECOND
+  // second += P^T dout
+  DEVICE void accumulate_second(int step) {
+    const u64 columns = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * 128, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < SCORES / 8; k++)
+      wgmma_second(second, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], columns + k * 128);
+    wgmma_commit();
+  }
+#endif
+
+  // Turns scores into P.
+  DEVICE void exponentiate(int step, float scale) {
+#if INVERSE
+    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 8;
+#endif
+#pragma unroll
+    for (int j = 0; j < SCORES / 4; j++) {
+#if INVERSE
+      const float2 column = load_pair(statistics + j / 8 * 512 + j % 8 * 32);
+      const float minus[4] = {-column.x, -column.y, -column.x, -column.y};
+#else
+      const float minus[4] = {-lse[0], -lse[0], -lse[1], -lse[1]};
+#endif
+#pragma unroll
+      for (int e = 0; e < 4; e++) scores[4 * j + e] = exp2_approx(fmaf(scores[4 * j + e], scale, minus[e]));
+    }
+  }
+
+#if WITH_FIRST
+  // Turns products into dS.
+  DEVICE void differentiate(int step) {
+#if INVERSE
+    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + 256 + lane % 4 * 8;
+#endif
+#pragma unroll
+    for (int j = 0; j < SCORES / 4; j++) {
+#if INVERSE
+      const float2 column = load_pair(statistics + j / 8 * 512 + j % 8 * 32);
+      const float mean[4] = {column.x, column.y, column.x, column.y};
+#else
+      const float mean[4] = {delta[0], delta[0], delta[1], delta[1]};
+#endif
+#pragma unroll
+      for (int e = 0; e < 4; e++) products[4 * j + e] = scores[4 * j + e] * (products[4 * j + e] - mean[e]);
+    }
+  }
+#endif
+
+  // A tile whose rows have arrived.
+  DEVICE void consume(const Params& params, const Tile& tile) {
+    const Space& space = params.space;
+    const int warpgroup = this->warpgroup();
+    int row_at[2][3];
+    rows_of_lane(tile, warpgroup, warp, lane, row_at);
+    const int steps = uniform(tile.steps) + additional_steps(params.additional);
+    const Range visible = visible_steps(space, tile, warpgroup);
+    const int low = visible.low, high = steps > tile.steps && visible.low < visible.high ? steps : visible.high;
+#if !INVERSE
+    read_statistics(params, tile, row_at);
+#endif
+#if ROWS_IN_REGISTERS
+    keep_rows();
+#endif
+
+#if MASK == LINEAR
+    int start[2], end[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const Window w = window_of<2>(space, tile, row_at[r][2]);
+      start[r] = w.start - tile.column[2];
+      end[r] = w.end - tile.column[2];
+    }
+    const int row = tile.row[2] + warpgroup * row_extent(2);
+    const int whole_from = uniform(window_of<2>(space, tile, row + 63).start - tile.column[2]);
+    const int whole_to = uniform(window_of<2>(space, tile, row).end - tile.column[2]);
+#endif
+#if MASK == ONE_HOT
+    one_hot.start_tile(space, tile, row_at);
+#endif
+    Walk walk;
+    // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
+    auto aim = [&](int i) {
+#if MASK == ONE_HOT
+      if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
+      else one_hot.aim(tile, walk);
+#endif
+    };
+    auto fire = [&]() {
+#if MASK == ONE_HOT
+      one_hot.fire();
+#endif
+    };
+    // From S and dP to what the gradients are summed from; `aim`s at the step behind.
+    auto weigh = [&](int i, int number) {
+#if DEFERRED
+      aim(i + 1);
+#endif
+      wgmma_wait<1>();
+      pin(scores);
+#if MASK == LINEAR
+      const int offset = i * ROWS;
+      if ((!ADDITIONAL || i < tile.steps) && (offset < whole_from || offset + ROWS > whole_to))
+        mask_linear(scores, start, end, offset, lane);
+#endif
+#if ADDITIONAL
+      const int token = (i - tile.steps) * ROWS;
+      if (token + ROWS > params.additional) {
+        const int from[2] = {0, 0}, to[2] = {params.additional, params.additional};
+        mask_linear(scores, from, to, token, lane);
+      }
+#endif
+      exponentiate(number, params.scale_log2);
+#if WITH_SECOND
+      pack_fragments(scores, weights);
+      accumulate_second(number);
+      wgmma_wait<1>();
+#else
+      wgmma_wait<0>();
+#endif
+#if WITH_FIRST
+      pin(products);
+      differentiate(number);
+#endif
+      wgmma_wait<0>();
+#if WITH_SECOND
+      pin(second);
+#endif
+#if WITH_FIRST
+      pack_fragments(products, slopes);
+#endif
+#if WITH_FIRST && !DEFERRED
+      accumulate_first(number);
+      wgmma_wait<0>();
+      pin(first);
+#endif
+#if !DEFERRED
+      release_columns(number);
+      aim(i + 1);
+#endif
+      fire();
+    };
+
+#if WITH_FIRST
+#pragma unroll
+    for (int i = 0; i < FIRST_DIM / 2; i++) first[i] = 0.f;
+#endif
+#if WITH_SECOND
+#pragma unroll
+    for (int i = 0; i < DIM_V / 2; i++) second[i] = 0.f;
+#endif
+    int step = uniform(tile.first);
+#pragma unroll 1
+    for (int pass = 0; pass < passes(params); pass++, step += steps) {
+      for (int i = 0; i < low; i++) skip(step + i);
+      if (low < high) {
+        walk.start(tile, low * BLOCKS);
+        aim(low);
+        fire();
+        wait_columns(step + low);
+        begin(step + low);
+        weigh(low, step + low);
+#pragma unroll 1
+        for (int i = low + 1; i < high; i++) {
+          wait_columns(step + i);
+#if DEFERRED
+          accumulate_first(step + i - 1);
+          begin(step + i);
+          wgmma_wait<2>();
+          release_columns(step + i - 1);
+#else
+          begin(step + i);
+#endif
+          weigh(i, step + i);
+        }
+#if DEFERRED
+        accumulate_first(step + high - 1);
+        wgmma_wait<0>();
+        pin(first);
+        release_columns(step + high - 1);
+#endif
+      }
+      for (int i = high; i < steps; i++) skip(step + i);
+    }
+#if !ROWS_IN_REGISTERS
+    __syncwarp();
+    release(barriers.rows_empty());
+#endif
+    finish(params, tile);
+  }
+
+#if !INVERSE
+  DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][3]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const bool exists = row_exists(tile, at[r]);
+      const float* statistics = params.statistics + statistic(params, tile, tile.head, at[r]);
+      lse[r] = exists ? statistics[0] : 0.f;
+      delta[r] = exists ? statistics[params.plane] : 0.f;
+    }
+  }
+#endif
+
+  // Writes the rows, and computes those again that became infinite or NaN.
+  DEVICE void finish(const Params& params, const Tile& tile) {
+    int row_at[2][3];
+    rows_of_lane(tile, warpgroup(), warp, lane, row_at);
+    bool broken[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const i64 row = row_index(params.space, tile, row_at[r]);
+      const bool exists = row_exists(tile, row_at[r]);
+      float poison = 0.f;
+#if WITH_FIRST
+      poison += store_row((u16*)params.first + row * DIM + FIRST_START, first, r, params.scale, exists, lane);
+#endif
+#if WITH_SECOND
+      poison += store_row((u16*)params.second + row * DIM_V, second, r, 1.f, exists, lane);
+#endif
+      broken[r] = exists && !(poison == 0.f);
+    }
+    for_each_broken(broken, row_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), CTAS)
+attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid_constant__ TensorMap map_row_second,
+                   const __grid_constant__ TensorMap map_column_first, const __grid_constant__ TensorMap map_column_second,
+                   const __grid_constant__ TensorMap map_more_key, const __grid_constant__ TensorMap map_more_value,
+                   const __grid_constant__ TensorMap map_statistics, const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const u32 shared = (u32)__cvta_generic_to_shared(memory);
+  const Barriers barriers = {shared + BARRIER_OFFSET};
+  // From lane 0, so that the compiler knows it to be the same in a warp.
+  const int role = uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(barriers.full(i), 1);
+      barrier_init(barriers.empty(i), CONSUMER_WARPS);
+    }
+    barrier_init(barriers.rows_full(), 1);
+    barrier_init(barriers.rows_empty(), CONSUMER_WARPS);
+    barrier_init_fence();
+    tma_prefetch(&map_row_first);
+    tma_prefetch(&map_row_second);
+    tma_prefetch(&map_column_first);
+    tma_prefetch(&map_column_second);
+  }
+#if MASK == ONE_HOT
+  write_one_hot(memory + ONE_HOT_OFFSET);
+  shared_proxy_fence();
+#endif
+  __syncthreads();
+  if (role == 0) {
+    give_registers();
+    if (threadIdx.x == 0) {
+      const Maps maps = {&map_row_first, &map_row_second, &map_column_first, &map_column_second, &map_more_key, &map_more_value, &map_statistics};
+      produce(params, maps, shared, (Tile*)(memory + TILE_OFFSET), barriers);
+    }
+  } else {
+    take_registers();
+    Consumer consumer;
+    consumer.start(shared, barriers);
+    for (int parity = 0;; parity ^= 1) {
+      barrier_wait(barriers.rows_full(), parity);
+      // Stays in shared memory: registers are short. The producer writes the next one to the other slot.
+      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[parity];
+      if (uniform(tile.steps) == 0) break;
+      consumer.consume(params, tile);
+    }
+  }
+}

@@ -1,0 +1,99 @@
+// Rows of gradients that became infinite or NaN are computed again, one warp to a row, from exactly the
+// pairs that see each other. The fast path also multiplies others, with weight zero: an infinity there gives
+// NaN. Such rows are rare; when a model has diverged and every row is NaN, the pass is some hundred times slower.
+
+struct Row {
+  float values[(DIM + 31) / 32], values_v[(DIM_V + 31) / 32];  // this lane's elements of two vectors
+};
+
+DEVICE void load_row(Row& row, const u16* first, const u16* second, int lane) {
+#pragma unroll
+  for (int i = 0; i < (DIM + 31) / 32; i++) row.values[i] = i * 32 + lane < DIM ? unpack(first[i * 32 + lane]) : 0.f;
+#pragma unroll
+  for (int i = 0; i < (DIM_V + 31) / 32; i++) row.values_v[i] = i * 32 + lane < DIM_V ? unpack(second[i * 32 + lane]) : 0.f;
+}
+
+// Adds what a column contributes to the gradients of a row.
+DEVICE void see(Row& sum, const Row& row, const u16* first, const u16* second, float lse, float delta, float scale, int lane) {
+  Row column;
+  load_row(column, first, second, lane);
+  float score = 0.f, product = 0.f;
+#pragma unroll
+  for (int i = 0; i < (DIM + 31) / 32; i++) score += row.values[i] * column.values[i];
+#pragma unroll
+  for (int i = 0; i < (DIM_V + 31) / 32; i++) product += row.values_v[i] * column.values_v[i];
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) {
+    score += __shfl_xor_sync(~0u, score, mask);
+    product += __shfl_xor_sync(~0u, product, mask);
+  }
+  const float weight = exp2f(score * scale - lse), slope = weight * (product - delta);
+#pragma unroll
+  for (int i = 0; i < (DIM + 31) / 32; i++) sum.values[i] += slope * column.values[i];
+#pragma unroll
+  for (int i = 0; i < (DIM_V + 31) / 32; i++) sum.values_v[i] += weight * column.values_v[i];
+}
+
+DEVICE i64 offset(const i64 (&strides)[5], int batch, const int (&token)[3], int head) {
+  return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];
+}
+
+// The row at position `at`.
+DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3], int lane) {
+  const Space& space = params.space;
+  const i64 place = row_index(space, tile, at);
+  int here[3];
+#pragma unroll
+  for (int a = 0; a < 3; a++) here[a] = token(space, tile, a, at[a]);
+  Row row, sum;
+#pragma unroll
+  for (int i = 0; i < (DIM + 31) / 32; i++) sum.values[i] = 0.f;
+#pragma unroll
+  for (int i = 0; i < (DIM_V + 31) / 32; i++) sum.values_v[i] = 0.f;
+  const u16* first = INVERSE ? params.key : params.query;
+  const u16* second = INVERSE ? params.value : params.dout;
+  load_row(row, first + offset(INVERSE ? params.key_strides : params.query_strides, tile.batch, here, tile.head),
+           second + offset(INVERSE ? params.value_strides : params.dout_strides, tile.batch, here, tile.head), lane);
+  const Window wx = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
+  const Window wy = RANK >= 2 ? window_of<1>(space, tile, at[1]) : Window{0, 1};
+  const Window wz = window_of<2>(space, tile, at[2]);
+#pragma unroll 1
+  for (int pass = 0; pass < passes(params); pass++) {
+    const int head = column_head(params, tile, pass);
+#pragma unroll 1
+    for (int x = wx.start; x < wx.end; x++)
+#pragma unroll 1
+      for (int y = wy.start; y < wy.end; y++)
+#pragma unroll 1
+        for (int z = wz.start; z < wz.end; z++) {
+          const int there[3] = {token(space, tile, 0, x), token(space, tile, 1, y), token(space, tile, 2, z)};
+          const int seen[3] = {x, y, z};
+          const float* statistics = params.statistics + (INVERSE ? statistic(params, tile, head, seen) : statistic(params, tile, tile.head, at));
+          see(sum, row,
+              (INVERSE ? params.query : params.key) + offset(INVERSE ? params.query_strides : params.key_strides, tile.batch, there, head),
+              (INVERSE ? params.dout : params.value) + offset(INVERSE ? params.dout_strides : params.value_strides, tile.batch, there, head),
+              statistics[0], statistics[params.plane], params.scale_log2, lane);
+        }
+  }
+#if ADDITIONAL
+#pragma unroll 1
+  for (int t = 0; t < params.additional; t++) {
+    const int head = column_head(params, tile, 0);
+    const float* statistics = params.statistics + statistic(params, tile, tile.head, at);
+    see(sum, row,
+        params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head * params.more_key_strides[2],
+        params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head * params.more_value_strides[2],
+        statistics[0], statistics[params.plane], params.scale_log2, lane);
+  }
+#endif
+#if WITH_FIRST
+#pragma unroll
+  for (int i = FIRST_START / 32; i < (FIRST_START + FIRST_DIM + 31) / 32; i++)
+    if (i * 32 + lane < FIRST_START + FIRST_DIM) ((u16*)params.first)[place * DIM + i * 32 + lane] = (u16)pack(sum.values[i] * params.scale, 0.f);
+#endif
+#if WITH_SECOND
+#pragma unroll
+  for (int i = 0; i < (DIM_V + 31) / 32; i++)
+    if (i * 32 + lane < DIM_V) ((u16*)params.second)[place * DIM_V + i * 32 + lane] = (u16)pack(sum.values_v[i], 0.f);
+#endif
+}

@@ -1,0 +1,77 @@
+// What the backward kernels need of each query besides its vectors, two planes for each sample and head:
+//
+//   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero
+//   delta      rowsum(dout * out) - dlse
+//
+// A plane has the queries in the order of their dilation groups, `pitch` places to a group along each axis, so
+// that the queries of a tile are a box of it. Places without a query hold zeros. LANES neighboring lanes have
+// a place. Compile-time parameters: BF16, DIM_V, LANES.
+
+struct Params {
+  float* statistics;
+  const u16 *out, *dout;
+  const float *lse, *dlse;              // [batch, queries, heads]
+  i64 out_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
+  int queries[3], dilation[3], pitch[3];
+  int batch, heads, padding;
+};
+
+DEVICE void unpack_pair(u32 bits, float (&values)[2]) {
+  values[0] = unpack((u16)(bits & 0xFFFF));
+  values[1] = unpack((u16)(bits >> 16));
+}
+
+DEVICE float dot(const u16* out, const u16* dout, int lane) {
+  float sum = 0.f;
+#pragma unroll
+  for (int d = 8 * lane; d < DIM_V; d += 8 * LANES) {
+    const uint4 a = *(const uint4*)(out + d), b = *(const uint4*)(dout + d);
+    const u32 words[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float left[2], right[2];
+      unpack_pair(words[0][i], left);
+      unpack_pair(words[1][i], right);
+      sum = fmaf(left[0], right[0], fmaf(left[1], right[1], sum));
+    }
+  }
+  return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_constant__ Params params) {
+  // Heads are the fastest, as in memory.
+  i64 rest = ((i64)blockIdx.x * 256 + threadIdx.x) / LANES;
+  const int lane = threadIdx.x % LANES;
+  const int head = rest % params.heads;
+  rest /= params.heads;
+  int place[3], token[3];
+  bool exists = true;
+#pragma unroll
+  for (int a = 2; a >= 0; a--) {
+    const int extent = params.dilation[a] * params.pitch[a];
+    place[a] = rest % extent;
+    rest /= extent;
+    // Groups of an axis follow each other.
+    token[a] = place[a] % params.pitch[a] * params.dilation[a] + place[a] / params.pitch[a];
+    exists = exists && token[a] < params.queries[a];
+  }
+  const int batch = rest;
+  if (batch >= params.batch) return;
+  auto at = [&](const i64(&strides)[5]) {
+    return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];
+  };
+  float sum = exists ? dot(params.out + at(params.out_strides), params.dout + at(params.dout_strides), lane) : 0.f;
+  const u32 lanes = LANES == 32 ? ~0u : ((1u << LANES % 32) - 1) << (threadIdx.x % 32 / LANES * LANES);
+#pragma unroll
+  for (int mask = LANES / 2; mask; mask >>= 1) sum += __shfl_xor_sync(lanes, sum, mask);
+  if (lane == 0) {
+    const i64 row = (((i64)batch * params.queries[0] + token[0]) * params.queries[1] + token[1]) * params.queries[2] + token[2];
+    const float lse = exists ? params.lse[row * params.heads + head] : 0.f;
+    const float dlse = exists ? params.dlse[row * params.heads + head] : 0.f;
+    const i64 extents[3] = {params.dilation[0] * params.pitch[0], params.dilation[1] * params.pitch[1], params.dilation[2] * params.pitch[2]};
+    const i64 plane = extents[0] * extents[1] * extents[2];
+    float* statistics = params.statistics + 2 * ((i64)batch * params.heads + head) * plane + (place[0] * extents[1] + place[1]) * extents[2] + place[2];
+    statistics[0] = lse == NEG_INF ? -NEG_INF : lse * 1.4426950408889634f;
+    statistics[plane] = sum - dlse;
+  }
+}

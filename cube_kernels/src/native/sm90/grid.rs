@@ -1,0 +1,334 @@
+//! How a launch covers a problem: its tiles, the boxes of its tensor maps, and what the kernels are told of
+//! them. Nothing here needs a device.
+
+use super::forward::{HopperError, Strided};
+use super::schedule::TILE;
+use super::{Element, Pass, Schedule};
+use crate::native::launch::{Argument, MapElement, TensorMap};
+use crate::{Axis, MAX_RANK, Problem, window};
+
+#[cfg(test)]
+mod tests;
+
+/// The dilation groups, along each axis, that a launch covers: all of those that TMA can step over,
+/// one of the others.
+pub(super) fn launches(schedule: &Schedule, problem: &Problem) -> Vec<[usize; MAX_RANK]> {
+    let mut launches = vec![[0; MAX_RANK]];
+    for (index, axis) in problem.axes.iter().enumerate() {
+        if schedule.dilates_in_kernel(axis, index) {
+            continue;
+        }
+        launches = (0..axis.dilation)
+            .flat_map(|residue| {
+                launches.iter().map(move |launch| {
+                    let mut launch = *launch;
+                    launch[index] = residue;
+                    launch
+                })
+            })
+            .collect();
+    }
+    launches
+}
+
+/// A launch of a schedule: the dilation groups it covers on a device.
+pub(super) struct Grid<'a> {
+    pub(super) schedule: &'a Schedule,
+    pub(super) problem: &'a Problem,
+    pub(super) multiprocessors: usize,
+    pub(super) residues: [usize; MAX_RANK],
+}
+
+/// The kernels' `AxisParams`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AxisParams {
+    queries: i32,
+    keys: i32,
+    kernel: i32,
+    stride: i32,
+    groups: i32,
+    dilation: i32,
+    residue: i32,
+    tiles: i32,
+    step: i32,
+    pitch: i32,
+}
+
+/// The kernels' `Space`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Space {
+    axes: [AxisParams; MAX_RANK],
+    heads: i32,
+    chunk: i32,
+    tiles: i32,
+    batch_step: i32,
+}
+
+impl Grid<'_> {
+    fn in_kernel(&self, index: usize) -> bool {
+        self.schedule.dilates_in_kernel(&self.problem.axes[index], index)
+    }
+
+    /// Dilation groups that this launch covers along an axis.
+    fn groups(&self, index: usize) -> usize {
+        if self.in_kernel(index) { self.problem.axes[index].dilation } else { 1 }
+    }
+
+    /// Tiles of a CTA in the longest group.
+    fn tiles_of(&self, index: usize) -> usize {
+        let axis = &self.problem.axes[index];
+        let length = match self.schedule.pass {
+            Pass::Forward | Pass::Queries => axis.queries,
+            Pass::Keys => axis.keys,
+        };
+        let rows = window::group_length(length, axis.dilation, self.residues[index]);
+        rows.div_ceil(self.schedule.cta_tile()[index])
+    }
+
+    /// Heads of the rows.
+    fn heads(&self) -> usize {
+        match self.schedule.pass {
+            Pass::Forward | Pass::Queries => self.problem.heads,
+            Pass::Keys => self.problem.heads_kv,
+        }
+    }
+
+    fn tiles(&self) -> usize {
+        let space: usize = (0..MAX_RANK).map(|a| self.tiles_of(a) * self.groups(a)).product();
+        space * self.problem.batch * self.heads()
+    }
+
+    /// Number of CTAs.
+    pub(super) fn ctas(&self) -> u32 {
+        self.tiles().min(self.multiprocessors * self.schedule.ctas).max(1) as u32
+    }
+
+    /// (sample, head) pairs that advance together through space. One group of heads, whose columns are
+    /// the same, leaves most of the cache to the columns of a neighborhood. Where tiles differ in length,
+    /// as along a causal axis, enough pairs to fill several rounds of CTAs with tiles that fall in
+    /// length: then all CTAs get a like share.
+    fn chunk(&self) -> usize {
+        let group = match self.schedule.pass {
+            Pass::Forward | Pass::Queries => self.problem.group_size(),
+            Pass::Keys => 1,
+        };
+        let uneven = |axis: &Axis| axis.is_causal && 4 * axis.kernel_size > axis.keys;
+        if !self.problem.axes.iter().any(uneven) {
+            return group;
+        }
+        let pairs = self.problem.batch * self.problem.heads_kv;
+        let space = self.tiles() / (self.problem.batch * self.heads());
+        let wanted = (12 * self.ctas() as usize).div_ceil(space * group);
+        let chunk = (1..=pairs).find(|chunk| pairs.is_multiple_of(*chunk) && *chunk >= wanted);
+        group * chunk.unwrap_or(pairs)
+    }
+
+    /// The map of the query or of a tensor of its shape, in boxes of the query tile.
+    pub(super) fn query_map(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
+        let queries = self.problem.axes.map(|axis| axis.queries);
+        self.map(buffer, tensor, queries, self.schedule.q_tile, self.problem.heads, dim)
+    }
+
+    /// The map of the key or the value, in boxes of the key tile.
+    pub(super) fn key_map(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
+        let keys = self.problem.axes.map(|axis| axis.keys);
+        self.map(buffer, tensor, keys, self.schedule.kv_tile, self.problem.heads_kv, dim)
+    }
+
+    /// The dimensions of a map: vector, z, y, x together with the sample, head.
+    fn map(
+        &self,
+        buffer: usize,
+        tensor: &Strided,
+        tokens: [usize; MAX_RANK],
+        tile: [usize; MAX_RANK],
+        heads: usize,
+        dim: usize,
+    ) -> TensorMap {
+        let [batch, x, y, z, head] = tensor.strides;
+        let mut offset = 0;
+        let (mut sizes, mut strides, mut steps) = (tokens, [x, y, z], [1; MAX_RANK]);
+        for (index, axis) in self.problem.axes.iter().enumerate() {
+            if self.in_kernel(index) {
+                steps[index] = axis.dilation;
+            } else {
+                let residue = self.residues[index];
+                offset += residue * strides[index];
+                sizes[index] = window::group_length(tokens[index], axis.dilation, residue);
+                strides[index] *= axis.dilation;
+            }
+        }
+        if tokens[0] == 1 {
+            (sizes[0], strides[0]) = (self.problem.batch, batch);
+        } else {
+            let step = if self.in_kernel(0) { 1 } else { self.problem.axes[0].dilation };
+            sizes[0] += (self.problem.batch - 1) * (tokens[0] / step);
+        }
+        tensor_map(
+            buffer,
+            self.element(),
+            offset,
+            (sizes, strides, tile, steps),
+            (heads, head, dim),
+        )
+    }
+
+    /// The map of additional keys or values.
+    pub(super) fn map_more(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
+        let [batch, _, _, z, head] = tensor.strides;
+        let sizes = [self.problem.batch, 1, self.problem.additional];
+        let space = (sizes, [batch, z, z], [1, 1, TILE], [1; MAX_RANK]);
+        tensor_map(buffer, self.element(), 0, space, (self.problem.heads_kv, head, dim))
+    }
+
+    fn element(&self) -> MapElement {
+        match self.schedule.element {
+            Element::F16 => MapElement::F16,
+            Element::Bf16 => MapElement::Bf16,
+        }
+    }
+
+    pub(super) fn space(&self) -> Space {
+        let axes = std::array::from_fn(|index| {
+            let axis = &self.problem.axes[index];
+            AxisParams {
+                queries: axis.queries as i32,
+                keys: axis.keys as i32,
+                kernel: axis.kernel_size as i32,
+                stride: axis.stride as i32,
+                groups: self.groups(index) as i32,
+                dilation: axis.dilation as i32,
+                residue: self.residues[index] as i32,
+                tiles: self.tiles_of(index) as i32,
+                step: if self.in_kernel(index) { axis.dilation as i32 } else { 1 },
+                pitch: pitch(axis, index) as i32,
+            }
+        });
+        // Along the fused dimension of the maps, samples lie one apart, or an axis.
+        let x = self.problem.axes[0];
+        let batch_step = match (x.keys.max(x.queries), self.in_kernel(0)) {
+            (1, _) => 1,
+            (length, true) => length,
+            (length, false) => length / x.dilation,
+        };
+        Space {
+            axes,
+            heads: self.heads() as i32,
+            chunk: self.chunk() as i32,
+            tiles: self.tiles() as i32,
+            batch_step: batch_step as i32,
+        }
+    }
+}
+
+/// Places that a dilation group's queries have in the statistics along an axis. The fastest axis is read
+/// in pieces of 16 bytes.
+pub(super) fn pitch(axis: &Axis, index: usize) -> usize {
+    let longest = axis.queries.div_ceil(axis.dilation);
+    if index == MAX_RANK - 1 { longest.next_multiple_of(4) } else { longest }
+}
+
+/// Places in the statistics along each axis.
+pub(super) fn places(problem: &Problem) -> [usize; MAX_RANK] {
+    std::array::from_fn(|index| {
+        let axis = &problem.axes[index];
+        axis.dilation * pitch(axis, index)
+    })
+}
+
+/// The map of the statistics, in boxes of the query tile and both planes.
+pub(super) fn statistics_map(buffer: usize, schedule: &Schedule, problem: &Problem) -> TensorMap {
+    let places = places(problem);
+    let [x, y, z] = schedule.q_tile;
+    let [line, plane] = [4 * places[2], 4 * places[2] * places[1]];
+    let all = plane * places[0];
+    TensorMap {
+        buffer,
+        offset: 0,
+        element: MapElement::F32,
+        sizes: [places[2], places[1], places[0], 2, problem.batch * problem.heads]
+            .map(|size| size as u64),
+        strides: [line, plane, all, 2 * all].map(|stride| stride as u64),
+        tile: [z, y, x, 2, 1].map(|extent| extent as u32),
+        steps: [1; 5],
+    }
+}
+
+/// A struct of a kernel's parameters, whose addresses come first: those of the buffers `pointers`.
+///
+/// # Safety
+///
+/// `T` must have no padding.
+pub(super) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argument {
+    const { assert!(size_of::<T>() % 8 == 0) };
+    let mut words = vec![0u64; size_of::<T>() / 8];
+    // SAFETY: as many bytes as the value has, all of them initialised, and any bits are a `u64`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            (&raw const value).cast::<u8>(),
+            words.as_mut_ptr().cast::<u8>(),
+            size_of::<T>(),
+        );
+    }
+    let pointers = pointers.iter().enumerate().map(|(word, buffer)| (word, *buffer, 0)).collect();
+    Argument::Struct { words, pointers }
+}
+
+type Boxes = ([usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK]);
+
+/// A map from sizes, strides in elements, box and steps of x, y and z, and heads, their stride and
+/// the length of a vector. Boxes are 64 elements wide, the rest of them zero.
+fn tensor_map(
+    buffer: usize,
+    element: MapElement,
+    offset: usize,
+    (sizes, strides, tile, steps): Boxes,
+    (heads, head_stride, dim): (usize, usize, usize),
+) -> TensorMap {
+    // The stride of a dimension of one element is never used, but has to be valid.
+    let bytes = |stride: usize, size: usize| if size == 1 { 16 } else { 2 * stride as u64 };
+    let extent = |index: usize| (tile[index] * steps[index]) as u32;
+    TensorMap {
+        buffer,
+        offset: 2 * offset,
+        element,
+        sizes: [dim, sizes[2], sizes[1], sizes[0], heads].map(|size| size as u64),
+        strides: [
+            bytes(strides[2], sizes[2]),
+            bytes(strides[1], sizes[1]),
+            bytes(strides[0], sizes[0]),
+            bytes(head_stride, heads),
+        ],
+        tile: [TILE as u32, extent(2), extent(1), extent(0), 1],
+        steps: [1, steps[2] as u32, steps[1] as u32, steps[0] as u32, 1],
+    }
+}
+
+/// TMA takes strides in multiples of 16 bytes. In three dimensions, samples and the slowest axis
+/// are one dimension of the map, so that a sample must follow the other without a gap.
+pub(super) fn check_layout(
+    name: &'static str,
+    tensor: &Strided,
+    tokens: [usize; MAX_RANK],
+    heads: usize,
+    problem: &Problem,
+    schedule: &Schedule,
+) -> Result<(), HopperError> {
+    let [batch, x, ..] = tensor.strides;
+    let sizes = [problem.batch, tokens[0], tokens[1], tokens[2], heads];
+    let aligned =
+        tensor.strides.iter().zip(sizes).all(|(stride, size)| {
+            size == 1 || (*stride > 0 && stride % 8 == 0 && *stride < 1 << 39)
+        });
+    let folds = tokens[0] == 1 || problem.batch == 1 || batch == x * tokens[0];
+    // A sample of a group that is launched alone does not begin at a multiple of the group's stride.
+    let whole = problem.batch == 1
+        || tokens[0] == 1
+        || schedule.dilates_in_kernel(&problem.axes[0], 0)
+        || tokens[0].is_multiple_of(problem.axes[0].dilation);
+    let offset = tensor.handle.offset_start.unwrap_or(0);
+    let readable = tensor.strides != [0; 5] && offset.is_multiple_of(16);
+    if readable && aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
+}

@@ -1,0 +1,128 @@
+//! From a problem to the schedules of its backward pass.
+
+use super::{Shape, candidates_of, fastest};
+use crate::native::sm90::{Element, Gradients, Pass, Schedule};
+use crate::tiling::Tiling;
+use crate::{Axis, MAX_RANK, Problem};
+
+/// Accumulators of the gradient of queries or keys in one kernel, where vectors are longer than 128.
+const SLICE: usize = 128;
+
+/// The kernels of a backward pass, each with some of its gradients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackwardPlan {
+    /// For the gradient of the queries.
+    pub queries: Vec<Schedule>,
+    /// For the gradients of keys and values.
+    pub keys: Vec<Schedule>,
+    /// For those of additional keys and values, which are the keys of a dense problem in one axis.
+    pub additional: Vec<Schedule>,
+}
+
+impl BackwardPlan {
+    /// All kernels, in the order of their launches.
+    pub fn schedules(&self) -> impl Iterator<Item = &Schedule> {
+        self.queries.iter().chain(&self.keys).chain(&self.additional)
+    }
+}
+
+/// For each kernel of the backward pass the schedule with the least [`estimate`](super::estimate)d time,
+/// among those with the tiles that are asked for where there are some; `None` where
+/// [`unsupported`](super::unsupported) says why not.
+///
+/// ```rust
+/// use burn_natten_kernels::catalogue;
+/// use burn_natten_kernels::native::sm90::{Element, Pass, plan_backward};
+///
+/// let problem = catalogue::find("nat-56").expect("is in the catalogue").problem;
+/// let plan = plan_backward(&problem, Element::Bf16, None).expect("a head_dim of 64 is supported");
+/// assert_eq!((plan.queries.len(), plan.keys.len(), plan.additional.len()), (1, 1, 0));
+/// assert_eq!(plan.keys[0].pass, Pass::Keys);
+/// ```
+pub fn plan_backward(
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+) -> Option<BackwardPlan> {
+    let best = |problem: &Problem, pass: Pass, gradients: Gradients| {
+        let all = backward_candidates(problem, element, pass, gradients);
+        let tiled = all.iter().filter(|schedule| Some(schedule.tiling()) == tiling).copied();
+        fastest(tiled.collect(), problem).or_else(|| fastest(all, problem))
+    };
+    let of = |problem: &Problem, pass: Pass| {
+        let kernels = kernels(problem, pass);
+        kernels.into_iter().map(|gradients| best(problem, pass, gradients)).collect::<Option<_>>()
+    };
+    let additional = match dense(problem) {
+        Some(dense) => of(&dense, Pass::Keys)?,
+        None => vec![],
+    };
+    Some(BackwardPlan {
+        queries: of(problem, Pass::Queries)?,
+        keys: of(problem, Pass::Keys)?,
+        additional,
+    })
+}
+
+/// Attention of all queries to the additional tokens, as one axis; `None` if there are no such tokens.
+pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
+    let line = Axis::dense(problem.queries(), problem.additional, false);
+    (problem.additional > 0).then(|| Problem {
+        additional: 0,
+        axes: [Axis::UNIT, Axis::UNIT, line],
+        ..*problem
+    })
+}
+
+/// What each kernel of a pass sums.
+fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
+    let Problem { head_dim, head_dim_v, .. } = *problem;
+    let with_value = pass == Pass::Keys;
+    if head_dim.max(head_dim_v) <= SLICE {
+        return vec![Gradients { start: 0, width: head_dim, value: with_value }];
+    }
+    let slices = (0..head_dim).step_by(SLICE).map(|start| Gradients {
+        start,
+        width: SLICE.min(head_dim - start),
+        value: false,
+    });
+    slices.chain(with_value.then_some(Gradients { value: true, ..Gradients::NONE })).collect()
+}
+
+/// Every schedule that computes these gradients of the problem.
+pub fn backward_candidates(
+    problem: &Problem,
+    element: Element,
+    pass: Pass,
+    gradients: Gradients,
+) -> Vec<Schedule> {
+    let shapes = shapes(pass, problem.head_dim.max(problem.head_dim_v));
+    candidates_of(problem, element, pass, gradients, &shapes)
+}
+
+/// The shapes for vectors of up to `dim` elements, from registers and shared memory.
+fn shapes(pass: Pass, dim: usize) -> Vec<Shape> {
+    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas };
+    match (pass, dim) {
+        (Pass::Keys, ..=64) => vec![shape(2, 1, 1), shape(1, 1, 2)],
+        (_, ..=64) => vec![shape(2, 2, 1), shape(3, 1, 1), shape(1, 2, 2), shape(1, 1, 3)],
+        (_, 65..=128) => vec![shape(2, 1, 1)],
+        _ => vec![shape(1, 1, 1)],
+    }
+}
+
+/// Whether a schedule is none for a backward pass.
+pub(super) fn misses(schedule: &Schedule, problem: &Problem) -> bool {
+    if schedule.pass != Pass::Keys {
+        return false;
+    }
+    // Statistics are read in boxes whose lines are 16 bytes or more.
+    let short_lines = schedule.column_tile()[MAX_RANK - 1] < 4;
+    // A stride leaves keys unseen, which an axis without coordinates in the mask cannot tell.
+    let (rows, columns) = (schedule.row_tile(), schedule.column_tile());
+    let unseen = (0..MAX_RANK).any(|axis| {
+        let single = rows[axis] == 1 && columns[axis] == 1 && schedule.stack != axis;
+        single && problem.axes[axis].stride > 1
+    });
+    short_lines || unseen
+}

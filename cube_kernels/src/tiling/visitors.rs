@@ -1,0 +1,50 @@
+//! Tiles of keys, and the tiles of queries that see them.
+
+use super::{TileCount, Tiling};
+use crate::{Axis, Problem, window};
+
+/// See [`Tiling::count_visitors`].
+pub(super) fn count(tiling: &Tiling, problem: &Problem) -> TileCount {
+    let axes = problem.axes.iter().enumerate();
+    let counts = axes.map(|(index, axis)| {
+        let (q_tile, kv_tile) = (tiling.q_tile[index], tiling.kv_tile[index]);
+        assert!(q_tile > 0 && kv_tile > 0, "tiles along axis {index} must hold 1 or more");
+        (0..axis.dilation)
+            .map(|group| count_group(axis, group, q_tile, kv_tile))
+            .fold(TileCount::default(), add)
+    });
+    counts.reduce(TileCount::times).unwrap_or_default()
+}
+
+fn add(a: TileCount, b: TileCount) -> TileCount {
+    TileCount {
+        q_tiles: a.q_tiles + b.q_tiles,
+        visited: a.visited + b.visited,
+        unmasked: a.unmasked + b.unmasked,
+        possible: a.possible + b.possible,
+    }
+}
+
+fn count_group(axis: &Axis, group: usize, q_tile: usize, kv_tile: usize) -> TileCount {
+    let keys = window::group_length(axis.keys, axis.dilation, group);
+    let queries = window::group_length(axis.queries, axis.dilation, group);
+    let (size, stride, causal) = (axis.kernel_size, axis.stride, axis.is_causal);
+    let visitors = |key: usize| {
+        window::visitor_start(key, queries, size, stride, causal)
+            ..window::visitor_end(key, queries, keys, size, stride, causal)
+    };
+    let mut count = TileCount::default();
+    for start in (0..keys).step_by(kv_tile) {
+        // Starts and ends never decrease, so the first and the last key bound all others.
+        let (first, last) = (visitors(start), visitors(keys.min(start + kv_tile) - 1));
+        let seen = last.end.saturating_sub(first.start);
+        let begin = last.start.saturating_sub(first.start).div_ceil(q_tile);
+        let end = first.end.saturating_sub(first.start) / q_tile;
+        count.q_tiles += 1;
+        // A tile that nobody sees is visited all the same: its gradients are zeros.
+        count.visited += seen.div_ceil(q_tile).max(1) as u64;
+        count.unmasked += end.saturating_sub(begin) as u64;
+        count.possible += queries.div_ceil(q_tile) as u64;
+    }
+    count
+}

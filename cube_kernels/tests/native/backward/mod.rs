@@ -1,0 +1,5 @@
+//! The backward pass.
+
+mod random;
+mod run;
+mod sample;

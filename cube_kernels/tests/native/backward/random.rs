@@ -1,0 +1,59 @@
+//! Random problems of each rank.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Schedule, backward_candidates};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::run::{check, planned};
+use crate::random::random_problem;
+use crate::run::{device, for_each_case};
+
+/// Another schedule for each kernel of a plan, any that could run.
+fn any(rng: &mut StdRng, problem: &Problem, element: Element, plan: BackwardPlan) -> BackwardPlan {
+    let mut other = |schedule: &Schedule| {
+        let all = backward_candidates(problem, element, schedule.pass, schedule.gradients);
+        all[rng.random_range(0..all.len())]
+    };
+    BackwardPlan {
+        queries: plan.queries.iter().map(&mut other).collect(),
+        keys: plan.keys.iter().map(&mut other).collect(),
+        additional: plan.additional,
+    }
+}
+
+fn random(rank: usize) {
+    let Some(client) = device() else { return };
+    let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
+        .map_or(500, |count| count.parse().expect("a number"));
+    let mut rng = StdRng::seed_from_u64(100 + rank as u64);
+    let cases: Vec<_> = (0..count)
+        .map(|_| {
+            let (problem, element) = random_problem(&mut rng, rank);
+            let chosen = planned(&problem, element);
+            // Half with the schedules that would run, half with any that could.
+            let plan = match rng.random() {
+                true => chosen,
+                false => any(&mut rng, &problem, element, chosen),
+            };
+            (problem, element, plan)
+        })
+        .collect();
+    for_each_case(&cases, |(problem, element, plan), seed| {
+        check(&client, *element, plan, problem, seed)
+    });
+}
+
+#[test]
+fn one_axis() {
+    random(1);
+}
+
+#[test]
+fn two_axes() {
+    random(2);
+}
+
+#[test]
+fn three_axes() {
+    random(3);
+}
