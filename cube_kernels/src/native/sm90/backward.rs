@@ -11,7 +11,9 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use super::forward::{Strided, check_inputs, hopper, more_strides, program, source};
-use super::grid::{Grid, Space, check_layout, launches, parameters, pitch, places, statistics_map};
+use super::grid::{
+    Grid, STATISTICS, Space, check_layout, launches, parameters, pitch, places, statistics_map,
+};
 use super::plan::dense;
 use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward, unsupported};
 use crate::native::compile::{Cubin, compile};
@@ -207,10 +209,9 @@ pub fn backward_with(
     Ok(())
 }
 
-/// Logsumexp and delta of each query, in places of [`pitch`].
 fn statistics_bytes(problem: &Problem) -> usize {
-    let plane: usize = places(problem).iter().product();
-    2 * size_of::<f32>() * problem.batch * problem.heads * plane
+    let queries: usize = places(problem).iter().product();
+    STATISTICS * size_of::<f32>() * problem.batch * problem.heads * queries
 }
 
 fn delta_program(
@@ -260,7 +261,7 @@ fn launch_delta(
         strides: [inputs.out.words(), inputs.dout.words()],
         queries: problem.axes.map(|axis| axis.queries as i32),
         dilation: problem.axes.map(|axis| axis.dilation as i32),
-        pitch: std::array::from_fn(|index| pitch(&problem.axes[index], index) as i32),
+        pitch: problem.axes.map(|axis| pitch(&axis) as i32),
         batch: problem.batch as i32,
         heads: problem.heads as i32,
         padding: 0,
@@ -314,7 +315,6 @@ struct Params {
     pointers: [u64; 9],
     strides: [[i64; 5]; 4],
     more_strides: [[i64; 3]; 2],
-    plane: i64,
     space: Space,
     heads: i32,
     group_size: i32,
@@ -324,7 +324,7 @@ struct Params {
     padding: i32,
 }
 
-const _: () = assert!(size_of::<Params>() == 8 * (9 + 26 + 1) + 4 * (34 + 6));
+const _: () = assert!(size_of::<Params>() == 8 * (9 + 26) + 4 * (34 + 6));
 
 fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
     use Slot::*;
@@ -353,7 +353,6 @@ fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
         pointers: [0; 9],
         strides: [query, key, value, dout].map(Strided::words),
         more_strides: more_strides(additional),
-        plane: places(problem).iter().product::<usize>() as i64,
         space: grid.space(),
         heads: problem.heads as i32,
         group_size: problem.group_size() as i32,

@@ -203,7 +203,7 @@ impl Grid<'_> {
                 residue: self.residues[index] as i32,
                 tiles: self.tiles_of(index) as i32,
                 step: if self.in_kernel(index) { axis.dilation as i32 } else { 1 },
-                pitch: pitch(axis, index) as i32,
+                pitch: pitch(axis) as i32,
             }
         });
         // Along the fused dimension of the maps, samples lie one apart, or an axis.
@@ -223,35 +223,31 @@ impl Grid<'_> {
     }
 }
 
-/// Places that a dilation group's queries have in the statistics along an axis. The fastest axis is read
-/// in pieces of 16 bytes.
-pub(super) fn pitch(axis: &Axis, index: usize) -> usize {
-    let longest = axis.queries.div_ceil(axis.dilation);
-    if index == MAX_RANK - 1 { longest.next_multiple_of(4) } else { longest }
+/// Places that a dilation group's queries have in the statistics along an axis.
+pub(super) fn pitch(axis: &Axis) -> usize {
+    axis.queries.div_ceil(axis.dilation)
 }
 
 /// Places in the statistics along each axis.
 pub(super) fn places(problem: &Problem) -> [usize; MAX_RANK] {
-    std::array::from_fn(|index| {
-        let axis = &problem.axes[index];
-        axis.dilation * pitch(axis, index)
-    })
+    problem.axes.map(|axis| axis.dilation * pitch(&axis))
 }
 
-/// The map of the statistics, in boxes of the query tile and both planes.
+/// Floats that the statistics have for a query.
+pub(super) const STATISTICS: usize = 4;
+
+/// The map of the statistics, in boxes of the query tile.
 pub(super) fn statistics_map(buffer: usize, schedule: &Schedule, problem: &Problem) -> TensorMap {
-    let places = places(problem);
-    let [x, y, z] = schedule.q_tile;
-    let [line, plane] = [4 * places[2], 4 * places[2] * places[1]];
-    let all = plane * places[0];
+    let [x, y, z] = places(problem);
+    let [tile_x, tile_y, tile_z] = schedule.q_tile;
+    let place = STATISTICS * size_of::<f32>();
     TensorMap {
         buffer,
         offset: 0,
         element: MapElement::F32,
-        sizes: [places[2], places[1], places[0], 2, problem.batch * problem.heads]
-            .map(|size| size as u64),
-        strides: [line, plane, all, 2 * all].map(|stride| stride as u64),
-        tile: [z, y, x, 2, 1].map(|extent| extent as u32),
+        sizes: [STATISTICS, z, y, x, problem.batch * problem.heads].map(|size| size as u64),
+        strides: [place, place * z, place * z * y, place * z * y * x].map(|stride| stride as u64),
+        tile: [STATISTICS, tile_z, tile_y, tile_x, 1].map(|extent| extent as u32),
         steps: [1; 5],
     }
 }

@@ -205,7 +205,7 @@ impl Schedule {
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
         let rows = self.warpgroups * rows * TILE * 128;
         // Logsumexp and delta of columns that are queries.
-        let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 8 } else { 0 };
+        let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 16 } else { 0 };
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (1, 4 * stages + 2),
             Pass::Queries | Pass::Keys => (2, 2 * stages + 2),

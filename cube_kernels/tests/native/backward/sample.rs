@@ -12,6 +12,7 @@ fn sample(problem: Problem, mask: Mask) {
     let problem = Problem { batch: 1, heads: 1, heads_kv: 1, ..problem };
     let plan = planned(&problem, Element::Bf16);
     let masks = plan.queries.iter().chain(&plan.keys).all(|schedule| schedule.mask == mask);
+    println!("{}", names(&plan));
     assert!(masks, "{}", names(&plan));
     let Some(client) = device() else { return };
     check(&client, Element::Bf16, &plan, &problem, 1).unwrap_or_else(|text| panic!("{text}"));

@@ -33,7 +33,7 @@
 #define SECOND_OFFSET (FIRST_OFFSET + STAGES * FIRST_STAGE)
 #define ONE_HOT_OFFSET (SECOND_OFFSET + STAGES * SECOND_STAGE)
 #define STATISTICS_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
-#define STATISTICS_STAGE (INVERSE ? ROWS * 8 : 0)   // logsumexp of a block, then delta
+#define STATISTICS_STAGE (INVERSE ? ROWS * 16 : 0)  // see delta.cu
 #define TILE_OFFSET (STATISTICS_OFFSET + STAGES * STATISTICS_STAGE)
 #define BARRIER_OFFSET (TILE_OFFSET + 256)
 
@@ -67,7 +67,7 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
     int at[3];
 #pragma unroll
     for (int a = 0; a < 3; a++) at[a] = tile.group[a] * params.space.axes[a].pitch + tile.column[a] + walk.at[a] * column_extent(a);
-    tma_load(destination + b * 512, map, barrier, at[2], at[1], at[0], 0, tile.batch * params.heads + head);
+    tma_load(destination + b * 1024, map, barrier, 0, at[2], at[1], at[0], tile.batch * params.heads + head);
     walk.next(tile);
   }
 }
@@ -235,13 +235,13 @@ struct Consumer {
   // Turns scores into P.
   DEVICE void exponentiate(int step, float scale) {
 #if INVERSE
-    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 8;
+    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32;
 #endif
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
 #if INVERSE
-      const float2 column = load_pair(statistics + j / 8 * 512 + j % 8 * 32);
-      const float minus[4] = {-column.x, -column.y, -column.x, -column.y};
+      const float even = load_float(statistics + 128 * j), odd = load_float(statistics + 128 * j + 16);
+      const float minus[4] = {-even, -odd, -even, -odd};
 #else
       const float minus[4] = {-lse[0], -lse[0], -lse[1], -lse[1]};
 #endif
@@ -254,13 +254,13 @@ struct Consumer {
   // Turns products into dS.
   DEVICE void differentiate(int step) {
 #if INVERSE
-    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + 256 + lane % 4 * 8;
+    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32 + 4;
 #endif
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
 #if INVERSE
-      const float2 column = load_pair(statistics + j / 8 * 512 + j % 8 * 32);
-      const float mean[4] = {column.x, column.y, column.x, column.y};
+      const float even = load_float(statistics + 128 * j), odd = load_float(statistics + 128 * j + 16);
+      const float mean[4] = {even, odd, even, odd};
 #else
       const float mean[4] = {delta[0], delta[0], delta[1], delta[1]};
 #endif
@@ -416,10 +416,12 @@ struct Consumer {
   DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][3]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const bool exists = row_exists(tile, at[r]);
-      const float* statistics = params.statistics + statistic(params, tile, tile.head, at[r]);
-      lse[r] = exists ? statistics[0] : 0.f;
-      delta[r] = exists ? statistics[params.plane] : 0.f;
+      lse[r] = delta[r] = 0.f;
+      if (row_exists(tile, at[r])) {
+        const float4 statistics = statistics_of(params, tile, tile.head, at[r]);
+        lse[r] = statistics.x;
+        delta[r] = statistics.y;
+      }
     }
   }
 #endif

@@ -68,22 +68,22 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
         for (int z = wz.start; z < wz.end; z++) {
           const int there[3] = {token(space, tile, 0, x), token(space, tile, 1, y), token(space, tile, 2, z)};
           const int seen[3] = {x, y, z};
-          const float* statistics = params.statistics + (INVERSE ? statistic(params, tile, head, seen) : statistic(params, tile, tile.head, at));
+          const float4 statistics = INVERSE ? statistics_of(params, tile, head, seen) : statistics_of(params, tile, tile.head, at);
           see(sum, row,
               (INVERSE ? params.query : params.key) + offset(INVERSE ? params.query_strides : params.key_strides, tile.batch, there, head),
               (INVERSE ? params.dout : params.value) + offset(INVERSE ? params.dout_strides : params.value_strides, tile.batch, there, head),
-              statistics[0], statistics[params.plane], params.scale_log2, lane);
+              statistics.x, statistics.y, params.scale_log2, lane);
         }
   }
 #if ADDITIONAL
 #pragma unroll 1
   for (int t = 0; t < params.additional; t++) {
     const int head = column_head(params, tile, 0);
-    const float* statistics = params.statistics + statistic(params, tile, tile.head, at);
+    const float4 statistics = statistics_of(params, tile, tile.head, at);
     see(sum, row,
         params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head * params.more_key_strides[2],
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head * params.more_value_strides[2],
-        statistics[0], statistics[params.plane], params.scale_log2, lane);
+        statistics.x, statistics.y, params.scale_log2, lane);
   }
 #endif
 #if WITH_FIRST

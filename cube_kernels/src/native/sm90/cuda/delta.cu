@@ -1,14 +1,15 @@
-// What the backward kernels need of each query besides its vectors, two planes for each sample and head:
+// What the backward kernels need of each query besides its vectors, four floats of it:
 //
 //   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero
 //   delta      rowsum(dout * out) - dlse
+//   0, 0       TMA begins its boxes at multiples of 16 bytes
 //
-// A plane has the queries in the order of their dilation groups, `pitch` places to a group along each axis, so
-// that the queries of a tile are a box of it. Places without a query hold zeros. LANES neighboring lanes have
-// a place. Compile-time parameters: BF16, DIM_V, LANES.
+// `[batch, heads, queries, 4]`, the queries in the order of their dilation groups, `pitch` places to a group
+// along each axis, so that the queries of a tile are a box of it. Places without a query hold zeros. LANES
+// neighboring lanes have a place. Compile-time parameters: BF16, DIM_V, LANES.
 
 struct Params {
-  float* statistics;
+  float4* statistics;
   const u16 *out, *dout;
   const float *lse, *dlse;              // [batch, queries, heads]
   i64 out_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
@@ -70,8 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
     const float dlse = exists ? params.dlse[row * params.heads + head] : 0.f;
     const i64 extents[3] = {params.dilation[0] * params.pitch[0], params.dilation[1] * params.pitch[1], params.dilation[2] * params.pitch[2]};
     const i64 plane = extents[0] * extents[1] * extents[2];
-    float* statistics = params.statistics + 2 * ((i64)batch * params.heads + head) * plane + (place[0] * extents[1] + place[1]) * extents[2] + place[2];
-    statistics[0] = lse == NEG_INF ? -NEG_INF : lse * 1.4426950408889634f;
-    statistics[plane] = sum - dlse;
+    const i64 index = ((i64)batch * params.heads + head) * plane + (place[0] * extents[1] + place[1]) * extents[2] + place[2];
+    params.statistics[index] = make_float4(lse == NEG_INF ? -NEG_INF : lse * 1.4426950408889634f, sum - dlse, 0.f, 0.f);
   }
 }

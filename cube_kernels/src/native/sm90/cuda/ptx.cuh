@@ -52,11 +52,6 @@ DEVICE void tma_load(u32 destination, const TensorMap* map, u32 barrier, int d, 
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
       ::"r"(destination), "l"(map), "r"(barrier), "r"(d), "r"(z), "r"(y), "r"(x), "r"(head) : "memory");
 }
-DEVICE float2 load_pair(u32 address) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
-  return pair;
-}
 DEVICE void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // Makes ordinary writes to shared memory visible to TMA and the tensor cores.
@@ -85,6 +80,8 @@ DEVICE u64 unswizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
 }
 
 // ---- arithmetic
+
+DEVICE float load_float(u32 address) { float y; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(y) : "r"(address)); return y; }
 
 DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float log2_approx(float x) { float y; asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

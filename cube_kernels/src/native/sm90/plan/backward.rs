@@ -116,13 +116,10 @@ pub(super) fn misses(schedule: &Schedule, problem: &Problem) -> bool {
     if schedule.pass != Pass::Keys {
         return false;
     }
-    // Statistics are read in boxes whose lines are 16 bytes or more.
-    let short_lines = schedule.column_tile()[MAX_RANK - 1] < 4;
     // A stride leaves keys unseen, which an axis without coordinates in the mask cannot tell.
     let (rows, columns) = (schedule.row_tile(), schedule.column_tile());
-    let unseen = (0..MAX_RANK).any(|axis| {
+    (0..MAX_RANK).any(|axis| {
         let single = rows[axis] == 1 && columns[axis] == 1 && schedule.stack != axis;
         single && problem.axes[axis].stride > 1
-    });
-    short_lines || unseen
+    })
 }
