@@ -219,7 +219,7 @@ fn delta_program(
     head_dim_v: usize,
     device: &DeviceInfo,
 ) -> Result<Arc<Cubin>, HopperError> {
-    let (name, code) = super::source::delta(element, head_dim_v);
+    let (name, code) = super::source::delta_source(element, head_dim_v);
     Ok(compile(&source(name, code), device.driver)?)
 }
 

@@ -28,4 +28,4 @@ pub use plan::{
     unsupported,
 };
 pub use schedule::{Element, Gradients, Mask, Pass, Schedule};
-pub use source::{ARCHITECTURE, OPTIONS};
+pub use source::{ARCHITECTURE, OPTIONS, delta_source};

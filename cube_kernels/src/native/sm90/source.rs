@@ -86,8 +86,8 @@ impl Schedule {
     }
 }
 
-/// The CUDA C++ of the kernel that prepares a backward pass, and its name.
-pub(super) fn delta(element: Element, head_dim_v: usize) -> (String, String) {
+/// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length.
+pub fn delta_source(element: Element, head_dim_v: usize) -> (String, String) {
     let is_bf16 = usize::from(element == Element::Bf16);
     let lanes = delta_lanes(head_dim_v);
     let macros =

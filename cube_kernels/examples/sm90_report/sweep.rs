@@ -1,0 +1,172 @@
+//! What the compile gate builds.
+
+use std::collections::{BTreeMap, HashSet};
+
+use burn_natten_kernels::native::sm90::{
+    Element, Pass, Schedule, backward_candidates, candidates, estimate, plan, plan_backward,
+};
+use burn_natten_kernels::{Axis, MAX_RANK, Problem, catalogue};
+
+/// Each class of head dimensions: the accumulators and the tiles of shared memory differ.
+pub fn dims(all: bool) -> &'static [(usize, usize)] {
+    match all {
+        false => &[
+            (8, 8),
+            (40, 24),
+            (64, 64),
+            (64, 128),
+            (96, 72),
+            (128, 128),
+            (136, 8),
+            (8, 256),
+            (256, 256),
+        ],
+        true => &[
+            (8, 8),
+            (16, 64),
+            (24, 24),
+            (32, 32),
+            (40, 72),
+            (48, 48),
+            (56, 56),
+            (64, 64),
+            (72, 40),
+            (80, 80),
+            (96, 96),
+            (104, 104),
+            (112, 112),
+            (120, 120),
+            (128, 64),
+            (128, 128),
+            (136, 136),
+            (160, 160),
+            (192, 128),
+            (192, 192),
+            (224, 224),
+            (248, 248),
+            (256, 64),
+            (64, 256),
+            (256, 256),
+        ],
+    }
+}
+
+/// What is compiled, each schedule once.
+pub fn schedules(all: bool) -> Vec<Schedule> {
+    let mut schedules = BTreeMap::new();
+    let mut add = |schedule: Schedule| _ = schedules.insert(schedule.to_string(), schedule);
+    for entry in catalogue::all() {
+        planned(&entry.problem, Element::Bf16, true).into_iter().for_each(&mut add);
+        if all {
+            planned(&entry.problem, Element::F16, true).into_iter().for_each(&mut add);
+            every(&entry.problem).into_iter().flatten().for_each(&mut add);
+        }
+    }
+    let problems: Vec<Problem> = dims(all)
+        .iter()
+        .flat_map(|dims| {
+            (1..=MAX_RANK)
+                .flat_map(move |rank| OPTIONS_OF_AXES.map(|option| problem(*dims, rank, option)))
+        })
+        .collect();
+    for (index, problem) in problems.iter().enumerate() {
+        // Every other problem in the other type, or both.
+        let elements = [Element::Bf16, Element::F16];
+        let taken = if all { &elements[..] } else { &elements[index % 2..][..1] };
+        // A backward pass is many kernels: each rank of each class in one of the options, in turn.
+        let (options, turn) = (OPTIONS_OF_AXES.len(), index / OPTIONS_OF_AXES.len());
+        let backward = all || index % options == turn % options;
+        for element in taken {
+            planned(problem, *element, backward).into_iter().for_each(&mut add);
+        }
+        if (problem.head_dim, problem.head_dim_v) == (64, 64) || all {
+            let kernels = every(problem).into_iter();
+            let kernels = kernels.take(if backward { usize::MAX } else { 1 });
+            kernels.flat_map(|all| best_of_each_shape(problem, all)).for_each(&mut add);
+        }
+    }
+    // What has not been met so far.
+    let mut seen: HashSet<_> = schedules.values().flat_map(traits).collect();
+    for problem in &problems {
+        for schedule in every(problem).into_iter().flatten() {
+            let before = seen.len();
+            seen.extend(traits(&schedule));
+            if seen.len() > before {
+                schedules.insert(schedule.to_string(), schedule);
+            }
+        }
+    }
+    schedules.into_values().collect()
+}
+
+/// What the selection chooses for a problem, with or without its backward pass.
+fn planned(problem: &Problem, element: Element, backward: bool) -> Vec<Schedule> {
+    let plan_backward = || plan_backward(problem, element, None).expect("supported");
+    let backward = backward.then(|| plan_backward().schedules().copied().collect::<Vec<_>>());
+    plan(problem, element).into_iter().chain(backward.into_iter().flatten()).collect()
+}
+
+/// All candidates of each kernel of a problem, the forward pass's first.
+fn every(problem: &Problem) -> Vec<Vec<Schedule>> {
+    let element = Element::Bf16;
+    let plan = plan_backward(problem, element, None).expect("supported");
+    let kernels = plan.queries.iter().chain(&plan.keys);
+    let backward = kernels.map(|of| backward_candidates(problem, element, of.pass, of.gradients));
+    std::iter::once(candidates(problem, element)).chain(backward).collect()
+}
+
+/// Options of the problems of the sweep, from the fewest instructions to the most.
+#[derive(Clone, Copy)]
+enum Options {
+    Dense,
+    Window,
+    Causal,
+    All,
+}
+
+const OPTIONS_OF_AXES: [Options; 4] =
+    [Options::Dense, Options::Window, Options::Causal, Options::All];
+
+fn problem((head_dim, head_dim_v): (usize, usize), rank: usize, option: Options) -> Problem {
+    let mut axes = [Axis::UNIT; MAX_RANK];
+    for (index, axis) in axes.iter_mut().enumerate().skip(MAX_RANK - rank) {
+        *axis = Axis::dense(128, 128, false);
+        match option {
+            Options::Dense => {}
+            Options::Window => axis.kernel_size = 21,
+            Options::Causal => (axis.kernel_size, axis.is_causal) = (21, true),
+            Options::All => {
+                (axis.kernel_size, axis.stride, axis.dilation) = (21, 3, 2);
+                axis.is_causal = index == MAX_RANK - 1;
+            }
+        }
+    }
+    let additional = if matches!(option, Options::All) { 77 } else { 0 };
+    Problem { batch: 1, heads: 4, heads_kv: 2, head_dim, head_dim_v, additional, scale: 0.1, axes }
+}
+
+/// The most promising of the schedules with each shape of CTA.
+fn best_of_each_shape(problem: &Problem, mut schedules: Vec<Schedule>) -> Vec<Schedule> {
+    schedules.sort_by(|a, b| estimate(a, problem).total_cmp(&estimate(b, problem)));
+    let mut shapes = HashSet::new();
+    schedules.retain(|s| shapes.insert((s.warpgroups, s.blocks, s.ctas)));
+    schedules
+}
+
+/// An example of something, in a pass: a macro's value; a tile of queries (0) or keys (1) with the
+/// stacking axis.
+#[derive(PartialEq, Eq, Hash)]
+enum Trait {
+    Macro(Pass, &'static str, usize),
+    Tile(Pass, usize, [usize; MAX_RANK], usize),
+}
+
+/// What a schedule is one example of.
+fn traits(schedule: &Schedule) -> Vec<Trait> {
+    let pass = schedule.pass;
+    let macros = schedule.macros().into_iter();
+    let macros = macros.map(|(name, value)| Trait::Macro(pass, name, value));
+    let tiles = [schedule.q_tile, schedule.kv_tile].into_iter().enumerate();
+    let tiles = tiles.map(|(which, tile)| Trait::Tile(pass, which, tile, schedule.stack));
+    macros.chain(tiles).collect()
+}
