@@ -56,9 +56,9 @@ pub fn schedules(all: bool) -> Vec<Schedule> {
     let mut schedules = BTreeMap::new();
     let mut add = |schedule: Schedule| _ = schedules.insert(schedule.to_string(), schedule);
     for entry in catalogue::all() {
-        planned(&entry.problem, Element::Bf16, true).into_iter().for_each(&mut add);
+        planned(&entry.problem, Element::Bf16).into_iter().for_each(&mut add);
         if all {
-            planned(&entry.problem, Element::F16, true).into_iter().for_each(&mut add);
+            planned(&entry.problem, Element::F16).into_iter().for_each(&mut add);
             every(&entry.problem).into_iter().flatten().for_each(&mut add);
         }
     }
@@ -73,15 +73,11 @@ pub fn schedules(all: bool) -> Vec<Schedule> {
         // Every other problem in the other type, or both.
         let elements = [Element::Bf16, Element::F16];
         let taken = if all { &elements[..] } else { &elements[index % 2..][..1] };
-        // A backward pass is many kernels: each rank of each class in one of the options, in turn.
-        let (options, turn) = (OPTIONS_OF_AXES.len(), index / OPTIONS_OF_AXES.len());
-        let backward = all || index % options == turn % options;
         for element in taken {
-            planned(problem, *element, backward).into_iter().for_each(&mut add);
+            planned(problem, *element).into_iter().for_each(&mut add);
         }
         if (problem.head_dim, problem.head_dim_v) == (64, 64) || all {
             let kernels = every(problem).into_iter();
-            let kernels = kernels.take(if backward { usize::MAX } else { 1 });
             kernels.flat_map(|all| best_of_each_shape(problem, all)).for_each(&mut add);
         }
     }
@@ -99,11 +95,11 @@ pub fn schedules(all: bool) -> Vec<Schedule> {
     schedules.into_values().collect()
 }
 
-/// What the selection chooses for a problem, with or without its backward pass.
-fn planned(problem: &Problem, element: Element, backward: bool) -> Vec<Schedule> {
-    let plan_backward = || plan_backward(problem, element, None).expect("supported");
-    let backward = backward.then(|| plan_backward().schedules().copied().collect::<Vec<_>>());
-    plan(problem, element).into_iter().chain(backward.into_iter().flatten()).collect()
+/// What the selection chooses for both passes of a problem.
+fn planned(problem: &Problem, element: Element) -> Vec<Schedule> {
+    let forward = plan(problem, element).expect("supported");
+    let backward = plan_backward(problem, element, None).expect("supported");
+    std::iter::once(forward).chain(backward.schedules().copied()).collect()
 }
 
 /// All candidates of each kernel of a problem, the forward pass's first.
