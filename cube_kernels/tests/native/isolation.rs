@@ -1,12 +1,13 @@
 //! A row of keys or values that is not finite spoils the queries that see it, and no other.
 
+use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
-use burn_natten_kernels::{Axis, Problem};
 use cubecl::client::Client;
 
-use crate::run::{device, differs, format, half_ulp, magnitude, planned, problem, run};
+use crate::problems::isolated;
+use crate::run::{device, differs, format, half_ulp, magnitude, planned, run};
+use crate::support::Data;
 use crate::support::oracle::{compute, visible};
-use crate::support::{Data, axis};
 
 /// A number in the middle of one row of the keys or of the values becomes `poison`.
 struct Spoiled {
@@ -105,47 +106,31 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
     assert!(seeing > 0 && blind > 0, "{name}: {seeing} rows that see a NaN, {blind} that do not");
 }
 
-fn check_both(name: &str, problem: Problem) {
+fn check_both(problems: isolated::Named) {
     let Some(client) = device() else { return };
-    for element in [Element::F16, Element::Bf16] {
-        check(&client, name, &problem, element);
+    for (name, problem) in problems {
+        for element in [Element::F16, Element::Bf16] {
+            check(&client, name, &problem, element);
+        }
     }
 }
 
 #[test]
 fn one_axis() {
-    check_both("window", problem(&[axis(203, 21, 1, 1, false)], 64));
-    check_both("causal window", problem(&[axis(203, 21, 1, 1, true)], 64));
-    check_both("dense causal", problem(&[Axis::dense(150, 150, true)], 128));
-    check_both("dilated", problem(&[axis(203, 9, 3, 5, false)], 32));
-    check_both("launched by group", problem(&[axis(203, 9, 3, 11, true)], 64));
+    check_both(isolated::one_axis());
 }
 
 #[test]
 fn two_axes() {
-    check_both("window", problem(&[axis(13, 5, 1, 1, false), axis(19, 7, 1, 1, false)], 64));
-    check_both("causal", problem(&[axis(13, 5, 2, 1, true), axis(19, 7, 1, 1, false)], 128));
-    check_both("dilated", problem(&[axis(13, 3, 1, 2, false), axis(19, 4, 1, 3, true)], 64));
+    check_both(isolated::two_axes());
 }
 
 #[test]
 fn three_axes() {
-    // Five is no multiple of a tile: boxes of the first sample run on into the second.
-    let window = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
-    check_both("window", problem(&window, 64));
-    let causal = [axis(5, 3, 1, 1, true), axis(7, 4, 2, 1, false), axis(10, 5, 1, 1, true)];
-    check_both("causal", problem(&causal, 128));
-    let dilated = [axis(5, 2, 1, 2, false), axis(9, 3, 1, 3, false), axis(10, 5, 1, 2, true)];
-    check_both("dilated", problem(&dilated, 64));
+    check_both(isolated::three_axes());
 }
 
 #[test]
 fn with_additional_tokens_and_shared_keys() {
-    let window = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
-    for (axes, dim) in
-        [(&window[..], 64), (&window[1..], 128), (&[axis(203, 21, 1, 1, true)][..], 64)]
-    {
-        let problem = Problem { heads: 4, additional: 70, ..problem(axes, dim) };
-        check_both("additional", problem);
-    }
+    check_both(isolated::with_additional_tokens_and_shared_keys());
 }

@@ -9,7 +9,8 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
-use crate::run::{device, format, half_ulp, magnitude, planned, problem, run};
+use crate::problems::problem;
+use crate::run::{device, format, half_ulp, magnitude, planned, run};
 use crate::support::oracle::visible;
 use crate::support::{Data, axis};
 

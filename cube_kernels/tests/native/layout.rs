@@ -6,46 +6,56 @@ use burn_natten_kernels::native::sm90::{
 };
 use cubecl::client::Client;
 
-use crate::run::{device, format, planned, poisoned_outputs, problem, run, run_inputs, upload};
+use crate::problems::problem;
+use crate::run::{device, format, planned, poisoned_outputs, run, run_inputs, upload};
 use crate::support::{Data, axis};
 
-/// Query, key and value as slices of one buffer `[batch, tokens, 3, heads, dim]`.
-fn fused(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
+/// Tensors of self attention as slices of one buffer `[batch, tokens, slices, heads, dim]`.
+pub fn fused<const N: usize>(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+    slices: [&[f64]; N],
+) -> [Strided; N] {
     let row = problem.heads * problem.head_dim;
     let rows = problem.batch * problem.queries();
-    let slices = [&data.query, &data.key, &data.value];
     let values: Vec<f64> = (0..rows)
         .flat_map(|at| slices.iter().flat_map(move |slice| &slice[at * row..][..row]))
         .copied()
         .collect();
     let handle = format(element).upload(client, &values);
     let [x, y, z] = problem.axes.map(|axis| axis.queries);
-    let token = 3 * row;
+    let token = N * row;
     let strides = [x * y * z * token, y * z * token, z * token, token, problem.head_dim];
-    let slice = |index: usize| Strided {
+    std::array::from_fn(|index| Strided {
         handle: handle.clone().offset_start((2 * index * row) as u64),
         strides,
-    };
-    ForwardInputs { query: slice(0), key: slice(1), value: slice(2), additional: None }
+    })
+}
+
+/// Problems whose tensors can be slices of one buffer.
+pub fn fusible() -> [Problem; 5] {
+    let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 2, false), axis(10, 5, 1, 1, true)];
+    [
+        problem(&space, 64),
+        problem(&space, 128),
+        problem(&space[1..], 40),
+        problem(&[axis(300, 40, 1, 1, true)], 128),
+        problem(&[axis(300, 10, 1, 12, false)], 64),
+    ]
 }
 
 #[test]
 fn slices_of_a_fused_projection() {
     let Some(client) = device() else { return };
-    let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 2, false), axis(10, 5, 1, 1, true)];
-    for (axes, dim) in [
-        (&space[..], 64),
-        (&space[..], 128),
-        (&space[1..], 40),
-        (&[axis(300, 40, 1, 1, true)], 128),
-        (&[axis(300, 10, 1, 12, false)], 64),
-    ] {
-        let problem = problem(axes, dim);
+    for problem in fusible() {
         for element in [Element::F16, Element::Bf16] {
             let data = Data::random(&problem, 5, format(element).round);
             let schedule = planned(&problem, element);
             let (out, lse) = run(&client, &schedule, &problem, &data);
-            let inputs = fused(&client, element, &problem, &data);
+            let [query, key, value] =
+                fused(&client, element, &problem, [&data.query, &data.key, &data.value]);
+            let inputs = ForwardInputs { query, key, value, additional: None };
             let (fused_out, fused_lse) = run_inputs(&client, &schedule, &problem, &inputs);
             assert!(out == fused_out && lse == fused_lse, "{schedule}: {problem:?}");
         }

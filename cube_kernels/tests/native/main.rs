@@ -10,6 +10,7 @@ mod host_time;
 mod isolation;
 mod large_scores;
 mod layout;
+mod problems;
 mod random;
 mod repeat;
 mod run;

@@ -1,26 +1,14 @@
 //! The same bits every time, whatever else the device does.
 
+use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{Element, ForwardInputs, Schedule};
-use burn_natten_kernels::{Axis, Problem};
 use cubecl::client::Client;
 
-use crate::run::{Outputs, device, format, planned, problem, run_inputs, upload};
-use crate::support::{Data, axis};
+use crate::problems::repeated;
+use crate::run::{Outputs, device, format, planned, run_inputs, upload};
+use crate::support::Data;
 
-const RUNS: usize = 20;
-
-fn problems() -> Vec<Problem> {
-    let plane = [axis(37, 9, 1, 1, false), axis(50, 13, 1, 1, true)];
-    let space = [axis(9, 5, 1, 1, false), axis(18, 7, 2, 1, false), axis(21, 5, 1, 2, false)];
-    vec![
-        problem(&[Axis::dense(1000, 1000, true)], 128),
-        problem(&plane, 64),
-        Problem { heads: 8, ..problem(&plane, 64) },
-        Problem { heads: 6, additional: 90, ..problem(&space, 64) },
-        problem(&space, 128),
-        problem(&[axis(999, 31, 1, 17, false)], 256),
-    ]
-}
+pub const RUNS: usize = 20;
 
 fn bits((out, lse): &Outputs) -> Vec<u64> {
     out.iter().chain(lse).map(|x| x.to_bits()).collect()
@@ -34,7 +22,7 @@ fn prepare(client: &Client, problem: &Problem) -> (Schedule, ForwardInputs) {
 #[test]
 fn twenty_runs() {
     let Some(client) = device() else { return };
-    for problem in problems() {
+    for problem in repeated() {
         let (schedule, inputs) = prepare(&client, &problem);
         let first = bits(&run_inputs(&client, &schedule, &problem, &inputs));
         for run in 1..RUNS {
@@ -48,7 +36,7 @@ fn twenty_runs() {
 #[test]
 fn two_streams() {
     let Some(client) = device() else { return };
-    for problem in problems().into_iter().step_by(3) {
+    for problem in repeated().into_iter().step_by(3) {
         let (schedule, inputs) = prepare(&client, &problem);
         let first = bits(&run_inputs(&client, &schedule, &problem, &inputs));
         std::thread::scope(|scope| {

@@ -3,10 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{
     Element, ForwardInputs, ForwardOutputs, Schedule, Strided, forward_with, plan,
 };
-use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use cubecl::client::Client;
 
 use crate::support::Data;
@@ -34,22 +34,6 @@ pub fn half_ulp(element: Element) -> f64 {
     match element {
         Element::F16 => 0.5f64.powi(11),
         Element::Bf16 => 0.5f64.powi(8),
-    }
-}
-
-/// Two samples, two heads, slowest axis first; to be changed from there.
-pub fn problem(axes: &[Axis], dim: usize) -> Problem {
-    let mut padded = [Axis::UNIT; MAX_RANK];
-    padded[MAX_RANK - axes.len()..].copy_from_slice(axes);
-    Problem {
-        batch: 2,
-        heads: 2,
-        heads_kv: 2,
-        head_dim: dim,
-        head_dim_v: dim,
-        additional: 0,
-        scale: (dim as f64).sqrt().recip(),
-        axes: padded,
     }
 }
 

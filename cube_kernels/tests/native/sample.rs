@@ -3,7 +3,8 @@
 use burn_natten_kernels::native::sm90::{Element, Mask};
 use burn_natten_kernels::{Axis, Problem};
 
-use crate::run::{check, device, planned, problem};
+use crate::problems::problem;
+use crate::run::{check, device, planned};
 use crate::support::axis;
 
 /// Checks the problem as one sample with one head, and that it is masked as the test means it.

@@ -3,7 +3,8 @@
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{Element, candidates};
 
-use crate::run::{check_all, device, problem};
+use crate::problems::problem;
+use crate::run::{check_all, device};
 use crate::support::axis;
 
 fn check_candidates(problem: Problem, element: Element) {

@@ -1,5 +1,12 @@
 //! The backward pass.
 
+mod edges;
+mod host_time;
+mod isolation;
+mod layout;
+mod parts;
 mod random;
+mod repeat;
 mod run;
 mod sample;
+mod schedules;

@@ -4,9 +4,9 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Schedule, backward_candidates};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::run::{check, planned};
+use super::run::{check_all, planned};
 use crate::random::random_problem;
-use crate::run::{device, for_each_case};
+use crate::run::device;
 
 /// Another schedule for each kernel of a plan, any that could run.
 fn any(rng: &mut StdRng, problem: &Problem, element: Element, plan: BackwardPlan) -> BackwardPlan {
@@ -38,9 +38,7 @@ fn random(rank: usize) {
             (problem, element, plan)
         })
         .collect();
-    for_each_case(&cases, |(problem, element, plan), seed| {
-        check(&client, *element, plan, problem, seed)
-    });
+    check_all(&client, &cases);
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Runs the backward pass on the device and compares it with the oracle.
 
-use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{
-    BackwardInputs, BackwardOutputs, BackwardPlan, Element, Strided, backward_with, plan_backward,
+    BackwardInputs, BackwardOutputs, BackwardPlan, Element, Schedule, Strided, backward_candidates,
+    backward_with, estimate, plan_backward,
 };
+use burn_natten_kernels::{Axis, Problem};
 use cubecl::client::Client;
 
-use crate::run::{format, half_ulp, magnitude, norms, upload};
+use crate::run::{for_each_case, format, half_ulp, magnitude, norms, upload};
 use crate::support::oracle::compute;
 use crate::support::run::F32;
 use crate::support::{Data, Results};
@@ -46,10 +47,32 @@ pub fn upload_all(
     }
 }
 
-/// The gradients, by name.
+/// Names of the gradients and numbers of their elements, in the order of [`BackwardOutputs`].
+fn sizes(problem: &Problem) -> [(&'static str, usize); 5] {
+    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
+    let keys = batch * problem.keys() * heads_kv;
+    let more = batch * problem.additional * heads_kv;
+    [
+        ("dq", batch * problem.queries() * heads * head_dim),
+        ("dk", keys * head_dim),
+        ("dv", keys * head_dim_v),
+        ("additional dk", more * head_dim),
+        ("additional dv", more * head_dim_v),
+    ]
+}
+
+/// Buffers full of NaN, so that nothing passes by luck.
+pub fn poisoned_outputs(client: &Client, element: Element, problem: &Problem) -> BackwardOutputs {
+    let poisoned = |(_, size)| format(element).poisoned(client, size);
+    let [dq, dk, dv, more_dk, more_dv] = sizes(problem).map(poisoned);
+    let additional = (problem.additional > 0).then_some((more_dk, more_dv));
+    BackwardOutputs { dq, dk, dv, additional }
+}
+
+/// The gradients, by name. Those of additional tokens are there where such tokens are.
 pub type Gradients = Vec<(&'static str, Vec<f64>)>;
 
-/// Runs the backward pass into buffers full of NaN.
+/// Runs the backward pass on tensors that lie on the device.
 pub fn run_inputs(
     client: &Client,
     element: Element,
@@ -57,34 +80,21 @@ pub fn run_inputs(
     problem: &Problem,
     inputs: &BackwardInputs,
 ) -> Gradients {
-    let format = format(element);
-    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
-    let keys = batch * problem.keys() * heads_kv;
-    let more = batch * problem.additional * heads_kv;
-    let sizes = [
-        ("dq", batch * problem.queries() * heads * head_dim),
-        ("dk", keys * head_dim),
-        ("dv", keys * head_dim_v),
-        ("additional dk", more * head_dim),
-        ("additional dv", more * head_dim_v),
-    ];
-    let [dq, dk, dv, more_dk, more_dv] = sizes.map(|(_, size)| format.poisoned(client, size));
-    let outputs = BackwardOutputs {
-        dq: dq.clone(),
-        dk: dk.clone(),
-        dv: dv.clone(),
-        additional: (more > 0).then(|| (more_dk.clone(), more_dv.clone())),
-    };
+    let outputs = poisoned_outputs(client, element, problem);
     backward_with(client, plan, problem, inputs, &outputs).expect("launched");
-    let handles = [dq, dk, dv, more_dk, more_dv];
-    let downloads = sizes.iter().zip(&handles);
-    downloads
-        .map(|((name, size), handle)| (*name, format.download(client, handle, *size)))
-        .collect()
+    let BackwardOutputs { dq, dk, dv, additional } = &outputs;
+    let additional = additional.iter().flat_map(|(dk, dv)| [dk, dv]);
+    let handles = [dq, dk, dv].into_iter().chain(additional);
+    let download = |((name, size), handle)| (name, format(element).download(client, handle, size));
+    sizes(problem).into_iter().zip(handles).map(download).collect()
 }
 
-/// At most twice the error of gradients that are right but for their rounding. Gives the largest
-/// error relative to that of rounding.
+/// What [`run_inputs`] should give.
+pub fn expected(exact: &Results) -> [&[f64]; 5] {
+    [&exact.dq, &exact.dk, &exact.dv, &exact.additional_dk, &exact.additional_dv]
+}
+
+/// [`check_data`] with random data.
 pub fn check(
     client: &Client,
     element: Element,
@@ -92,17 +102,25 @@ pub fn check(
     problem: &Problem,
     seed: u64,
 ) -> Result<f64, String> {
+    let data = Data::random(problem, seed, format(element).round);
+    check_data(client, element, plan, problem, &data)
+}
+
+/// At most twice the error of gradients that are right but for their rounding. Gives the largest
+/// error relative to that of rounding.
+pub fn check_data(
+    client: &Client,
+    element: Element,
+    plan: &BackwardPlan,
+    problem: &Problem,
+    data: &Data,
+) -> Result<f64, String> {
     let format = format(element);
-    let data = Data::random(problem, seed, format.round);
-    let exact = compute(problem, &data, format.round);
-    let inputs = upload_all(client, element, problem, &data, &exact);
+    let exact = compute(problem, data, format.round);
+    let inputs = upload_all(client, element, problem, data, &exact);
     let actual = run_inputs(client, element, plan, problem, &inputs);
-    let expected = [&exact.dq, &exact.dk, &exact.dv, &exact.additional_dk, &exact.additional_dv];
     let mut worst = 0.0f64;
-    for ((name, actual), expected) in actual.iter().zip(expected) {
-        if expected.is_empty() {
-            continue;
-        }
+    for ((name, actual), expected) in actual.iter().zip(expected(&exact)) {
         let (rms, most) = norms(actual.iter().zip(expected).map(|(a, e)| a - e));
         let (base_rms, base_most) = norms(expected.iter().map(|x| (format.round)(*x) - x));
         let base_most = base_most.max(half_ulp(element) * magnitude(expected));
@@ -117,4 +135,38 @@ pub fn check(
         }
     }
     Ok(worst)
+}
+
+/// A problem and how it is computed.
+pub type Case = (Problem, Element, BackwardPlan);
+
+/// Runs [`check`] for every case.
+pub fn check_all(client: &Client, cases: &[Case]) {
+    for_each_case(cases, |(problem, element, plan), seed| {
+        check(client, *element, plan, problem, seed)
+    });
+}
+
+/// The problem in up to `count` ways: each kernel by its best schedule, by its second best and so on.
+pub fn best_cases(problem: &Problem, element: Element, count: usize) -> Vec<Case> {
+    let chosen = planned(problem, element);
+    let nth = |kernels: &[Schedule], problem: &Problem, n: usize| {
+        let best = |kernel: &Schedule| {
+            let mut all = backward_candidates(problem, element, kernel.pass, kernel.gradients);
+            all.sort_by(|a, b| estimate(a, problem).total_cmp(&estimate(b, problem)));
+            all[n.min(all.len() - 1)]
+        };
+        kernels.iter().map(best).collect()
+    };
+    let tokens = Axis::dense(problem.queries(), problem.additional, false);
+    let dense = Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, tokens], ..*problem };
+    let mut plans: Vec<_> = (0..count)
+        .map(|n| BackwardPlan {
+            queries: nth(&chosen.queries, problem, n),
+            keys: nth(&chosen.keys, problem, n),
+            additional: nth(&chosen.additional, &dense, n),
+        })
+        .collect();
+    plans.dedup();
+    plans.into_iter().map(|plan| (*problem, element, plan)).collect()
 }

@@ -4,7 +4,8 @@ use burn_natten_kernels::native::sm90::{Element, Mask};
 use burn_natten_kernels::{Axis, Problem};
 
 use super::run::{check, names, planned};
-use crate::run::{device, problem};
+use crate::problems::problem;
+use crate::run::device;
 use crate::support::axis;
 
 /// Checks the problem as one sample with one head, and that it is masked as the test means it.

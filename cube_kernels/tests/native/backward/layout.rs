@@ -1,0 +1,149 @@
+//! Tensors that are not contiguous.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::{
+    BackwardInputs, Element, HopperError, Strided, backward_with,
+};
+use cubecl::client::Client;
+
+use super::run::{names, planned, poisoned_outputs, run_inputs, upload_all};
+use crate::layout::{fused, fusible};
+use crate::problems::problem;
+use crate::run::{device, format};
+use crate::support::oracle::compute;
+use crate::support::{Data, Results, axis};
+
+fn prepare(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+) -> (Data, Results, BackwardInputs) {
+    let data = Data::random(problem, 5, format(element).round);
+    let exact = compute(problem, &data, format(element).round);
+    let inputs = upload_all(client, element, problem, &data, &exact);
+    (data, exact, inputs)
+}
+
+#[test]
+fn slices_of_fused_tensors() {
+    let Some(client) = device() else { return };
+    for problem in fusible() {
+        for element in [Element::F16, Element::Bf16] {
+            let plan = planned(&problem, element);
+            let (data, exact, mut inputs) = prepare(&client, element, &problem);
+            let expected = run_inputs(&client, element, &plan, &problem, &inputs);
+            [inputs.query, inputs.key, inputs.value] =
+                fused(&client, element, &problem, [&data.query, &data.key, &data.value]);
+            [inputs.out, inputs.dout] = fused(&client, element, &problem, [&exact.out, &data.dout]);
+            let actual = run_inputs(&client, element, &plan, &problem, &inputs);
+            assert!(actual == expected, "{}: {problem:?}", names(&plan));
+        }
+    }
+}
+
+/// The error of a launch with some tensor changed.
+fn refused(
+    client: &Client,
+    problem: &Problem,
+    inputs: &BackwardInputs,
+    change: impl Fn(&mut BackwardInputs),
+) -> Option<HopperError> {
+    let mut inputs = inputs.clone();
+    change(&mut inputs);
+    let plan = planned(problem, Element::Bf16);
+    let outputs = poisoned_outputs(client, Element::Bf16, problem);
+    backward_with(client, &plan, problem, &inputs, &outputs).err()
+}
+
+type Change<'a> = &'a dyn Fn(&mut BackwardInputs);
+
+#[test]
+fn what_tma_cannot_read_is_refused() {
+    let Some(client) = device() else { return };
+    let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
+    let problem = Problem { additional: 3, ..problem(&space, 64) };
+    let (_, _, inputs) = prepare(&client, Element::Bf16, &problem);
+    let refused = |change: Change<'_>| refused(&client, &problem, &inputs, change);
+    assert_eq!(refused(&|_| {}), None);
+    let cases: [(&'static str, Change<'_>); 7] = [
+        ("query", &|inputs| inputs.query.strides = [0; 5]),
+        ("key", &|inputs| inputs.key.strides[3] += 4),
+        // A gap between samples, which are one dimension with the slowest axis.
+        ("value", &|inputs| inputs.value.strides[0] += 8),
+        ("out", &|inputs| inputs.out.strides[4] = 4),
+        ("gradient of out", &|inputs| inputs.dout.strides[2] = 0),
+        ("gradient of out", &|inputs| {
+            inputs.dout.handle = inputs.dout.handle.clone().offset_start(2);
+        }),
+        ("additional key", &|inputs| {
+            if let Some((key, _)) = &mut inputs.additional {
+                key.strides[3] += 1;
+            }
+        }),
+    ];
+    for (name, change) in cases {
+        assert_eq!(refused(change), Some(HopperError::Layout(name)));
+    }
+}
+
+/// The rows of two axes, with a token full of NaN behind each line.
+fn with_gaps(client: &Client, problem: &Problem, values: &[f64]) -> Strided {
+    let [_, y, z] = problem.axes.map(|axis| axis.queries);
+    let token = problem.heads * problem.head_dim;
+    let line = (z + 1) * token;
+    let gap = vec![f64::NAN; token];
+    let lines = values.chunks(z * token);
+    let values: Vec<f64> = lines.flat_map(|values| values.iter().chain(&gap)).copied().collect();
+    let handle = format(Element::Bf16).upload(client, &values);
+    Strided { handle, strides: [y * line, y * line, line, token, problem.head_dim] }
+}
+
+/// TMA steps over gaps. Where there are additional tokens all queries have to be one line.
+#[test]
+fn gaps_between_lines() {
+    let Some(client) = device() else { return };
+    let plane = problem(&[axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)], 64);
+    let plan = planned(&plane, Element::Bf16);
+    let (data, exact, contiguous) = prepare(&client, Element::Bf16, &plane);
+    let inputs = BackwardInputs {
+        query: with_gaps(&client, &plane, &data.query),
+        out: with_gaps(&client, &plane, &exact.out),
+        dout: with_gaps(&client, &plane, &data.dout),
+        ..contiguous.clone()
+    };
+    let run = |inputs| run_inputs(&client, Element::Bf16, &plan, &plane, inputs);
+    assert!(run(&inputs) == run(&contiguous), "{}", names(&plan));
+
+    let gaps = inputs;
+    let problem = Problem { additional: 3, ..plane };
+    let (_, _, inputs) = prepare(&client, Element::Bf16, &problem);
+    let cases: [(&'static str, Change<'_>); 3] = [
+        ("query", &|inputs| inputs.query = gaps.query.clone()),
+        ("out", &|inputs| inputs.out = gaps.out.clone()),
+        ("gradient of out", &|inputs| inputs.dout = gaps.dout.clone()),
+    ];
+    for (name, change) in cases {
+        let error = refused(&client, &problem, &inputs, change);
+        assert_eq!(error, Some(HopperError::Layout(name)));
+    }
+}
+
+/// Where a single sample or an axis of one element leaves a stride unused, it may be anything.
+#[test]
+fn unused_strides_do_not_matter() {
+    let Some(client) = device() else { return };
+    let plane = [axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
+    for additional in [0, 3] {
+        let problem =
+            Problem { batch: 1, heads: 1, heads_kv: 1, additional, ..problem(&plane, 64) };
+        let plan = planned(&problem, Element::F16);
+        let (_, _, mut inputs) = prepare(&client, Element::F16, &problem);
+        let expected = run_inputs(&client, Element::F16, &plan, &problem, &inputs);
+        let BackwardInputs { query, key, value, out, dout, .. } = &mut inputs;
+        for tensor in [query, key, value, out, dout] {
+            (tensor.strides[0], tensor.strides[1], tensor.strides[4]) = (3, 0, 1);
+        }
+        let actual = run_inputs(&client, Element::F16, &plan, &problem, &inputs);
+        assert!(actual == expected, "{}", names(&plan));
+    }
+}

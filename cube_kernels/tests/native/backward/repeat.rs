@@ -1,0 +1,77 @@
+//! The same bits every time, whatever else the device does.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::{BackwardInputs, BackwardPlan, Element};
+use cubecl::client::Client;
+
+use super::run::{Gradients, names, planned, run_inputs, upload_all};
+use crate::problems::repeated;
+use crate::repeat::RUNS;
+use crate::run::{device, format};
+use crate::support::oracle::compute;
+use crate::support::{Data, Results};
+
+const ELEMENT: Element = Element::Bf16;
+
+fn bits(gradients: &Gradients) -> Vec<u64> {
+    gradients.iter().flat_map(|(_, values)| values).map(|x| x.to_bits()).collect()
+}
+
+/// A problem with all that its runs read.
+struct Prepared {
+    problem: Problem,
+    plan: BackwardPlan,
+    data: Data,
+    exact: Results,
+}
+
+impl Prepared {
+    fn new(problem: Problem) -> Self {
+        let data = Data::random(&problem, 3, format(ELEMENT).round);
+        let exact = compute(&problem, &data, format(ELEMENT).round);
+        Self { plan: planned(&problem, ELEMENT), problem, data, exact }
+    }
+
+    fn upload(&self, client: &Client) -> BackwardInputs {
+        upload_all(client, ELEMENT, &self.problem, &self.data, &self.exact)
+    }
+
+    fn bits(&self, client: &Client, inputs: &BackwardInputs) -> Vec<u64> {
+        bits(&run_inputs(client, ELEMENT, &self.plan, &self.problem, inputs))
+    }
+}
+
+#[test]
+fn twenty_runs() {
+    let Some(client) = device() else { return };
+    for prepared in repeated().into_iter().map(Prepared::new) {
+        let inputs = prepared.upload(&client);
+        let first = prepared.bits(&client, &inputs);
+        for run in 1..RUNS {
+            let again = prepared.bits(&client, &inputs);
+            assert!(again == first, "{}: run {run} differs", names(&prepared.plan));
+        }
+    }
+}
+
+/// Every thread has a CubeCL stream of its own; the tensors of one are read on both.
+#[test]
+fn two_streams() {
+    let Some(client) = device() else { return };
+    for prepared in repeated().into_iter().step_by(3).map(Prepared::new) {
+        let inputs = prepared.upload(&client);
+        let first = prepared.bits(&client, &inputs);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let own = prepared.upload(&client);
+                    for run in 0..RUNS {
+                        let inputs = if run % 2 == 0 { &inputs } else { &own };
+                        let again = prepared.bits(&client, inputs);
+                        assert!(again == first, "{}: run {run} differs", names(&prepared.plan));
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,47 @@
+//! Schedules that could be chosen, not only those that are.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::Element;
+
+use super::run::{best_cases, check_all};
+use crate::problems::problem;
+use crate::run::device;
+use crate::support::axis;
+
+const BEST: usize = 16;
+
+fn check_best(problem: Problem, element: Element) {
+    let Some(client) = device() else { return };
+    check_all(&client, &best_cases(&problem, element, BEST));
+}
+
+#[test]
+fn one_axis_head_dim_64() {
+    check_best(problem(&[axis(333, 41, 1, 2, true)], 64), Element::F16);
+}
+
+#[test]
+fn two_axes_head_dim_32() {
+    let axes = [axis(29, 7, 1, 1, false), axis(43, 7, 1, 2, false)];
+    check_best(problem(&axes, 32), Element::F16);
+}
+
+#[test]
+fn three_axes_head_dim_64() {
+    let axes = [axis(7, 3, 1, 1, false), axis(17, 5, 1, 1, false), axis(22, 7, 1, 1, false)];
+    check_best(Problem { batch: 1, ..problem(&axes, 64) }, Element::Bf16);
+}
+
+#[test]
+fn three_axes_head_dim_128() {
+    let axes = [axis(9, 5, 1, 1, false), axis(13, 6, 2, 1, false), axis(21, 8, 1, 1, true)];
+    let problem = Problem { heads: 4, additional: 20, ..problem(&axes, 128) };
+    check_best(problem, Element::Bf16);
+}
+
+/// Long vectors: each gradient in slices.
+#[test]
+fn two_axes_head_dim_256() {
+    let axes = [axis(13, 5, 1, 1, false), axis(21, 7, 1, 1, true)];
+    check_best(problem(&axes, 256), Element::Bf16);
+}
