@@ -3,6 +3,9 @@
 use super::{TileCount, Tiling};
 use crate::{Axis, Problem, window};
 
+#[cfg(test)]
+mod tests;
+
 /// See [`Tiling::count_visitors`].
 pub(super) fn count(tiling: &Tiling, problem: &Problem) -> TileCount {
     let axes = problem.axes.iter().enumerate();

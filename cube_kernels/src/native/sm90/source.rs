@@ -4,6 +4,8 @@ use super::{Element, Gradients, Pass, Schedule};
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod window_tests;
 
 /// What NVRTC compiles for.
 pub const ARCHITECTURE: &str = "sm_90a";

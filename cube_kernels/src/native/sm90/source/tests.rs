@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::native::sm90::{Element, Mask, candidates};
+use crate::native::sm90::{Element, Mask, backward_candidates, candidates, plan_backward};
 use crate::{Axis, MAX_RANK, Problem};
 
+/// Of both passes.
 fn schedules() -> Vec<Schedule> {
     let axis = Axis { kernel_size: 9, ..Axis::dense(40, 40, false) };
     let mut schedules = vec![];
@@ -23,8 +24,14 @@ fn schedules() -> Vec<Schedule> {
                 scale: 0.1,
                 axes,
             };
+            let element = Element::F16;
             // The tiles do not matter here.
-            schedules.extend(candidates(&problem, Element::F16).into_iter().step_by(29));
+            schedules.extend(candidates(&problem, element).into_iter().step_by(29));
+            let plan = plan_backward(&problem, element, None).expect("supported");
+            for Schedule { pass, gradients, .. } in plan.schedules().copied() {
+                let all = backward_candidates(&problem, element, pass, gradients);
+                schedules.extend(all.into_iter().step_by(29));
+            }
         }
     }
     schedules
@@ -47,16 +54,27 @@ fn masks_are_numbered_as_in_the_kernel() {
 
 #[test]
 fn every_macro_is_defined_once_and_used() {
+    let check = |source: &str, name: &str, value: usize| {
+        let start = format!("#define {name} ");
+        let defines = source.lines().filter(|line| line.starts_with(&start)).count();
+        assert_eq!(defines, 1, "{name}");
+        assert_eq!(define(source, name), Some(value));
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        let uses = source.split(|c| !is_part(c)).filter(|word| *word == name).count();
+        assert!(uses > 1, "{name} is not used");
+    };
     for schedule in schedules() {
         let source = schedule.source();
         for (name, value) in schedule.macros() {
-            let start = format!("#define {name} ");
-            let defines = source.lines().filter(|line| line.starts_with(&start)).count();
-            assert_eq!(defines, 1, "{name}");
-            assert_eq!(define(&source, name), Some(value));
-            let is_part = |c: char| c.is_alphanumeric() || c == '_';
-            let uses = source.split(|c| !is_part(c)).filter(|word| *word == name).count();
-            assert!(uses > 1, "{name} is not used");
+            check(&source, name, value);
+        }
+    }
+    for (head_dim_v, lanes) in [(8, 1), (24, 4), (64, 8), (136, 32), (256, 32)] {
+        for (element, is_bf16) in [(Element::F16, 0), (Element::Bf16, 1)] {
+            let (_, source) = delta_source(element, head_dim_v);
+            for (name, value) in [("BF16", is_bf16), ("DIM_V", head_dim_v), ("LANES", lanes)] {
+                check(&source, name, value);
+            }
         }
     }
 }
@@ -79,11 +97,15 @@ fn wgmma_has_the_operands_of_its_shape() {
         let text = schedule.wgmma();
         let functions: Vec<&str> = text.split("DEVICE void ").skip(1).collect();
         let keys = schedule.blocks * 64;
-        let expected = [
-            ("wgmma_scores", keys, "k16.f32.f16.f16"),
-            ("wgmma_mask", keys, "k32.f32.e5m2.e5m2"),
-            ("wgmma_values", schedule.head_dim_v, "k16.f32.f16.f16"),
-        ];
+        let half = "k16.f32.f16.f16";
+        let mut expected =
+            vec![("wgmma_scores", keys, half), ("wgmma_mask", keys, "k32.f32.e5m2.e5m2")];
+        let Gradients { width, value, .. } = schedule.gradients;
+        expected.extend((width > 0).then_some(("wgmma_first", width, half)));
+        expected.extend(value.then_some(("wgmma_second", schedule.head_dim_v, half)));
+        if schedule.pass == Pass::Forward {
+            expected.push(("wgmma_values", schedule.head_dim_v, half));
+        }
         assert_eq!(functions.len(), expected.len());
         for (function, (name, n, types)) in functions.into_iter().zip(expected) {
             assert!(function.starts_with(&format!("{name}(float (&d)[{}]", n / 2)), "{function}");
