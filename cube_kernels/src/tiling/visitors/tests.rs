@@ -54,8 +54,7 @@ fn brute_force_axis(axis: &Axis, q_tile: usize, kv_tile: usize) -> TileCount {
 
 fn check(problem: &Problem, tiling: Tiling) {
     let axes = problem.axes.iter().enumerate();
-    let counts =
-        axes.map(|(a, axis)| brute_force_axis(axis, tiling.q_tile[a], tiling.kv_tile[a]));
+    let counts = axes.map(|(a, axis)| brute_force_axis(axis, tiling.q_tile[a], tiling.kv_tile[a]));
     let expected = counts.reduce(TileCount::times).expect("three axes");
     assert_eq!(tiling.count_visitors(problem), expected, "{tiling:?} on {problem:?}");
 }

@@ -1,7 +1,13 @@
 //! Launches and their tensor maps, without a device.
 
+use std::collections::HashSet;
+
+use cubecl::server::Handle;
+use cubecl_common::device::{DeviceId, ServiceId};
+use cubecl_environment::stream::StreamId;
+
 use super::*;
-use crate::native::sm90::candidates;
+use crate::native::sm90::{Gradients, backward_candidates, candidates};
 
 fn dilated(length: usize, dilation: usize) -> Axis {
     Axis { kernel_size: 3, dilation, ..Axis::dense(length, length, false) }
@@ -49,7 +55,7 @@ fn launches_cover_every_group_once() {
     for schedule in candidates(&problem, Element::Bf16) {
         let launches = launches(&schedule, &problem);
         assert_eq!(launches.len(), 90, "{schedule}");
-        let distinct: std::collections::HashSet<_> = launches.iter().collect();
+        let distinct: HashSet<_> = launches.iter().collect();
         assert_eq!(distinct.len(), 90, "{schedule}");
         for [x, y, z] in launches {
             assert!(x < 10 && y < 9 && z == 0, "{schedule}");
@@ -57,24 +63,143 @@ fn launches_cover_every_group_once() {
     }
 }
 
-/// What `cuTensorMapEncodeTiled` demands of a box.
-#[test]
-fn boxes_are_ones_that_tma_loads() {
-    for axes in [
+/// Problems of one to three axes with dilations that TMA steps over and others.
+fn problems() -> Vec<Problem> {
+    [
         [dilated(40, 10), dilated(36, 9), dilated(30, 2)],
         [dilated(40, 8), dilated(36, 8), dilated(30, 8)],
         [Axis::UNIT, Axis::UNIT, dilated(300, 4)],
-        [Axis::UNIT, dilated(30, 5), dilated(300, 1)],
-    ] {
-        let problem = problem(axes);
-        for schedule in candidates(&problem, Element::Bf16) {
-            for (index, axis) in axes.iter().enumerate() {
-                if schedule.dilates_in_kernel(axis, index) {
-                    assert!(axis.dilation <= 8, "{schedule}");
-                    let extent = schedule.q_tile[index].max(schedule.kv_tile[index]);
-                    assert!(extent * axis.dilation <= 256, "{schedule}");
-                }
+        [Axis::UNIT, Axis::UNIT, dilated(301, 17)],
+        [Axis::UNIT, dilated(31, 5), dilated(300, 1)],
+        [Axis::UNIT, Axis::UNIT, Axis::dense(70, 300, true)],
+        [Axis::UNIT, Axis::UNIT, Axis::dense(1, 1, false)],
+    ]
+    .map(problem)
+    .into_iter()
+    .flat_map(|problem| [problem, Problem { batch: 3, heads: 4, heads_kv: 2, ..problem }])
+    .collect()
+}
+
+/// The candidates of both passes.
+fn schedules(problem: &Problem) -> Vec<Schedule> {
+    let backward = [Pass::Queries, Pass::Keys].into_iter().flat_map(|pass| {
+        let gradients = Gradients { start: 0, width: 64, value: pass == Pass::Keys };
+        backward_candidates(problem, Element::Bf16, pass, gradients)
+    });
+    candidates(problem, Element::Bf16).into_iter().chain(backward).collect()
+}
+
+/// A tensor without memory.
+fn tensor(tokens: [usize; MAX_RANK], heads: usize, dim: usize) -> Strided {
+    let service = ServiceId::of::<()>(DeviceId::new(0, 0));
+    let handle = Handle::new(service, StreamId { value: 0 }, 0);
+    Strided::contiguous(handle, tokens, heads, dim)
+}
+
+/// What `cuTensorMapEncodeTiled` demands.
+fn check_map(map: &TensorMap, what: &str) {
+    let bytes = match map.element {
+        MapElement::F16 | MapElement::Bf16 => 2,
+        MapElement::F32 => 4,
+    };
+    assert!(map.sizes.iter().all(|size| (1..=1 << 32).contains(size)), "{what}: {map:?}");
+    let is_stride = |stride: &u64| stride.is_multiple_of(16) && *stride > 0 && *stride < 1 << 40;
+    assert!(map.strides.iter().all(is_stride), "{what}: {map:?}");
+    assert!(map.tile.iter().all(|extent| (1..=256).contains(extent)), "{what}: {map:?}");
+    assert!(map.steps.iter().all(|step| (1..=8).contains(step)), "{what}: {map:?}");
+    let inner = map.tile[0] * bytes;
+    let is_swizzled = map.element != MapElement::F32;
+    assert!(inner.is_multiple_of(16) && (!is_swizzled || inner <= 128), "{what}: {map:?}");
+    assert_eq!(map.offset % 16, 0, "{what}: {map:?}");
+    // Elements of a box: those that it steps on.
+    let extents = map.tile.iter().zip(map.steps).map(|(extent, step)| extent.div_ceil(step));
+    let row = if is_swizzled { TILE as u32 } else { STATISTICS as u32 };
+    assert_eq!(extents.product::<u32>(), TILE as u32 * row, "{what}: {map:?}");
+}
+
+#[test]
+fn boxes_are_ones_that_tma_loads() {
+    for problem in problems() {
+        let queries = tensor(problem.axes.map(|axis| axis.queries), problem.heads, 64);
+        let keys = tensor(problem.axes.map(|axis| axis.keys), problem.heads_kv, 64);
+        for schedule in schedules(&problem) {
+            let what = format!("{schedule}: {problem:?}");
+            for residues in launches(&schedule, &problem) {
+                let grid =
+                    Grid { schedule: &schedule, problem: &problem, multiprocessors: 132, residues };
+                check_map(&grid.query_map(0, &queries, 64), &what);
+                check_map(&grid.key_map(0, &keys, 64), &what);
+            }
+            if schedule.pass == Pass::Keys {
+                check_map(&statistics_map(0, &schedule, &problem), &what);
             }
         }
     }
+}
+
+/// Places of different queries differ, and all lie in the map.
+#[test]
+fn every_query_has_its_own_place() {
+    for problem in problems() {
+        let places = places(&problem);
+        let mut taken = HashSet::new();
+        for query in 0..problem.queries() {
+            let token = problem.query_coordinates(query);
+            let place: [usize; MAX_RANK] = std::array::from_fn(|a| {
+                let axis = &problem.axes[a];
+                token[a] % axis.dilation * pitch(axis) + token[a] / axis.dilation
+            });
+            assert!(place.iter().zip(places).all(|(at, size)| *at < size), "{problem:?}");
+            assert!(taken.insert(place), "{place:?} is taken: {problem:?}");
+        }
+        // Groups differ in length by one at most.
+        for (axis, size) in problem.axes.iter().zip(places) {
+            assert!((axis.queries..axis.queries + axis.dilation).contains(&size), "{axis:?}");
+        }
+    }
+}
+
+#[test]
+fn statistics_are_four_floats_to_a_place() {
+    for problem in problems() {
+        let [x, y, z] = places(&problem).map(|places| places as u64);
+        let gradients = Gradients { start: 0, width: 64, value: true };
+        for schedule in backward_candidates(&problem, Element::F16, Pass::Keys, gradients) {
+            let map = statistics_map(6, &schedule, &problem);
+            let heads = (problem.batch * problem.heads) as u64;
+            assert_eq!(map.sizes, [4, z, y, x, heads]);
+            assert_eq!(map.strides, [16, 16 * z, 16 * z * y, 16 * z * y * x]);
+            let [tile_x, tile_y, tile_z] = schedule.q_tile.map(|extent| extent as u32);
+            assert_eq!(map.tile, [4, tile_z, tile_y, tile_x, 1]);
+        }
+    }
+}
+
+#[test]
+fn a_line_has_the_tokens_in_their_order() {
+    let contiguous = tensor([3, 5, 7], 2, 64);
+    let line = |tensor: &Strided, tokens| tensor.line(tokens).map(|line| line.strides);
+    let sample = 3 * 5 * 7 * 128;
+    assert_eq!(line(&contiguous, [3, 5, 7]), Some([sample, sample, sample, 128, 64]));
+
+    // One of three in a fused projection.
+    let with = |strides| Strided { strides, ..contiguous.clone() };
+    let [batch, x, y, z, head] = contiguous.strides;
+    let fused = with([3 * batch, 3 * x, 3 * y, 3 * z, head]);
+    assert_eq!(line(&fused, [3, 5, 7]).map(|strides| strides[3]), Some(3 * z));
+
+    // A gap between samples is none between tokens; one between lines or planes is.
+    assert!(line(&with([batch + 64, x, y, z, head]), [3, 5, 7]).is_some());
+    assert_eq!(line(&with([batch, x + 64, y, z, head]), [3, 5, 7]), None);
+    assert_eq!(line(&with([batch, 5 * (y + 64), y + 64, z, head]), [3, 5, 7]), None);
+    // Heads slower than tokens are no obstacle.
+    assert!(line(&with([2 * 105 * 64, 35 * 64, 7 * 64, 64, 105 * 64]), [3, 5, 7]).is_some());
+
+    // Strides of axes of one token do not matter.
+    let step = |strides, tokens| line(&with(strides), tokens).map(|strides| strides[3]);
+    assert_eq!(step([batch, 9, y, z, head], [1, 5, 7]), Some(z));
+    assert_eq!(step([batch, x, 9, 9, head], [3, 1, 1]), Some(x));
+    assert_eq!(step([batch, x, 9, z, head], [3, 1, 7]), None);
+    assert_eq!(step([batch, 7 * z, 9, z, head], [3, 1, 7]), Some(z));
+    assert!(step([batch, x, y, z, head], [1, 1, 1]).is_some_and(|step| step > 0));
 }

@@ -5,6 +5,9 @@ use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem};
 
+#[cfg(test)]
+mod tests;
+
 /// Accumulators of the gradient of queries or keys in one kernel, where vectors are longer than 128.
 const SLICE: usize = 128;
 

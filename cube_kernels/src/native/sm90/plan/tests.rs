@@ -6,7 +6,7 @@ use super::super::schedule::TILE;
 use super::*;
 use crate::catalogue;
 
-fn axis(
+pub(super) fn axis(
     length: usize,
     kernel_size: usize,
     stride: usize,
@@ -16,7 +16,7 @@ fn axis(
     Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal }
 }
 
-fn problem(axes: &[Axis], dim: usize) -> Problem {
+pub(super) fn problem(axes: &[Axis], dim: usize) -> Problem {
     let mut padded = [Axis::UNIT; MAX_RANK];
     padded[MAX_RANK - axes.len()..].copy_from_slice(axes);
     Problem {
@@ -32,7 +32,7 @@ fn problem(axes: &[Axis], dim: usize) -> Problem {
 }
 
 /// Every kind of axis, in one, two and three axes, with and without additional tokens.
-fn sweep() -> Vec<Problem> {
+pub(super) fn sweep() -> Vec<Problem> {
     let mut problems = vec![];
     for dim in [8, 64, 72, 128, 136, 256] {
         for dim_v in [dim, 8, 256] {
@@ -113,30 +113,32 @@ fn schedules_fit_into_a_multiprocessor() {
     for problem in sweep() {
         let all = candidates(&problem, Element::Bf16);
         assert!(!all.is_empty(), "{problem:?}");
-        for schedule in all {
-            count += 1;
-            assert!(schedule.fits(&problem), "{schedule}");
-            let shared = schedule.shared_memory();
-            assert!(shared <= 227 * 1024, "{schedule}: {shared} bytes");
-            assert!(schedule.ctas * (shared + 1024) <= 228 * 1024, "{schedule}: {shared} bytes");
-            let (producer, consumer) = schedule.registers();
-            // What setmaxnreg takes.
-            assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "{schedule}");
-            assert!((24..=256).contains(&producer) && (24..=256).contains(&consumer), "{schedule}");
-            let of_cta = 128 * (producer + schedule.warpgroups * consumer);
-            assert!(schedule.ctas * of_cta <= 65536, "{schedule}: {of_cta} registers");
-            assert!((2..=4).contains(&schedule.stages), "{schedule}");
-            assert_eq!(schedule.q_tile.iter().product::<usize>(), TILE, "{schedule}");
-            assert_eq!(schedule.kv_tile.iter().product::<usize>(), TILE, "{schedule}");
-            if schedule.mask == Mask::OneHot {
-                assert!(slots(&schedule) <= 16, "{schedule}: {} slots", slots(&schedule));
-                assert!(schedule.rank > 1, "{schedule}");
-            } else if schedule.mask == Mask::Linear {
-                assert_eq!(schedule.rank, 1, "{schedule}");
-            }
-        }
+        count += all.len();
+        all.iter().for_each(|schedule| check_resources(schedule, &problem));
     }
     assert!(count > 1000, "{count}");
+}
+
+pub(super) fn check_resources(schedule: &Schedule, problem: &Problem) {
+    assert!(schedule.fits(problem), "{schedule}");
+    let shared = schedule.shared_memory();
+    assert!(shared <= 227 * 1024, "{schedule}: {shared} bytes");
+    assert!(schedule.ctas * (shared + 1024) <= 228 * 1024, "{schedule}: {shared} bytes");
+    let (producer, consumer) = schedule.registers();
+    // What setmaxnreg takes.
+    assert!(producer.is_multiple_of(8) && consumer.is_multiple_of(8), "{schedule}");
+    assert!((24..=256).contains(&producer) && (24..=256).contains(&consumer), "{schedule}");
+    let of_cta = 128 * (producer + schedule.warpgroups * consumer);
+    assert!(schedule.ctas * of_cta <= 65536, "{schedule}: {of_cta} registers");
+    assert!((2..=4).contains(&schedule.stages), "{schedule}");
+    assert_eq!(schedule.q_tile.iter().product::<usize>(), TILE, "{schedule}");
+    assert_eq!(schedule.kv_tile.iter().product::<usize>(), TILE, "{schedule}");
+    if schedule.mask == Mask::OneHot {
+        assert!(slots(schedule) <= 16, "{schedule}: {} slots", slots(schedule));
+        assert!(schedule.rank > 1, "{schedule}");
+    } else if schedule.mask == Mask::Linear {
+        assert_eq!(schedule.rank, 1, "{schedule}");
+    }
 }
 
 #[test]
@@ -152,35 +154,37 @@ fn names_tell_schedules_apart() {
     }
 }
 
-/// The tiles of queries along one axis of a CTA: windows of its queries, first key, blocks of keys.
+/// The tiles of rows along one axis of a CTA: columns that its rows see, first column, blocks of
+/// columns.
 struct Line {
-    windows: Vec<(usize, usize)>,
+    seen: Vec<(usize, usize)>,
     first: usize,
     blocks: usize,
 }
 
-/// Straight from [`Axis::window`].
-fn lines(axis: &Axis, q_tile: usize, kv_tile: usize) -> Vec<Line> {
+/// Straight from [`Axis::window`] or [`Axis::visitors`].
+fn lines(axis: &Axis, pass: Pass, row_tile: usize, column_tile: usize) -> Vec<Line> {
+    let rows = if pass == Pass::Keys { axis.keys } else { axis.queries };
+    let see = |row| if pass == Pass::Keys { axis.visitors(row) } else { axis.window(row) };
     let mut lines = vec![];
     for group in 0..axis.dilation {
-        let members: Vec<usize> = (group..axis.queries).step_by(axis.dilation).collect();
-        for queries in members.chunks(q_tile) {
-            let windows: Vec<(usize, usize)> = queries
+        let members: Vec<usize> = (group..rows).step_by(axis.dilation).collect();
+        for rows in members.chunks(row_tile) {
+            let seen: Vec<(usize, usize)> = rows
                 .iter()
-                .map(|query| axis.window(*query))
+                .map(|row| see(*row))
                 .map(|(first, count)| (first / axis.dilation, first / axis.dilation + count))
                 .collect();
-            let first = windows.iter().map(|window| window.0).min().expect("a query");
-            let end = windows.iter().map(|window| window.1).max().expect("a query");
-            lines.push(Line { first, blocks: (end - first).div_ceil(kv_tile), windows });
+            let first = seen.iter().map(|range| range.0).min().expect("a row");
+            let end = seen.iter().map(|range| range.1).max().expect("a row");
+            lines.push(Line { first, blocks: (end - first).div_ceil(column_tile), seen });
         }
     }
     lines
 }
 
-#[test]
-fn whole_blocks_are_seen_by_every_query() {
-    let (mut with, mut without) = (0, 0);
+/// Axes of which some, or all, can be cut into whole blocks.
+fn blocky() -> Vec<Problem> {
     let axes = [
         axis(64, 64, 1, 1, false),
         axis(128, 128, 1, 1, false),
@@ -199,17 +203,23 @@ fn whole_blocks_are_seen_by_every_query() {
             problems.push(problem(&[axis(8, 4, 4, 1, false), *one, *other], 128));
         }
     }
-    for problem in problems {
-        for schedule in candidates(&problem, Element::Bf16) {
+    problems
+}
+
+/// Of the schedules of one kernel for each of the [`blocky`] problems.
+pub(super) fn check_whole_blocks(candidates: impl Fn(&Problem) -> Vec<Schedule>) {
+    let (mut with, mut without) = (0, 0);
+    for problem in blocky() {
+        for schedule in candidates(&problem) {
             let of = |index: usize| {
-                let (q_tile, kv_tile) = (schedule.cta_tile()[index], schedule.kv_tile[index]);
-                (lines(&problem.axes[index], q_tile, kv_tile), kv_tile)
+                let (rows, columns) = (schedule.cta_tile()[index], schedule.column_tile()[index]);
+                (lines(&problem.axes[index], schedule.pass, rows, columns), columns)
             };
             let all = [of(0), of(1), of(2)];
-            let is_whole = all.iter().all(|(lines, kv_tile)| {
+            let is_whole = all.iter().all(|(lines, column_tile)| {
                 lines.iter().all(|line| {
-                    let visited = (line.first, line.first + line.blocks * kv_tile);
-                    line.windows.iter().all(|window| *window == visited)
+                    let visited = (line.first, line.first + line.blocks * column_tile);
+                    line.seen.iter().all(|range| *range == visited)
                 })
             });
             let [x, y, z] = all.map(|(lines, _)| lines);
@@ -228,4 +238,9 @@ fn whole_blocks_are_seen_by_every_query() {
         }
     }
     assert!(with > 100 && without > 100, "{with} whole, {without} not");
+}
+
+#[test]
+fn whole_blocks_are_seen_by_every_query() {
+    check_whole_blocks(|problem| candidates(problem, Element::Bf16));
 }

@@ -1,0 +1,136 @@
+//! The choice of a backward pass's schedules, without a device.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use super::super::estimate;
+use super::super::tests::{axis, check_resources, check_whole_blocks, problem, sweep};
+use super::*;
+use crate::catalogue;
+
+#[test]
+fn the_catalogue_is_planned_as_ever() {
+    let mut text = String::new();
+    for entry in catalogue::all() {
+        let plan = plan_backward(&entry.problem, Element::Bf16, None).expect("supported");
+        for schedule in plan.schedules() {
+            let milliseconds = 1e3 * estimate(schedule, &entry.problem);
+            writeln!(text, "{:16} {milliseconds:8.3} ms  {schedule}", entry.name)
+                .expect("a string");
+        }
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// The candidates of each kernel of a problem's backward pass, with the problem that it is for.
+fn every(problem: &Problem, element: Element) -> Vec<(Problem, Vec<Schedule>)> {
+    let plan = plan_backward(problem, element, None).expect("supported");
+    let own = plan.queries.iter().chain(&plan.keys).map(|kernel| (*problem, kernel));
+    let dense = dense(problem);
+    let additional =
+        plan.additional.iter().map(|kernel| (dense.expect("there are tokens"), kernel));
+    own.chain(additional)
+        .map(|(problem, kernel)| {
+            let all = backward_candidates(&problem, element, kernel.pass, kernel.gradients);
+            assert!(all.contains(kernel), "{kernel}");
+            (problem, all)
+        })
+        .collect()
+}
+
+#[test]
+fn schedules_fit_into_a_multiprocessor() {
+    let mut count = 0;
+    for (problem, all) in sweep().iter().flat_map(|problem| every(problem, Element::Bf16)) {
+        count += all.len();
+        all.iter().for_each(|schedule| check_resources(schedule, &problem));
+    }
+    assert!(count > 10_000, "{count}");
+}
+
+/// Accumulators and fragments of a consumer, which have to leave room for addresses and statistics.
+#[test]
+fn accumulators_leave_registers() {
+    for (_, all) in sweep().iter().flat_map(|problem| every(problem, Element::Bf16)) {
+        for schedule in all {
+            let Gradients { width, value, .. } = schedule.gradients;
+            let scores = 32 * schedule.blocks;
+            // A gradient and what it is summed from, packed; for the first also the products.
+            let first = if width > 0 { width / 2 + scores + scores / 2 } else { 0 };
+            let second = if value { schedule.head_dim_v / 2 + scores / 2 } else { 0 };
+            let k_steps = schedule.head_dim.div_ceil(16) + schedule.head_dim_v.div_ceil(16);
+            let fragments = if schedule.rows_in_registers() { 4 * k_steps } else { 0 };
+            let taken = scores + first + second + fragments;
+            let (_, consumer) = schedule.registers();
+            assert!(taken <= consumer, "{schedule}: {taken} of {consumer}");
+        }
+    }
+}
+
+#[test]
+fn names_tell_schedules_apart() {
+    let mut named = HashMap::new();
+    for problem in sweep() {
+        for element in [Element::F16, Element::Bf16] {
+            for schedule in every(&problem, element).into_iter().flat_map(|(_, all)| all) {
+                let before = named.insert(schedule.to_string(), schedule);
+                assert!(before.is_none_or(|before| before == schedule), "{schedule}");
+            }
+        }
+    }
+}
+
+/// Every element of a gradient is written by one kernel.
+#[test]
+fn kernels_share_the_gradients() {
+    for problem in sweep() {
+        let plan = plan_backward(&problem, Element::F16, None).expect("supported");
+        assert_eq!(plan.additional.is_empty(), problem.additional == 0);
+        for (kernels, pass) in [
+            (&plan.queries, Pass::Queries),
+            (&plan.keys, Pass::Keys),
+            (&plan.additional, Pass::Keys),
+        ] {
+            if kernels.is_empty() {
+                continue;
+            }
+            assert!(kernels.iter().all(|kernel| kernel.pass == pass), "{problem:?}");
+            let mut written = vec![0; problem.head_dim];
+            for Gradients { start, width, .. } in kernels.iter().map(|kernel| kernel.gradients) {
+                // Slices begin where boxes of shared memory do.
+                assert!(start.is_multiple_of(64), "{problem:?}");
+                written[start..start + width].iter_mut().for_each(|count| *count += 1);
+            }
+            assert!(written.iter().all(|count| *count == 1), "{problem:?}: {written:?}");
+            let values = kernels.iter().filter(|kernel| kernel.gradients.value).count();
+            assert_eq!(values, usize::from(pass == Pass::Keys), "{problem:?}");
+        }
+    }
+}
+
+#[test]
+fn tiles_are_those_asked_for_where_there_are_such() {
+    let space = problem(&[axis(16, 5, 1, 1, false); 3], 64);
+    let tiling = Tiling { q_tile: [2, 4, 8], kv_tile: [4, 4, 4] };
+    let plan = plan_backward(&space, Element::Bf16, Some(tiling)).expect("supported");
+    assert!(plan.schedules().all(|schedule| schedule.tiling() == tiling), "{plan:?}");
+    let none = Tiling::square([3, 3, 3]);
+    let any = plan_backward(&space, Element::Bf16, Some(none));
+    assert_eq!(any, plan_backward(&space, Element::Bf16, None));
+}
+
+#[test]
+fn whole_blocks_are_seen_by_every_row() {
+    for pass in [Pass::Queries, Pass::Keys] {
+        check_whole_blocks(|problem| {
+            let gradients = kernels(problem, pass)[0];
+            backward_candidates(problem, Element::Bf16, pass, gradients)
+        });
+    }
+}
+
+#[test]
+fn what_is_not_supported_has_no_plan() {
+    let problem = Problem { head_dim: 60, ..problem(&[axis(100, 9, 1, 1, false)], 64) };
+    assert_eq!(plan_backward(&problem, Element::F16, None), None);
+}
