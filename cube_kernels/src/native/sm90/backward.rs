@@ -172,7 +172,9 @@ pub fn backward_with(
         (None, None, None) => None,
         _ => return Err(HopperError::Problem("additional tokens and their tensors differ".into())),
     };
-    let element = plan.queries[0].element;
+    let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
+        return Ok(());
+    };
     let delta = delta_program(element, problem.head_dim_v, &device)?;
     let mut programs = HashMap::new();
     for schedule in plan.schedules() {

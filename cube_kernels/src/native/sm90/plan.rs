@@ -151,6 +151,7 @@ fn candidates_of(
                 stages: 0,
                 ctas: shape.ctas,
                 mask: Mask::None,
+                is_late: shape.is_late,
             };
             let mask = mask(&schedule, problem);
             let schedule = Schedule { mask, ..schedule };
@@ -176,12 +177,13 @@ struct Shape {
     warpgroups: usize,
     blocks: usize,
     ctas: usize,
+    is_late: bool,
 }
 
 /// The shapes for vectors of up to `dim` elements: accumulators have to fit into registers, and two
 /// steps into shared memory.
 fn shapes(dim: usize) -> Vec<Shape> {
-    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas };
+    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: false };
     match dim {
         // Long rows of keys, and tiles of few steps: more CTAs hide each other's ends.
         ..=64 => vec![shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3), shape(2, 2, 1)],

@@ -121,6 +121,9 @@ pub struct Schedule {
     pub ctas: usize,
     /// How windows are enforced.
     pub mask: Mask,
+    /// Of a backward pass, whether dP of a step is begun only when its scores are there, which saves
+    /// registers.
+    pub is_late: bool,
 }
 
 impl Schedule {
@@ -156,18 +159,12 @@ impl Schedule {
         let longest = self.head_dim.max(self.head_dim_v);
         match self.pass {
             Pass::Forward => longest <= 128 && self.warpgroups < 3,
-            Pass::Queries => longest <= 128 && self.blocks == 1 && self.warpgroups * self.ctas < 3,
+            Pass::Queries => {
+                let fits = self.ctas < 3 && (self.is_late || self.warpgroups < 3);
+                longest <= 128 && self.blocks == 1 && fits
+            }
             Pass::Keys => false,
         }
-    }
-
-    /// Whether a backward pass sums the gradient of a step's queries or keys while the tensor cores work on
-    /// the next step. The weights of that sum take registers.
-    pub fn is_deferred(&self) -> bool {
-        let accumulators =
-            self.gradients.width + if self.gradients.value { self.head_dim_v } else { 0 };
-        let is_small = self.warpgroups * self.ctas >= 3 && self.ctas > 1;
-        self.gradients.width > 0 && accumulators <= 128 && !is_small
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
@@ -272,7 +269,7 @@ impl Schedule {
                 ("FIRST_DIM", self.gradients.width),
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
                 ("WITH_SECOND", usize::from(self.gradients.value)),
-                ("DEFERRED", usize::from(self.is_deferred())),
+                ("LATE", usize::from(self.is_late)),
             ]),
         }
         macros
@@ -317,6 +314,7 @@ impl fmt::Display for Schedule {
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;
         write!(f, "_{}", ["x", "y", "z"][self.stack])?;
+        f.write_str(if self.is_late { "_late" } else { "" })?;
         f.write_str(match self.mask {
             Mask::None => "_whole",
             Mask::Linear => "_linear",

@@ -15,8 +15,8 @@
 // A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is 64
 // rows for each consumer, an N-D box of them, stacked along one axis. The producer brings the rows once a
 // tile, then both tensors of the columns in steps of BLOCKS boxes of 64, STAGES steps ahead, with the
-// logsumexp and delta of columns that are queries. While one consumer computes P and dS, others have the
-// tensor cores; with DEFERRED, `first` of a step is summed together with S and dP of the next.
+// logsumexp and delta of columns that are queries. A consumer sums `first` of a step together with S and dP of
+// the next; while it computes P and dS, others have the tensor cores.
 //
 // Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
 // and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
@@ -172,8 +172,8 @@ struct Consumer {
   }
 #endif
 
-  // scores = mask + S, products = dP
-  DEVICE void begin(int step) {
+  // scores = mask + S
+  DEVICE void begin_scores(int step) {
     const u64 row_first = swizzled(shared + warpgroup() * FIRST_TILE, 16, 1024);
     const u64 column_first = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 1024);
     wgmma_fence();
@@ -191,9 +191,14 @@ struct Consumer {
 #endif
     }
     wgmma_commit();
+  }
+
 #if WITH_FIRST
+  // products = dP
+  DEVICE void begin_products(int step) {
     const u64 row_second = swizzled(shared + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 1024);
     const u64 column_second = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 1024);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS_V; k++) {
       const u64 column = column_second + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
@@ -203,10 +208,9 @@ struct Consumer {
       wgmma_scores(products, row_second + k / 4 * 512 + k % 4 * 2, column, k > 0);
 #endif
     }
-#endif
-    // A group even where it is empty, so that waits count the same.
     wgmma_commit();
   }
+#endif
 
 #if WITH_FIRST
   // first += dS K or dS^T Q
@@ -301,6 +305,7 @@ struct Consumer {
 #if MASK == ONE_HOT
     one_hot.start_tile(space, tile, row_at);
 #endif
+    int step = uniform(tile.first);
     Walk walk;
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
@@ -314,13 +319,9 @@ struct Consumer {
       one_hot.fire();
 #endif
     };
-    // From S and dP to what the gradients are summed from; `aim`s at the step behind.
+    // From S and dP, which may still be on their way, to what the gradients are summed from, and the sum of
+    // `second`.
     auto weigh = [&](int i, int number) {
-#if DEFERRED
-      aim(i + 1);
-#endif
-      wgmma_wait<1>();
-      pin(scores);
 #if MASK == LINEAR
       const int offset = i * ROWS;
       if ((!ADDITIONAL || i < tile.steps) && (offset < whole_from || offset + ROWS > whole_to))
@@ -352,16 +353,30 @@ struct Consumer {
 #if WITH_FIRST
       pack_fragments(products, slopes);
 #endif
-#if WITH_FIRST && !DEFERRED
-      accumulate_first(number);
-      wgmma_wait<0>();
-      pin(first);
-#endif
-#if !DEFERRED
-      release_columns(number);
-      aim(i + 1);
-#endif
       fire();
+    };
+    // S and dP of step `i`, and with them `first` of the step before. LATE has dP wait for the others, and so
+    // their registers.
+    auto begin = [&](int i, bool is_first) {
+      wait_columns(step + i);
+#if WITH_FIRST
+      if (!is_first) accumulate_first(step + i - 1);
+#endif
+      begin_scores(step + i);
+#if WITH_FIRST && !LATE
+      begin_products(step + i);
+#endif
+      aim(i + 1);
+#if WITH_FIRST && !LATE
+      wgmma_wait<1>();
+#else
+      wgmma_wait<0>();
+#endif
+      pin(scores);
+      if (!is_first) release_columns(step + i - 1);
+#if WITH_FIRST && LATE
+      begin_products(step + i);
+#endif
     };
 
 #if WITH_FIRST
@@ -372,7 +387,6 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++) second[i] = 0.f;
 #endif
-    int step = uniform(tile.first);
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
       for (int i = 0; i < low; i++) skip(step + i);
@@ -380,28 +394,19 @@ struct Consumer {
         walk.start(tile, low * BLOCKS);
         aim(low);
         fire();
-        wait_columns(step + low);
-        begin(step + low);
+        begin(low, true);
         weigh(low, step + low);
 #pragma unroll 1
         for (int i = low + 1; i < high; i++) {
-          wait_columns(step + i);
-#if DEFERRED
-          accumulate_first(step + i - 1);
-          begin(step + i);
-          wgmma_wait<2>();
-          release_columns(step + i - 1);
-#else
-          begin(step + i);
-#endif
+          begin(i, false);
           weigh(i, step + i);
         }
-#if DEFERRED
+#if WITH_FIRST
         accumulate_first(step + high - 1);
         wgmma_wait<0>();
         pin(first);
-        release_columns(step + high - 1);
 #endif
+        release_columns(step + high - 1);
       }
       for (int i = high; i < steps; i++) skip(step + i);
     }
