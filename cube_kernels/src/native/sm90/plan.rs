@@ -38,6 +38,9 @@ const SHORT_LINES: f64 = 0.04;
 /// walk over the blocks.
 const FASTEST_STACKED: f64 = 0.03;
 
+/// Share of a step's time, in the backward pass, that a warpgroup's step costs which it skips itself.
+const ALONE: f64 = 0.8;
+
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
     let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
@@ -287,8 +290,13 @@ pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
         let steps = visited / blocks + tiles * (blocks - 1.0) / 2.0;
         (tiles * heads / passes, steps * heads)
     };
-    let (_, warpgroup_steps) = count(schedule.row_tile());
+    let (_, mut warpgroup_steps) = count(schedule.row_tile());
     let (tiles, loads) = count(schedule.cta_tile());
+    if schedule.pass != Pass::Forward {
+        // A warpgroup that works while the others of its CTA skip a step has nobody to hide behind.
+        let all = loads * schedule.warpgroups as f64;
+        warpgroup_steps += ALONE * (all - warpgroup_steps).max(0.0);
+    }
 
     let together = (schedule.warpgroups * schedule.ctas) as f64;
     let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };

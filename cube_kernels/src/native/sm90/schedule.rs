@@ -167,6 +167,13 @@ impl Schedule {
         }
     }
 
+    /// Tiles of rows in shared memory. A second one is loaded while the first is worked on, where vectors are
+    /// short.
+    fn row_buffers(&self) -> usize {
+        let is_short = self.head_dim.max(self.head_dim_v) <= 64;
+        if self.pass == Pass::Keys && is_short { 2 } else { 1 }
+    }
+
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
     /// what the register file gives to `ctas` CTAs; the producer hands over what it does not need.
     pub fn registers(&self) -> (usize, usize) {
@@ -200,12 +207,14 @@ impl Schedule {
         let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
         // Query; or query and its output's gradient; or key and value.
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
-        let rows = self.warpgroups * rows * TILE * 128;
+        let rows = self.row_buffers() * self.warpgroups * rows * TILE * 128;
         // Logsumexp and delta of columns that are queries.
         let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 16 } else { 0 };
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (1, 4 * stages + 2),
-            Pass::Queries | Pass::Keys => (2, 2 * stages + 2),
+            Pass::Queries | Pass::Keys => {
+                (2 * self.row_buffers(), 2 * stages + 2 * self.row_buffers())
+            }
         };
         rows + stages * (step + statistics) + one_hot + 128 * tiles + 8 * barriers
     }
@@ -270,6 +279,7 @@ impl Schedule {
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
                 ("WITH_SECOND", usize::from(self.gradients.value)),
                 ("LATE", usize::from(self.is_late)),
+                ("ROW_BUFFERS", self.row_buffers()),
             ]),
         }
         macros
