@@ -38,6 +38,8 @@ const SHORT_LINES: f64 = 0.04;
 /// walk over the blocks.
 const FASTEST_STACKED: f64 = 0.03;
 
+/// Seconds of a step of the backward pass in which a warpgroup alone leaves the tensor cores to others.
+const BACKWARD_LATENCY: f64 = 0.65e-6;
 /// Share of a step's time, in the backward pass, that a warpgroup's step costs which it skips itself.
 const ALONE: f64 = 0.8;
 
@@ -73,6 +75,9 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
         ));
     }
     let tokens = problem.queries().max(problem.keys()).max(problem.additional);
+    if problem.queries().saturating_mul(problem.heads) >= 1 << 31 {
+        return Some("a sample has 2^31 or more rows of queries".into());
+    }
     if tokens.saturating_mul(problem.batch) >= 1 << 31 || problem.batch * problem.heads >= 1 << 24 {
         return Some("there are 2^31 or more tokens, or 2^24 or more heads".into());
     }
@@ -313,9 +318,11 @@ pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
         };
     let rate = device.matmul_flops / MULTIPROCESSORS;
     let products = (2 * TILE * columns * depth) as f64 / rate;
-    let step = (products / PRODUCTS)
-        .max((products + blocks * SOFTMAX_LATENCY) / together)
-        .max(blocks * SOFTMAX);
+    let latency = match schedule.pass {
+        Pass::Forward => blocks * SOFTMAX_LATENCY,
+        Pass::Queries | Pass::Keys => BACKWARD_LATENCY,
+    };
+    let step = (products / PRODUCTS).max((products + latency) / together).max(blocks * SOFTMAX);
     let rounds = tiles / (MULTIPROCESSORS * schedule.ctas as f64);
     let unevenness = rounds.ceil() / rounds.max(1e-9);
     let slots = tiles * schedule.warpgroups as f64;

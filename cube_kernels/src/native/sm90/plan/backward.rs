@@ -106,7 +106,7 @@ fn shapes(pass: Pass, dim: usize) -> Vec<Shape> {
     let late = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: true };
     match (pass, dim) {
         (Pass::Keys, ..=64) => vec![late(1, 1, 2)],
-        (_, ..=64) => vec![shape(3, 1, 1), shape(1, 2, 2), late(1, 1, 3)],
+        (_, ..=64) => vec![shape(1, 2, 2), late(1, 1, 3)],
         (Pass::Keys, 65..=128) => vec![late(2, 1, 1)],
         (_, 65..=128) => vec![shape(2, 1, 1)],
         _ => vec![shape(1, 1, 1)],
