@@ -1,12 +1,14 @@
 //! Times the candidate schedules of catalogue problems on a Hopper GPU, the most promising first,
 //! beside what the model expects of them.
 //!
-//! `sm90_tune [--top N] [NAME...]`: the N best of each shape of CTA, 2 by default.
+//! `sm90_tune [--top N] [--backward] [NAME...]`: the N best of each shape of CTA, 2 by default.
 
 use std::time::{Duration, Instant};
 
 use burn_natten_kernels::native::sm90::{
-    Element, ForwardInputs, ForwardOutputs, Strided, candidates, estimate, forward_with,
+    BackwardInputs, BackwardOutputs, BackwardPlan, Element, ForwardInputs, ForwardOutputs,
+    Schedule, Strided, backward_candidates, backward_with, candidates, estimate, forward_with,
+    plan_backward,
 };
 use burn_natten_kernels::{Problem, catalogue};
 use cubecl::client::Client;
@@ -16,11 +18,14 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 fn main() {
     let mut top = 2;
+    let mut is_backward = false;
     let mut names = vec![];
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         if argument == "--top" {
             top = arguments.next().and_then(|n| n.parse().ok()).expect("--top takes a number");
+        } else if argument == "--backward" {
+            is_backward = true;
         } else {
             names.push(argument);
         }
@@ -28,63 +33,165 @@ fn main() {
     let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
     for entry in catalogue::all() {
         if names.is_empty() || names.iter().any(|name| name == entry.name) {
-            tune(&client, entry.name, &entry.problem, top);
+            let tensors = Tensors::new(&client, &entry.problem);
+            match is_backward {
+                false => tune_forward(&client, entry.name, &entry.problem, &tensors, top),
+                true => tune_backward(&client, entry.name, &entry.problem, &tensors, top),
+            }
         }
     }
 }
 
-fn tune(client: &Client, name: &str, problem: &Problem, top: usize) {
-    let queries = problem.axes.map(|axis| axis.queries);
-    let keys = problem.axes.map(|axis| axis.keys);
-    let rows = problem.batch * problem.queries() * problem.heads;
-    let key_rows = problem.batch * problem.keys() * problem.heads_kv;
-    let Problem { heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
-    let tensor = |rows: usize, dim: usize, seed: u64, tokens, heads| {
-        Strided::contiguous(random(client, rows * dim, seed), tokens, heads, dim)
-    };
-    let inputs = ForwardInputs {
-        query: tensor(rows, head_dim, 1, queries, heads),
-        key: tensor(key_rows, head_dim, 2, keys, heads_kv),
-        value: tensor(key_rows, head_dim_v, 3, keys, heads_kv),
-        additional: None,
-    };
-    let outputs =
-        ForwardOutputs { out: client.empty(rows * head_dim_v * 2), lse: client.empty(rows * 4) };
-    let mut schedules = candidates(problem, Element::Bf16);
+#[derive(Clone)]
+struct Tensors {
+    inputs: ForwardInputs,
+    outputs: ForwardOutputs,
+    dout: Strided,
+    dlse: cubecl::server::Handle,
+}
+
+impl Tensors {
+    fn new(client: &Client, problem: &Problem) -> Self {
+        let queries = problem.axes.map(|axis| axis.queries);
+        let keys = problem.axes.map(|axis| axis.keys);
+        let rows = problem.batch * problem.queries() * problem.heads;
+        let key_rows = problem.batch * problem.keys() * problem.heads_kv;
+        let Problem { heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
+        let tensor = |rows: usize, dim: usize, seed: u64, tokens, heads| {
+            Strided::contiguous(random(client, rows * dim, seed), tokens, heads, dim)
+        };
+        Self {
+            inputs: ForwardInputs {
+                query: tensor(rows, head_dim, 1, queries, heads),
+                key: tensor(key_rows, head_dim, 2, keys, heads_kv),
+                value: tensor(key_rows, head_dim_v, 3, keys, heads_kv),
+                additional: None,
+            },
+            outputs: ForwardOutputs {
+                out: client.empty(rows * head_dim_v * 2),
+                lse: client.empty(rows * 4),
+            },
+            dout: tensor(rows, head_dim_v, 4, queries, heads),
+            dlse: client.create_from_slice(&vec![0; rows * 4]),
+        }
+    }
+}
+
+/// The most promising of each shape of CTA.
+fn best(mut schedules: Vec<Schedule>, problem: &Problem, top: usize) -> Vec<Schedule> {
     schedules.sort_by(|a, b| estimate(a, problem).total_cmp(&estimate(b, problem)));
-    // The most promising of each shape of CTA.
     let mut shapes = std::collections::HashMap::new();
     schedules.retain(|s| {
-        let seen = shapes.entry((s.warpgroups, s.blocks, s.ctas)).or_insert(0);
+        let seen = shapes.entry((s.warpgroups, s.blocks, s.ctas, s.is_late)).or_insert(0);
         *seen += 1;
         *seen <= top
     });
-    for schedule in &schedules {
-        let run = || forward_with(client, schedule, problem, &inputs, &outputs).expect("launched");
-        let sync = || block_on(client.sync()).expect("the kernel ran");
-        run();
-        sync();
-        let time = |calls: usize| {
-            std::thread::sleep(Duration::from_millis(60));
-            let start = Instant::now();
-            (0..calls).for_each(|_| run());
-            sync();
-            start.elapsed().as_secs_f64()
-        };
-        // A batch and one of twice as many calls: what they differ in is calls alone.
-        let calls = ((2e-3 / time(1)).ceil() as usize).clamp(1, 100);
-        let mut samples: Vec<f64> =
-            (0..5).map(|_| (time(2 * calls) - time(calls)) / calls as f64).collect();
-        samples.sort_by(f64::total_cmp);
-        let seconds = samples[2];
-        println!(
-            "{name:18} {:8.3} ms  {:6.1} TFLOP/s  expected {:8.3}  work {:.2}  {schedule}",
-            seconds * 1e3,
-            problem.forward_flops() as f64 / seconds * 1e-12,
-            estimate(schedule, problem) * 1e3,
-            schedule.tiling().work_ratio(problem),
-        );
+    schedules
+}
+
+fn tune_forward(client: &Client, name: &str, problem: &Problem, tensors: &Tensors, top: usize) {
+    for schedule in best(candidates(problem, Element::Bf16), problem, top) {
+        let Tensors { inputs, outputs, .. } = tensors;
+        let run = || forward_with(client, &schedule, problem, inputs, outputs).expect("launched");
+        print(name, problem, problem.forward_flops(), &schedule, seconds(client, run));
     }
+}
+
+/// Each kernel alone, then the whole pass as it is planned.
+fn tune_backward(client: &Client, name: &str, problem: &Problem, tensors: &Tensors, top: usize) {
+    let Tensors { inputs, outputs, dout, dlse } = tensors.clone();
+    sm90_forward(client, problem, &inputs, &outputs);
+    let out = Strided { handle: outputs.out.clone(), strides: dout.strides };
+    let (query, key, value) = (inputs.query, inputs.key, inputs.value);
+    let bytes = |heads: usize, tokens: usize, dim: usize| problem.batch * tokens * heads * dim * 2;
+    let results = BackwardOutputs {
+        dq: client.empty(bytes(problem.heads, problem.queries(), problem.head_dim)),
+        dk: client.empty(bytes(problem.heads_kv, problem.keys(), problem.head_dim)),
+        dv: client.empty(bytes(problem.heads_kv, problem.keys(), problem.head_dim_v)),
+        additional: None,
+    };
+    let lse = outputs.lse;
+    let inputs = BackwardInputs { query, key, value, additional: None, out, dout, lse, dlse };
+    let plan = plan_backward(problem, Element::Bf16, None).expect("a plan");
+    let run = |plan: &BackwardPlan| {
+        let seconds = seconds(client, || {
+            backward_with(client, plan, problem, &inputs, &results).expect("launched");
+        });
+        println!(
+            "{name:18} {:8.3} ms  {:6.1} TFLOP/s",
+            seconds * 1e3,
+            problem.backward_flops() as f64 / seconds * 1e-12
+        );
+        seconds
+    };
+    let whole = run(&plan);
+    for planned in plan.queries.iter().chain(&plan.keys) {
+        let (pass, gradients) = (planned.pass, planned.gradients);
+        let all = backward_candidates(problem, Element::Bf16, pass, gradients);
+        let without = |schedule: Option<Schedule>| {
+            let replace = |list: &[Schedule]| -> Vec<Schedule> {
+                let kept = list.iter().filter(|other| *other != planned).copied();
+                kept.chain(schedule.filter(|_| list.contains(planned))).collect()
+            };
+            BackwardPlan {
+                queries: replace(&plan.queries),
+                keys: replace(&plan.keys),
+                additional: vec![],
+            }
+        };
+        let rest = seconds(client, || {
+            backward_with(client, &without(None), problem, &inputs, &results).expect("launched");
+        });
+        println!("{name:18} {:8.3} ms  planned {planned}", (whole - rest) * 1e3);
+        for schedule in best(all, problem, top) {
+            let plan = without(Some(schedule));
+            let all = seconds(client, || {
+                backward_with(client, &plan, problem, &inputs, &results).expect("launched");
+            });
+            let flops = problem.forward_flops() / 2 * products(&schedule);
+            print(name, problem, flops, &schedule, all - rest);
+        }
+    }
+}
+
+/// Matrix products of a kernel of the backward pass: scores, dP and the gradients. The forward pass has two.
+fn products(schedule: &Schedule) -> u64 {
+    1 + 2 * u64::from(schedule.gradients.width > 0) + u64::from(schedule.gradients.value)
+}
+
+fn sm90_forward(client: &Client, problem: &Problem, i: &ForwardInputs, o: &ForwardOutputs) {
+    burn_natten_kernels::native::sm90::forward(client, problem, Element::Bf16, None, i, o)
+        .expect("launched");
+}
+
+/// Median time of a call.
+fn seconds(client: &Client, run: impl Fn()) -> f64 {
+    let sync = || block_on(client.sync()).expect("the kernel ran");
+    run();
+    sync();
+    let time = |calls: usize| {
+        std::thread::sleep(Duration::from_millis(60));
+        let start = Instant::now();
+        (0..calls).for_each(|_| run());
+        sync();
+        start.elapsed().as_secs_f64()
+    };
+    // A batch and one of twice as many calls: what they differ in is calls alone.
+    let calls = ((2e-3 / time(1)).ceil() as usize).clamp(1, 100);
+    let mut samples: Vec<f64> =
+        (0..5).map(|_| (time(2 * calls) - time(calls)) / calls as f64).collect();
+    samples.sort_by(f64::total_cmp);
+    samples[2]
+}
+
+fn print(name: &str, problem: &Problem, flops: u64, schedule: &Schedule, seconds: f64) {
+    println!(
+        "{name:18} {:8.3} ms  {:6.1} TFLOP/s  expected {:8.3}  work {:.2}  {schedule}",
+        seconds * 1e3,
+        flops as f64 / seconds * 1e-12,
+        estimate(schedule, problem) * 1e3,
+        schedule.tiling().work_ratio(problem),
+    );
 }
 
 /// Normal values, the same for a seed; a block of them is repeated.

@@ -172,7 +172,9 @@ pub fn backward_with(
         (None, None, None) => None,
         _ => return Err(HopperError::Problem("additional tokens and their tensors differ".into())),
     };
-    let element = plan.queries[0].element;
+    let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
+        return Ok(());
+    };
     let delta = delta_program(element, problem.head_dim_v, &device)?;
     let mut programs = HashMap::new();
     for schedule in plan.schedules() {
@@ -232,8 +234,8 @@ struct DeltaParams {
     queries: [i32; 3],
     dilation: [i32; 3],
     pitch: [i32; 3],
-    batch: i32,
     heads: i32,
+    blocks: i32,
     padding: i32,
 }
 
@@ -247,12 +249,13 @@ fn launch_delta(
     statistics: &Handle,
 ) {
     const THREADS: usize = 256;
-    let rows = places(problem).iter().product::<usize>() * problem.batch * problem.heads;
+    let rows = places(problem).iter().product::<usize>() * problem.heads;
     let threads = rows * super::source::delta_lanes(problem.head_dim_v);
+    let blocks = threads.div_ceil(THREADS);
     let kernel = Kernel {
         cubin: cubin.clone(),
         entry: c"attention_delta",
-        grid: threads.div_ceil(THREADS) as u32,
+        grid: (blocks * problem.batch) as u32,
         block: THREADS as u32,
         shared_memory: 0,
     };
@@ -262,8 +265,8 @@ fn launch_delta(
         queries: problem.axes.map(|axis| axis.queries as i32),
         dilation: problem.axes.map(|axis| axis.dilation as i32),
         pitch: problem.axes.map(|axis| pitch(&axis) as i32),
-        batch: problem.batch as i32,
         heads: problem.heads as i32,
+        blocks: blocks as i32,
         padding: 0,
     };
     let read =

@@ -38,6 +38,11 @@ const SHORT_LINES: f64 = 0.04;
 /// walk over the blocks.
 const FASTEST_STACKED: f64 = 0.03;
 
+/// Seconds of a step of the backward pass in which a warpgroup alone leaves the tensor cores to others.
+const BACKWARD_LATENCY: f64 = 0.65e-6;
+/// Share of a step's time, in the backward pass, that a warpgroup's step costs which it skips itself.
+const ALONE: f64 = 0.8;
+
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
     let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
@@ -70,6 +75,9 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
         ));
     }
     let tokens = problem.queries().max(problem.keys()).max(problem.additional);
+    if problem.queries().saturating_mul(problem.heads) >= 1 << 31 {
+        return Some("a sample has 2^31 or more rows of queries".into());
+    }
     if tokens.saturating_mul(problem.batch) >= 1 << 31 || problem.batch * problem.heads >= 1 << 24 {
         return Some("there are 2^31 or more tokens, or 2^24 or more heads".into());
     }
@@ -151,6 +159,7 @@ fn candidates_of(
                 stages: 0,
                 ctas: shape.ctas,
                 mask: Mask::None,
+                is_late: shape.is_late,
             };
             let mask = mask(&schedule, problem);
             let schedule = Schedule { mask, ..schedule };
@@ -176,12 +185,13 @@ struct Shape {
     warpgroups: usize,
     blocks: usize,
     ctas: usize,
+    is_late: bool,
 }
 
 /// The shapes for vectors of up to `dim` elements: accumulators have to fit into registers, and two
 /// steps into shared memory.
 fn shapes(dim: usize) -> Vec<Shape> {
-    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas };
+    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: false };
     match dim {
         // Long rows of keys, and tiles of few steps: more CTAs hide each other's ends.
         ..=64 => vec![shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3), shape(2, 2, 1)],
@@ -285,8 +295,13 @@ pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
         let steps = visited / blocks + tiles * (blocks - 1.0) / 2.0;
         (tiles * heads / passes, steps * heads)
     };
-    let (_, warpgroup_steps) = count(schedule.row_tile());
+    let (_, mut warpgroup_steps) = count(schedule.row_tile());
     let (tiles, loads) = count(schedule.cta_tile());
+    if schedule.pass != Pass::Forward {
+        // A warpgroup that works while the others of its CTA skip a step has nobody to hide behind.
+        let all = loads * schedule.warpgroups as f64;
+        warpgroup_steps += ALONE * (all - warpgroup_steps).max(0.0);
+    }
 
     let together = (schedule.warpgroups * schedule.ctas) as f64;
     let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
@@ -303,9 +318,11 @@ pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
         };
     let rate = device.matmul_flops / MULTIPROCESSORS;
     let products = (2 * TILE * columns * depth) as f64 / rate;
-    let step = (products / PRODUCTS)
-        .max((products + blocks * SOFTMAX_LATENCY) / together)
-        .max(blocks * SOFTMAX);
+    let latency = match schedule.pass {
+        Pass::Forward => blocks * SOFTMAX_LATENCY,
+        Pass::Queries | Pass::Keys => BACKWARD_LATENCY,
+    };
+    let step = (products / PRODUCTS).max((products + latency) / together).max(blocks * SOFTMAX);
     let rounds = tiles / (MULTIPROCESSORS * schedule.ctas as f64);
     let unevenness = rounds.ceil() / rounds.max(1e-9);
     let slots = tiles * schedule.warpgroups as f64;

@@ -121,6 +121,9 @@ pub struct Schedule {
     pub ctas: usize,
     /// How windows are enforced.
     pub mask: Mask,
+    /// Of a backward pass, whether dP of a step is begun only when its scores are there, which saves
+    /// registers.
+    pub is_late: bool,
 }
 
 impl Schedule {
@@ -156,18 +159,19 @@ impl Schedule {
         let longest = self.head_dim.max(self.head_dim_v);
         match self.pass {
             Pass::Forward => longest <= 128 && self.warpgroups < 3,
-            Pass::Queries => longest <= 128 && self.blocks == 1 && self.warpgroups * self.ctas < 3,
+            Pass::Queries => {
+                let fits = self.ctas < 3 && (self.is_late || self.warpgroups < 3);
+                longest <= 128 && self.blocks == 1 && fits
+            }
             Pass::Keys => false,
         }
     }
 
-    /// Whether a backward pass sums the gradient of a step's queries or keys while the tensor cores work on
-    /// the next step. The weights of that sum take registers.
-    pub fn is_deferred(&self) -> bool {
-        let accumulators =
-            self.gradients.width + if self.gradients.value { self.head_dim_v } else { 0 };
-        let is_small = self.warpgroups * self.ctas >= 3 && self.ctas > 1;
-        self.gradients.width > 0 && accumulators <= 128 && !is_small
+    /// Tiles of rows in shared memory. A second one is loaded while the first is worked on, where vectors are
+    /// short.
+    fn row_buffers(&self) -> usize {
+        let is_short = self.head_dim.max(self.head_dim_v) <= 64;
+        if self.pass == Pass::Keys && is_short { 2 } else { 1 }
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
@@ -203,12 +207,14 @@ impl Schedule {
         let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
         // Query; or query and its output's gradient; or key and value.
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
-        let rows = self.warpgroups * rows * TILE * 128;
+        let rows = self.row_buffers() * self.warpgroups * rows * TILE * 128;
         // Logsumexp and delta of columns that are queries.
         let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 16 } else { 0 };
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (1, 4 * stages + 2),
-            Pass::Queries | Pass::Keys => (2, 2 * stages + 2),
+            Pass::Queries | Pass::Keys => {
+                (2 * self.row_buffers(), 2 * stages + 2 * self.row_buffers())
+            }
         };
         rows + stages * (step + statistics) + one_hot + 128 * tiles + 8 * barriers
     }
@@ -272,7 +278,8 @@ impl Schedule {
                 ("FIRST_DIM", self.gradients.width),
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
                 ("WITH_SECOND", usize::from(self.gradients.value)),
-                ("DEFERRED", usize::from(self.is_deferred())),
+                ("LATE", usize::from(self.is_late)),
+                ("ROW_BUFFERS", self.row_buffers()),
             ]),
         }
         macros
@@ -317,6 +324,7 @@ impl fmt::Display for Schedule {
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;
         write!(f, "_{}", ["x", "y", "z"][self.stack])?;
+        f.write_str(if self.is_late { "_late" } else { "" })?;
         f.write_str(match self.mask {
             Mask::None => "_whole",
             Mask::Linear => "_linear",

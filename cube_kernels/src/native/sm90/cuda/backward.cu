@@ -14,9 +14,10 @@
 //
 // A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is 64
 // rows for each consumer, an N-D box of them, stacked along one axis. The producer brings the rows once a
-// tile, then both tensors of the columns in steps of BLOCKS boxes of 64, STAGES steps ahead, with the
-// logsumexp and delta of columns that are queries. While one consumer computes P and dS, others have the
-// tensor cores; with DEFERRED, `first` of a step is summed together with S and dP of the next.
+// tile, up to ROW_BUFFERS tiles ahead, and both tensors of the columns in steps of BLOCKS boxes of 64, STAGES
+// steps ahead, with the
+// logsumexp and delta of columns that are queries. A consumer sums `first` of a step together with S and dP of
+// the next; while it computes P and dS, others have the tensor cores.
 //
 // Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
 // and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
@@ -29,34 +30,37 @@
 #define FIRST_STAGE (CHUNKS(DIM) * ROWS * 128)
 #define SECOND_STAGE (CHUNKS(DIM_V) * ROWS * 128)
 #define SECOND_TILE_OFFSET (WARPGROUPS * FIRST_TILE)
-#define FIRST_OFFSET (SECOND_TILE_OFFSET + WARPGROUPS * SECOND_TILE)
+#define ROWS_BYTES (WARPGROUPS * (FIRST_TILE + SECOND_TILE))
+#define FIRST_OFFSET (ROW_BUFFERS * ROWS_BYTES)
 #define SECOND_OFFSET (FIRST_OFFSET + STAGES * FIRST_STAGE)
 #define ONE_HOT_OFFSET (SECOND_OFFSET + STAGES * SECOND_STAGE)
 #define STATISTICS_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
 #define STATISTICS_STAGE (INVERSE ? ROWS * 16 : 0)  // see delta.cu
 #define TILE_OFFSET (STATISTICS_OFFSET + STAGES * STATISTICS_STAGE)
-#define BARRIER_OFFSET (TILE_OFFSET + 256)
+#define SLOTS (2 * ROW_BUFFERS)                     // for tiles: results are written when the rows are gone
+#define BARRIER_OFFSET (TILE_OFFSET + SLOTS * 128)
 
 struct Barriers {
   u32 base;
   DEVICE u32 full(int stage) const { return base + 8 * stage; }
   DEVICE u32 empty(int stage) const { return base + 8 * (STAGES + stage); }
-  DEVICE u32 rows_full() const { return base + 8 * (2 * STAGES); }
-  DEVICE u32 rows_empty() const { return base + 8 * (2 * STAGES + 1); }
+  DEVICE u32 rows_full(int slot) const { return base + 8 * (2 * STAGES + slot % ROW_BUFFERS); }
+  DEVICE u32 rows_empty(int slot) const { return base + 8 * (2 * STAGES + ROW_BUFFERS + slot % ROW_BUFFERS); }
 };
+DEVICE u32 parity_of_rows(int slot) { return slot / ROW_BUFFERS & 1; }
 
 struct Maps { const TensorMap *row_first, *row_second, *column_first, *column_second, *more_key, *more_value, *statistics; };
 
 // ---- producer: one thread
 
-DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u32 shared, const Barriers& barriers) {
-  barrier_expect(barriers.rows_full(), WARPGROUPS * (FIRST_TILE + SECOND_TILE));
+DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u32 rows, u32 full) {
+  barrier_expect(full, ROWS_BYTES);
 #pragma unroll
   for (int w = 0; w < WARPGROUPS; w++) {
     int at[3];
     row_box(space, tile, w, at);
-    load_box(shared + w * FIRST_TILE, maps.row_first, barriers.rows_full(), CHUNKS(DIM), 64, at, tile.head);
-    load_box(shared + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, barriers.rows_full(), CHUNKS(DIM_V), 64, at, tile.head);
+    load_box(rows + w * FIRST_TILE, maps.row_first, full, CHUNKS(DIM), 64, at, tile.head);
+    load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, CHUNKS(DIM_V), 64, at, tile.head);
   }
 }
 
@@ -75,18 +79,18 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 // `slots` is where consumers find the tile that the rows belong to, in turn; one without steps is the end.
 DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* slots, const Barriers& barriers) {
   const Space& space = params.space;
-  int step = 0, tiles = 0;
+  int step = 0, slot = 0;
   for (int round = 0; round < rounds(space); round++) {
     const int index = tile_index(round);
     if (index >= space.tiles) continue;
     // Lives in shared memory for the producer, too, which has few registers.
-    const Tile& tile = slots[tiles & 1];
-    barrier_wait(barriers.rows_empty(), tiles & 1 ^ 1);
-    slots[tiles & 1] = tile_of(space, index);
+    const Tile& tile = slots[slot];
+    barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
+    slots[slot] = tile_of(space, index);
     if (tile.steps == 0) continue;
-    slots[tiles & 1].first = step;
-    load_rows(space, tile, maps, shared, barriers);
-    tiles++;
+    slots[slot].first = step;
+    load_rows(space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
+    slot = (slot + 1) % SLOTS;
     for (int pass = 0; pass < passes(params); pass++) {
       const int head = column_head(params, tile, pass);
       Walk walk;
@@ -111,9 +115,9 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* sl
       }
     }
   }
-  barrier_wait(barriers.rows_empty(), tiles & 1 ^ 1);
-  slots[tiles & 1].steps = 0;
-  barrier_arrive(barriers.rows_full());
+  barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
+  slots[slot].steps = 0;
+  barrier_arrive(barriers.rows_full(slot));
 }
 
 // ---- consumers
@@ -123,6 +127,7 @@ struct Consumer {
   u32 shared;
   Barriers barriers;
   int warp, lane;
+  int slot;                     // of the tile
   float scores[SCORES];
 #if WITH_FIRST
   float products[SCORES];
@@ -144,6 +149,7 @@ struct Consumer {
   DEVICE void wait_columns(int step) { barrier_wait(barriers.full(stage_of(step)), parity_of(step)); }
   DEVICE void release_columns(int step) { release(barriers.empty(stage_of(step))); }
 
+  DEVICE u32 rows() const { return shared + slot % ROW_BUFFERS * ROWS_BYTES; }
   // Found again where it is needed: registers are short.
   DEVICE int warpgroup() const { return uniform(threadIdx.x / 128) - 1; }
 
@@ -165,16 +171,16 @@ struct Consumer {
 #if ROWS_IN_REGISTERS
   DEVICE void keep_rows() {
     const int warpgroup = this->warpgroup();
-    load_fragments(shared + warpgroup * FIRST_TILE, warp * 16 + lane / 4, lane, row_first_fragments);
-    load_fragments(shared + SECOND_TILE_OFFSET + warpgroup * SECOND_TILE, warp * 16 + lane / 4, lane, row_second_fragments);
+    load_fragments(rows() + warpgroup * FIRST_TILE, warp * 16 + lane / 4, lane, row_first_fragments);
+    load_fragments(rows() + SECOND_TILE_OFFSET + warpgroup * SECOND_TILE, warp * 16 + lane / 4, lane, row_second_fragments);
     __syncwarp();
-    release(barriers.rows_empty());
+    release(barriers.rows_empty(slot));
   }
 #endif
 
-  // scores = mask + S, products = dP
-  DEVICE void begin(int step) {
-    const u64 row_first = swizzled(shared + warpgroup() * FIRST_TILE, 16, 1024);
+  // scores = mask + S
+  DEVICE void begin_scores(int step) {
+    const u64 row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 1024);
     const u64 column_first = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 1024);
     wgmma_fence();
 #if MASK == ONE_HOT
@@ -191,9 +197,14 @@ struct Consumer {
 #endif
     }
     wgmma_commit();
+  }
+
 #if WITH_FIRST
-    const u64 row_second = swizzled(shared + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 1024);
+  // products = dP
+  DEVICE void begin_products(int step) {
+    const u64 row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 1024);
     const u64 column_second = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 1024);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS_V; k++) {
       const u64 column = column_second + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
@@ -203,10 +214,9 @@ struct Consumer {
       wgmma_scores(products, row_second + k / 4 * 512 + k % 4 * 2, column, k > 0);
 #endif
     }
-#endif
-    // A group even where it is empty, so that waits count the same.
     wgmma_commit();
   }
+#endif
 
 #if WITH_FIRST
   // first += dS K or dS^T Q
@@ -301,6 +311,7 @@ struct Consumer {
 #if MASK == ONE_HOT
     one_hot.start_tile(space, tile, row_at);
 #endif
+    int step = uniform(tile.first);
     Walk walk;
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
@@ -314,13 +325,9 @@ struct Consumer {
       one_hot.fire();
 #endif
     };
-    // From S and dP to what the gradients are summed from; `aim`s at the step behind.
+    // From S and dP, which may still be on their way, to what the gradients are summed from, and the sum of
+    // `second`.
     auto weigh = [&](int i, int number) {
-#if DEFERRED
-      aim(i + 1);
-#endif
-      wgmma_wait<1>();
-      pin(scores);
 #if MASK == LINEAR
       const int offset = i * ROWS;
       if ((!ADDITIONAL || i < tile.steps) && (offset < whole_from || offset + ROWS > whole_to))
@@ -352,16 +359,30 @@ struct Consumer {
 #if WITH_FIRST
       pack_fragments(products, slopes);
 #endif
-#if WITH_FIRST && !DEFERRED
-      accumulate_first(number);
-      wgmma_wait<0>();
-      pin(first);
-#endif
-#if !DEFERRED
-      release_columns(number);
-      aim(i + 1);
-#endif
       fire();
+    };
+    // S and dP of step `i`, and with them `first` of the step before. LATE has dP wait for the others, and so
+    // their registers.
+    auto begin = [&](int i, bool is_first) {
+      wait_columns(step + i);
+#if WITH_FIRST
+      if (!is_first) accumulate_first(step + i - 1);
+#endif
+      begin_scores(step + i);
+#if WITH_FIRST && !LATE
+      begin_products(step + i);
+#endif
+      aim(i + 1);
+#if WITH_FIRST && !LATE
+      wgmma_wait<1>();
+#else
+      wgmma_wait<0>();
+#endif
+      pin(scores);
+      if (!is_first) release_columns(step + i - 1);
+#if WITH_FIRST && LATE
+      begin_products(step + i);
+#endif
     };
 
 #if WITH_FIRST
@@ -372,7 +393,6 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++) second[i] = 0.f;
 #endif
-    int step = uniform(tile.first);
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
       for (int i = 0; i < low; i++) skip(step + i);
@@ -380,34 +400,25 @@ struct Consumer {
         walk.start(tile, low * BLOCKS);
         aim(low);
         fire();
-        wait_columns(step + low);
-        begin(step + low);
+        begin(low, true);
         weigh(low, step + low);
 #pragma unroll 1
         for (int i = low + 1; i < high; i++) {
-          wait_columns(step + i);
-#if DEFERRED
-          accumulate_first(step + i - 1);
-          begin(step + i);
-          wgmma_wait<2>();
-          release_columns(step + i - 1);
-#else
-          begin(step + i);
-#endif
+          begin(i, false);
           weigh(i, step + i);
         }
-#if DEFERRED
+#if WITH_FIRST
         accumulate_first(step + high - 1);
         wgmma_wait<0>();
         pin(first);
-        release_columns(step + high - 1);
 #endif
+        release_columns(step + high - 1);
       }
       for (int i = high; i < steps; i++) skip(step + i);
     }
 #if !ROWS_IN_REGISTERS
     __syncwarp();
-    release(barriers.rows_empty());
+    release(barriers.rows_empty(slot));
 #endif
     finish(params, tile);
   }
@@ -463,8 +474,10 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
       barrier_init(barriers.full(i), 1);
       barrier_init(barriers.empty(i), CONSUMER_WARPS);
     }
-    barrier_init(barriers.rows_full(), 1);
-    barrier_init(barriers.rows_empty(), CONSUMER_WARPS);
+    for (int i = 0; i < ROW_BUFFERS; i++) {
+      barrier_init(barriers.rows_full(i), 1);
+      barrier_init(barriers.rows_empty(i), CONSUMER_WARPS);
+    }
     barrier_init_fence();
     tma_prefetch(&map_row_first);
     tma_prefetch(&map_row_second);
@@ -486,10 +499,10 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
-    for (int parity = 0;; parity ^= 1) {
-      barrier_wait(barriers.rows_full(), parity);
-      // Stays in shared memory: registers are short. The producer writes the next one to the other slot.
-      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[parity];
+    for (consumer.slot = 0;; consumer.slot = (consumer.slot + 1) % SLOTS) {
+      barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
+      // Stays in shared memory: registers are short. The producer writes the next one to another slot.
+      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[consumer.slot];
       if (uniform(tile.steps) == 0) break;
       consumer.consume(params, tile);
     }

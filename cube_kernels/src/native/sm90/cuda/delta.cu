@@ -14,7 +14,7 @@ struct Params {
   const float *lse, *dlse;              // [batch, queries, heads]
   i64 out_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
   int queries[3], dilation[3], pitch[3];
-  int batch, heads, padding;
+  int heads, blocks, padding;          // CTAs of a sample
 };
 
 DEVICE void unpack_pair(u32 bits, float (&values)[2]) {
@@ -40,8 +40,9 @@ DEVICE float dot(const u16* out, const u16* dout, int lane) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_constant__ Params params) {
+  const int batch = blockIdx.x / params.blocks;
   // Heads are the fastest, as in memory.
-  i64 rest = ((i64)blockIdx.x * 256 + threadIdx.x) / LANES;
+  u32 rest = (blockIdx.x - batch * params.blocks) * (256 / LANES) + threadIdx.x / LANES;
   const int lane = threadIdx.x % LANES;
   const int head = rest % params.heads;
   rest /= params.heads;
@@ -49,15 +50,15 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
   bool exists = true;
 #pragma unroll
   for (int a = 2; a >= 0; a--) {
-    const int extent = params.dilation[a] * params.pitch[a];
+    const u32 extent = params.dilation[a] * params.pitch[a];
     place[a] = rest % extent;
     rest /= extent;
     // Groups of an axis follow each other.
-    token[a] = place[a] % params.pitch[a] * params.dilation[a] + place[a] / params.pitch[a];
+    const int group = place[a] / params.pitch[a];
+    token[a] = (place[a] - group * params.pitch[a]) * params.dilation[a] + group;
     exists = exists && token[a] < params.queries[a];
   }
-  const int batch = rest;
-  if (batch >= params.batch) return;
+  if (rest > 0) return;
   auto at = [&](const i64(&strides)[5]) {
     return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];
   };

@@ -105,10 +105,12 @@ pub fn backward_candidates(
 
 /// The shapes for vectors of up to `dim` elements, from registers and shared memory.
 fn shapes(pass: Pass, dim: usize) -> Vec<Shape> {
-    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas };
+    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: false };
+    let late = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: true };
     match (pass, dim) {
-        (Pass::Keys, ..=64) => vec![shape(2, 1, 1), shape(1, 1, 2)],
-        (_, ..=64) => vec![shape(2, 2, 1), shape(3, 1, 1), shape(1, 2, 2), shape(1, 1, 3)],
+        (Pass::Keys, ..=64) => vec![late(1, 1, 2)],
+        (_, ..=64) => vec![shape(1, 2, 2), late(1, 1, 3)],
+        (Pass::Keys, 65..=128) => vec![late(2, 1, 1)],
         (_, 65..=128) => vec![shape(2, 1, 1)],
         _ => vec![shape(1, 1, 1)],
     }
