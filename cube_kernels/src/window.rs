@@ -98,7 +98,8 @@ pub fn window_end(
 
 /// First query position that sees the key at `position`, in a group of `queries` queries.
 ///
-/// Empty when it is not below [`visitor_end()`]: a stride can leave a key unseen.
+/// Empty when it is not below [`visitor_end()`]: causal attention of fewer queries than keys leaves keys
+/// unseen. Where there are as many queries as keys, every key is seen.
 #[cfg_attr(feature = "cube", cube)]
 pub fn visitor_start(
     position: usize,

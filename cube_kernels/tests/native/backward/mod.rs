@@ -3,6 +3,7 @@
 mod edges;
 mod host_time;
 mod isolation;
+mod large_scores;
 mod layout;
 mod parts;
 mod random;
