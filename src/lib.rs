@@ -60,7 +60,7 @@
 //! [`Strategy::Auto`] picks the fastest implementation that the device of the tensors has: a direct
 //! SIMD kernel on Burn's Flex backend, CubeCL kernels on every CubeCL runtime (CUDA, ROCm, Metal,
 //! Vulkan, WebGPU, CPU), and native CUDA kernels on Hopper GPUs in f16 and bf16, which NVRTC compiles at
-//! their first use ([`warm_up`] does it beforehand). [`Strategy::Reference`] composes Burn's tensor operations and runs
+//! their first use ([`warm_up`] and [`warm_up_training`] do it beforehand). [`Strategy::Reference`] composes Burn's tensor operations and runs
 //! anywhere. [`plan::explain`] says which of them a problem would run on and what bounds it,
 //! [`profile`] measures it, and the command-line tool `natten-profiler` (feature `profiler`) does both.
 //!
@@ -101,7 +101,7 @@ pub use nn::{
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
 pub use options::{AttentionOptions, NeighborhoodOptions, PerAxis, Strategy};
-pub use warm_up::warm_up;
+pub use warm_up::{warm_up, warm_up_training};
 
 /// The README's code runs as tests.
 #[cfg(all(doctest, feature = "flex", feature = "autodiff"))]

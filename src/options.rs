@@ -55,7 +55,7 @@ pub enum Strategy {
     /// CubeCL kernels on matrix units.
     TensorCore,
     /// Native CUDA kernels for compute capability 9.0, in f16 and bf16, for head dimensions that are
-    /// multiples of 8 up to 256. The backward pass is that of the Portable tier.
+    /// multiples of 8 up to 256.
     Hopper,
     /// Native CUDA kernels for compute capability 10.0.
     Blackwell,

@@ -87,11 +87,7 @@ impl Row<'_> {
         };
         let mut rows_of = vec![];
         for &pass in &self.args.passes {
-            let tier = match pass {
-                Pass::Forward => workload.tier(self.device),
-                Pass::Backward => workload.backward_tier(self.device),
-            };
-            let (name, reason) = match tier {
+            let (name, reason) = match workload.tier(self.device) {
                 Ok(tier) => (format!("{tier:?}"), self.too_slow(&workload, pass)),
                 Err(error) => (format!("{strategy:?}"), Some(error.to_string())),
             };
