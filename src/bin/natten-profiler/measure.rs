@@ -116,11 +116,10 @@ fn time(
 ) -> Result<Measurement, AttentionError> {
     let workload = request.workload(candidate);
     let memory = memory(&workload, pass, device)?;
-    let (tier, timing) = match pass {
-        Pass::Forward => (workload.tier(device)?, time_forward(&workload, device, repeats)?),
-        Pass::Backward => {
-            (workload.backward_tier(device)?, time_backward(&workload, device, repeats)?)
-        }
+    let tier = workload.tier(device)?;
+    let timing = match pass {
+        Pass::Forward => time_forward(&workload, device, repeats)?,
+        Pass::Backward => time_backward(&workload, device, repeats)?,
     };
     let (cost, seconds) = (pass.cost(candidate), timing.median().as_secs_f64());
     let size = request.dtype.dtype().size();

@@ -65,13 +65,13 @@ impl Request {
         Ok(explanation)
     }
 
-    /// What to time for a candidate: its strategy, and its tiles in case there are others.
+    /// What to time for a candidate.
     pub fn workload(&self, candidate: &Candidate) -> Workload {
         Workload {
             problem: self.problem,
             dtype: self.dtype.dtype(),
             strategy: candidate.strategy,
-            context: self.context.with_tiling(candidate.tiling),
+            context: candidate.context,
         }
     }
 
