@@ -155,7 +155,8 @@ pub struct Explanation {
 
 /// Says how `problem` would be computed on a device of the kind `target`.
 ///
-/// [`Context::with_tiling`] asks for one of the candidates of a tier that has several.
+/// [`Context::with_tiling`] asks for one of the candidates of a tier that has several. A native tier's
+/// backward pass is several kernels, which [`Candidate::backward_kernels`] lists.
 ///
 /// The times of the candidates are those of [`Target::device_model`]. Native tiers estimate theirs;
 /// those of the others are bounds: no kernel is faster than its operations and its tensors allow,
