@@ -80,6 +80,7 @@ mod error;
 mod functional;
 #[cfg(doc)]
 pub mod guide;
+mod names;
 pub mod nn;
 mod options;
 pub mod plan;
@@ -95,6 +96,7 @@ pub use functional::{
     AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na2d, na3d,
     try_attention, try_merge_attentions, try_na1d, try_na2d, try_na3d,
 };
+pub use names::UnknownName;
 pub use nn::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,

@@ -76,9 +76,7 @@ fn reading(
     launch: impl Fn(&dyn Fn(&CubeTensor) -> Strided) -> Result<(), HopperError>,
 ) -> Result<(), HopperError> {
     match launch(&strided) {
-        Err(HopperError::Layout(_)) => {
-            launch(&|tensor| strided(&into_contiguous(tensor.clone())))
-        }
+        Err(HopperError::Layout(_)) => launch(&|tensor| strided(&into_contiguous(tensor.clone()))),
         result => result,
     }
 }

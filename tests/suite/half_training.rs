@@ -100,7 +100,8 @@ fn slices_of_a_projection_have_the_gradients_of_tensors_of_their_own() {
         let mut got = want.clone();
         (got.out, got.lse) = (values(output.out), values(output.logsumexp));
         let all = got.gradients.as_mut().expect("backward");
-        let part = |start: usize, heads: usize| values(of.clone().narrow(3, 16 * start, 16 * heads));
+        let part =
+            |start: usize, heads: usize| values(of.clone().narrow(3, 16 * start, 16 * heads));
         (all.query, all.key, all.value) = (part(0, 4), part(4, 2), part(6, 2));
         all.more_keys = values(of_extra.clone().narrow(2, 0, 2));
         all.more_values = values(of_extra.narrow(2, 2, 2));

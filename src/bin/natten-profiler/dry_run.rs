@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use burn_natten::plan::{BackwardKernel, Candidate, Explanation, Target};
+use burn_natten::profile::Pass;
 use burn_natten_kernels::catalogue::Milliseconds;
 use burn_natten_kernels::cost::{Cost, DeviceModel, Limit, flop_bound, tile_bound};
 
 use crate::args::Args;
-use crate::measure::Pass;
+use crate::measure;
 use crate::request::Request;
 use crate::units::{count, ratio, seconds, si, tile};
 use crate::{Failure, json, table};
@@ -125,7 +126,8 @@ fn plans(request: &Request, explanation: &Explanation, passes: &[Pass]) -> comfy
         "visited/useful",
         "tile-wise bound",
     ];
-    header.extend(passes.iter().map(|pass| pass.at_best()));
+    let at_best: Vec<_> = passes.iter().map(|pass| format!("{pass}, at best")).collect();
+    header.extend(at_best.iter().map(String::as_str));
     let mut table = table::new(&header, 3);
     table.add_row(row(request, "runs", &explanation.chosen, passes));
     let mut shown = HashMap::from([(explanation.chosen.tier, 1)]);
@@ -154,23 +156,15 @@ fn row(request: &Request, mark: &str, candidate: &Candidate, passes: &[Pass]) ->
         _ => cells.extend(std::iter::repeat_n("-".to_string(), 8)),
     }
     cells.extend(passes.iter().map(|pass| {
-        let cost = pass.cost(candidate);
+        let cost = measure::cost(*pass, candidate);
         format!("{} ({})", seconds(cost.seconds), limit(cost.limit))
     }));
     cells
 }
 
 fn kernels(request: &Request, candidate: &Candidate) -> comfy_table::Table {
-    let header = [
-        "gradients",
-        "schedule",
-        "q tile",
-        "kv tile",
-        "visited",
-        "unmasked",
-        "mixed",
-        "estimate",
-    ];
+    let header =
+        ["gradients", "schedule", "q tile", "kv tile", "visited", "unmasked", "mixed", "estimate"];
     let mut table = table::new(&header, 2);
     for kernel in &candidate.backward_kernels {
         let BackwardKernel { writes, schedule, tiling, count: tiles, seconds: time } = kernel;

@@ -1,13 +1,13 @@
 //! The same content for machines: seconds, bytes, operations, never rounded.
 
 use burn_natten::plan::{BackwardKernel, Candidate, Explanation, Target};
-use burn_natten::profile::Peaks;
+use burn_natten::profile::{Pass, Peaks};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::cost::{Cost, DeviceModel, flop_bound, tile_bound};
 use serde_json::{Value, json};
 
 use crate::dry_run::{ideal, limit};
-use crate::measure::{Measurement, Pass};
+use crate::measure::Measurement;
 use crate::optimize::Trial;
 use crate::request::Request;
 
@@ -84,7 +84,7 @@ fn candidate(problem: &Problem, candidate: &Candidate) -> Value {
     });
     json!({
         "tier": format!("{:?}", candidate.tier),
-        "strategy": crate::args::StrategyName::flag(candidate.strategy),
+        "strategy": candidate.strategy.name(),
         "schedule": candidate.schedule,
         "tiles": tiles,
         "forward": cost(candidate.forward),

@@ -246,7 +246,7 @@ pub(super) fn statistics_map(buffer: usize, schedule: &Schedule, problem: &Probl
 ///
 /// `T` must have no padding.
 pub(super) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argument {
-    const { assert!(size_of::<T>() % 8 == 0) };
+    const { assert!(size_of::<T>().is_multiple_of(8)) };
     let mut words = vec![0u64; size_of::<T>() / 8];
     // SAFETY: as many bytes as the value has, all of them initialised, and any bits are a `u64`.
     unsafe {

@@ -1,6 +1,8 @@
 use std::fmt::Write;
 
-use super::{Element, Gradients, Pass, Schedule};
+#[cfg(feature = "cuda")]
+use super::Element;
+use super::{Gradients, Pass, Schedule};
 
 #[cfg(test)]
 mod tests;
@@ -87,6 +89,7 @@ impl Schedule {
 }
 
 /// The CUDA C++ of the kernel that prepares a backward pass, and its name.
+#[cfg(feature = "cuda")]
 pub(super) fn delta(element: Element, head_dim_v: usize) -> (String, String) {
     let is_bf16 = usize::from(element == Element::Bf16);
     let lanes = delta_lanes(head_dim_v);
@@ -97,6 +100,7 @@ pub(super) fn delta(element: Element, head_dim_v: usize) -> (String, String) {
 }
 
 /// Threads that share a row of it: each takes 8 elements at a time.
+#[cfg(feature = "cuda")]
 pub(super) fn delta_lanes(head_dim_v: usize) -> usize {
     (head_dim_v / 8).next_power_of_two().min(32)
 }

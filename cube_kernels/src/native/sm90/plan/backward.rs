@@ -80,7 +80,7 @@ pub fn plan_backward(
 /// Attention of all queries to the additional tokens, as one axis; `None` if there are no such tokens.
 pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
     let line = Axis::dense(problem.queries(), problem.additional, false);
-    (problem.additional > 0).then(|| Problem {
+    (problem.additional > 0).then_some(Problem {
         additional: 0,
         axes: [Axis::UNIT, Axis::UNIT, line],
         ..*problem
