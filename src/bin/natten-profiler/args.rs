@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use burn_natten::Strategy;
 use burn_natten::plan::Target;
 use clap::error::ErrorKind;
-use clap::{ArgAction, Parser, ValueEnum};
+use clap::{ArgAction, Parser};
 
 use crate::Failure;
 use crate::values::{self, DeviceName, ElementType};
