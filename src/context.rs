@@ -102,7 +102,8 @@ impl Context {
         ContextScope { id, not_send: std::marker::PhantomData }
     }
 
-    /// Requires bitwise equal results from run to run. The tiers that exist today always give them.
+    /// Requires bitwise equal results from run to run. The tiers that exist today always give them,
+    /// the backward pass of the Hopper tier included, so that asking for them costs nothing.
     pub const fn with_deterministic(mut self, deterministic: bool) -> Self {
         self.deterministic = deterministic;
         self
@@ -110,21 +111,23 @@ impl Context {
 
     /// Allows a backward pass to work on several keys of one query at a time, which takes atomics
     /// or a workspace. On by default. The tiers that exist today are parallel over keys without
-    /// either, so that they do the same with it on or off.
+    /// either, so that they do the same with it on or off: the Hopper tier has a kernel for the
+    /// gradient of the queries and one for those of keys and values.
     pub const fn with_kv_parallelism(mut self, kv_parallelism: bool) -> Self {
         self.kv_parallelism = kv_parallelism;
         self
     }
 
     /// Bounds the memory taken beyond inputs and outputs. The Reference tier gathers fewer or more
-    /// keys at a time; the kernels of the other tiers take little, and the same in any case.
+    /// keys at a time; the kernels of the other tiers take little, and the same in any case (16 bytes a
+    /// query and head in the backward pass of the Hopper tier).
     pub const fn with_memory(mut self, memory: MemoryPreference) -> Self {
         self.memory = memory;
         self
     }
 
-    /// Asks for the schedule with these tiles; the fastest by estimate without. Tiers that have no such
-    /// schedule for a problem take their own. [`plan::explain`](crate::plan::explain) lists what
+    /// Asks for the schedule with these tiles, in both passes; the fastest by estimate without. Tiers
+    /// that have no such schedule for a problem take their own. [`plan::explain`](crate::plan::explain) lists what
     /// there is.
     pub const fn with_tiling(mut self, tiling: Option<Tiling>) -> Self {
         self.tiling = tiling;

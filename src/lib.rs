@@ -60,14 +60,13 @@
 //! [`Strategy::Auto`] picks the fastest implementation that the device of the tensors has: a direct
 //! SIMD kernel on Burn's Flex backend, CubeCL kernels on every CubeCL runtime (CUDA, ROCm, Metal,
 //! Vulkan, WebGPU, CPU), and native CUDA kernels on Hopper GPUs in f16 and bf16, which NVRTC compiles at
-//! their first use ([`warm_up`] does it beforehand). [`Strategy::Reference`] composes Burn's tensor operations and runs
-//! anywhere. [`plan::explain`] says which of them a problem would run on and what bounds it,
+//! their first use ([`warm_up`] and [`warm_up_training`] do it beforehand). [`Strategy::Reference`]
+//! composes Burn's tensor operations and runs anywhere. [`plan::explain`] says which of them a problem would run on and what bounds it,
 //! [`profile`] measures it, and the command-line tool `natten-profiler` (feature `profiler`) does both.
 //!
 //! # Determinism
 //!
-//! No tier uses atomics: the same inputs on the same device give
-//! the same bits, forward and backward.
+//! No tier uses atomics: the same inputs on the same device give the same bits, forward and backward.
 //!
 //! # Guide
 //!
@@ -81,6 +80,7 @@ mod error;
 mod functional;
 #[cfg(doc)]
 pub mod guide;
+mod names;
 pub mod nn;
 mod options;
 pub mod plan;
@@ -96,12 +96,13 @@ pub use functional::{
     AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na2d, na3d,
     try_attention, try_merge_attentions, try_na1d, try_na2d, try_na3d,
 };
+pub use names::UnknownName;
 pub use nn::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
 pub use options::{AttentionOptions, NeighborhoodOptions, PerAxis, Strategy};
-pub use warm_up::warm_up;
+pub use warm_up::{warm_up, warm_up_training};
 
 /// The README's code runs as tests.
 #[cfg(all(doctest, feature = "flex", feature = "autodiff"))]

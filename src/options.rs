@@ -1,6 +1,10 @@
+use std::fmt;
+use std::str::FromStr;
+
 use burn::tensor::Tensor;
 use burn_natten_kernels::Axis;
 
+use crate::names::{UnknownName, find};
 use crate::problem::{Windows, window_axis};
 use crate::{AttentionError, Context};
 
@@ -43,6 +47,15 @@ impl<const N: usize, T> From<[T; N]> for PerAxis<N, T> {
 /// };
 /// assert!(out(Strategy::Auto).all_close(out(Strategy::Reference), None, Some(1e-5)));
 /// ```
+///
+/// Strategies have names, for command lines and files:
+///
+/// ```rust
+/// use burn_natten::Strategy;
+///
+/// assert_eq!("tensor-core".parse(), Ok(Strategy::TensorCore));
+/// assert_eq!(Strategy::Auto.to_string(), "auto");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// The fastest that runs on the device; degrades with one log line.
@@ -55,10 +68,48 @@ pub enum Strategy {
     /// CubeCL kernels on matrix units.
     TensorCore,
     /// Native CUDA kernels for compute capability 9.0, in f16 and bf16, for head dimensions that are
-    /// multiples of 8 up to 256. The backward pass is that of the Portable tier.
+    /// multiples of 8 up to 256.
     Hopper,
     /// Native CUDA kernels for compute capability 10.0.
     Blackwell,
+}
+
+impl Strategy {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Auto,
+        Self::Reference,
+        Self::Portable,
+        Self::TensorCore,
+        Self::Hopper,
+        Self::Blackwell,
+    ];
+
+    /// Its name, in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Reference => "reference",
+            Self::Portable => "portable",
+            Self::TensorCore => "tensor-core",
+            Self::Hopper => "hopper",
+            Self::Blackwell => "blackwell",
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        find("strategy", name, &Self::ALL, Self::name)
+    }
 }
 
 /// Additional keys and values, either of which may be missing until it is validated.

@@ -4,7 +4,7 @@ use burn_natten_kernels::Problem;
 use crate::{AttentionError, Capabilities, Strategy, Tier, select};
 
 /// Compiles what an operator will need for `problem` on a device, so that its first call does not
-/// wait. Returns the tier that will run.
+/// wait. Returns the tier that will run. [`warm_up_training`] compiles the backward pass as well.
 ///
 /// Native kernels are compiled by NVRTC when they are first used, which takes a second or two for
 /// each combination of element type, head dimensions and kind of window, once a machine: programs
@@ -34,14 +34,60 @@ pub fn warm_up(
     strategy: Strategy,
     device: &Device,
 ) -> Result<Tier, AttentionError> {
+    prepare(problem, dtype, strategy, device, false)
+}
+
+/// [`warm_up`] for both passes: compiles the kernels of the backward pass, too, so that the first step
+/// of a training does not wait.
+///
+/// ```rust
+/// use burn::tensor::{DType, Device};
+/// use burn_natten::plan::{Sizes, Windows};
+/// use burn_natten::{Strategy, Tier, warm_up_training};
+///
+/// # fn main() -> Result<(), burn_natten::AttentionError> {
+/// let windows = Windows {
+///     kernel_size: &[7, 7],
+///     stride: &[1, 1],
+///     dilation: &[1, 1],
+///     is_causal: &[false, false],
+/// };
+/// let problem = Sizes::new(64).neighborhood(&[56, 56], windows, None)?;
+/// let tier = warm_up_training(&problem, DType::F32, Strategy::Auto, &Device::flex())?;
+/// assert_eq!(tier, Tier::Flex);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// As [`warm_up`].
+pub fn warm_up_training(
+    problem: &Problem,
+    dtype: DType,
+    strategy: Strategy,
+    device: &Device,
+) -> Result<Tier, AttentionError> {
+    prepare(problem, dtype, strategy, device, true)
+}
+
+fn prepare(
+    problem: &Problem,
+    dtype: DType,
+    strategy: Strategy,
+    device: &Device,
+    is_training: bool,
+) -> Result<Tier, AttentionError> {
     let Some(capabilities) = Capabilities::of(device) else {
         let reason = format!("this build has no operators for {device:?}");
         return Err(AttentionError::Strategy { strategy, reason });
     };
     let tier = select(problem, strategy, dtype, capabilities)?;
+    #[cfg(not(feature = "cuda"))]
+    let _ = is_training;
     #[cfg(feature = "cuda")]
     if tier == Tier::Hopper {
-        crate::backend::hopper::warm_up(problem, dtype, device)
+        crate::backend::hopper::warm_up(problem, dtype, device, is_training)
             .map_err(|error| AttentionError::Strategy { strategy, reason: error.to_string() })?;
     }
     Ok(tier)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use burn::tensor::DType;
-use burn_natten::profile::{Mode, Repeats};
+use burn_natten::profile::{Mode, Pass, Repeats};
 use burn_natten::{Context, Strategy};
 use burn_natten_kernels::catalogue::{self, Entry};
 use clap::{Parser, ValueEnum};
@@ -24,29 +24,12 @@ pub enum Precision {
     Bf16,
 }
 
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, ValueEnum)]
-pub enum Pass {
-    Forward,
-    Backward,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum When {
     /// After idling.
     Burst,
     /// In a loop of at least a second.
     Sustained,
-}
-
-/// Lower-case names of [`Strategy`].
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub enum Implementation {
-    Auto,
-    Reference,
-    Portable,
-    TensorCore,
-    Hopper,
-    Blackwell,
 }
 
 /// Times the catalogue of problems on a device.
@@ -65,12 +48,12 @@ pub struct Args {
     /// Element types
     #[arg(long, value_delimiter = ',', default_value = "f32")]
     pub dtype: Vec<Precision>,
-    /// Passes
+    /// forward, backward
     #[arg(long, value_delimiter = ',', default_value = "forward,backward")]
     pub passes: Vec<Pass>,
-    /// Implementations [default: auto, and reference on flex]
+    /// auto, reference, portable, tensor-core, hopper, blackwell [default: auto, and reference on flex]
     #[arg(long, value_delimiter = ',')]
-    pub strategy: Vec<Implementation>,
+    pub strategy: Vec<Strategy>,
     /// States of the device [default: sustained on flex and cpu, both elsewhere]
     #[arg(long, value_delimiter = ',')]
     pub modes: Vec<When>,
@@ -127,10 +110,10 @@ impl Args {
 
     pub fn strategies(&self) -> Vec<Strategy> {
         let default: &[_] = match self.device.as_str() {
-            "flex" => &[Implementation::Auto, Implementation::Reference],
-            _ => &[Implementation::Auto],
+            "flex" => &[Strategy::Auto, Strategy::Reference],
+            _ => &[Strategy::Auto],
         };
-        or(&self.strategy, default).iter().map(|strategy| strategy.strategy()).collect()
+        or(&self.strategy, default).to_vec()
     }
 
     /// How each mode is timed.
@@ -189,15 +172,6 @@ impl Precision {
     }
 }
 
-impl Pass {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        }
-    }
-}
-
 impl When {
     pub fn name(self) -> &'static str {
         match self {
@@ -210,19 +184,6 @@ impl When {
         match self {
             Self::Burst => Mode::Burst,
             Self::Sustained => Mode::Sustained,
-        }
-    }
-}
-
-impl Implementation {
-    fn strategy(self) -> Strategy {
-        match self {
-            Self::Auto => Strategy::Auto,
-            Self::Reference => Strategy::Reference,
-            Self::Portable => Strategy::Portable,
-            Self::TensorCore => Strategy::TensorCore,
-            Self::Hopper => Strategy::Hopper,
-            Self::Blackwell => Strategy::Blackwell,
         }
     }
 }

@@ -5,14 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use burn::tensor::Device;
-use burn_natten::profile::{
-    Mode, Peaks, Repeats, Timing, Workload, measure_peaks, time_backward, time_forward,
-};
+use burn_natten::profile::{Mode, Pass, Peaks, Repeats, Timing, Workload, measure_peaks};
 use burn_natten::{AttentionError, Strategy};
 use burn_natten_kernels::catalogue::{self, Entry};
 use burn_natten_kernels::cost::{Cost, DeviceModel};
 
-use crate::args::{Args, Pass, Precision, When};
+use crate::args::{Args, Precision, When};
 use crate::machine::Machine;
 use crate::record::Record;
 use crate::rows::Rows;
@@ -87,11 +85,7 @@ impl Row<'_> {
         };
         let mut rows_of = vec![];
         for &pass in &self.args.passes {
-            let tier = match pass {
-                Pass::Forward => workload.tier(self.device),
-                Pass::Backward => workload.backward_tier(self.device),
-            };
-            let (name, reason) = match tier {
+            let (name, reason) = match workload.tier(self.device) {
                 Ok(tier) => (format!("{tier:?}"), self.too_slow(&workload, pass)),
                 Err(error) => (format!("{strategy:?}"), Some(error.to_string())),
             };
@@ -140,7 +134,7 @@ impl Row<'_> {
     ) -> Result<(), String> {
         for (when, repeats) in self.args.repeats() {
             let mut record = self.record(implementation, pass, when);
-            match guarded(|| time(pass, workload, self.device, &repeats).map_err(text)) {
+            match guarded(|| pass.time(workload, self.device, &repeats).map_err(text)) {
                 Ok(timing) => {
                     self.fill(&mut record, pass, &timing);
                     record.error = Some(error);
@@ -227,8 +221,7 @@ impl Row<'_> {
             let probe = catalogue::shrunk(self.entry.problem, most);
             let small = Workload { problem: probe, ..*workload };
             // What fails here fails at full size too, and says so there.
-            let timing =
-                guarded(|| time(pass, &small, self.device, &repeats).map_err(text)).ok()?;
+            let timing = guarded(|| pass.time(&small, self.device, &repeats).map_err(text)).ok()?;
             let ratio = flops as f64 / probe.forward_flops() as f64;
             let seconds = timing.median().as_secs_f64() * ratio;
             if seconds <= limit {
@@ -241,18 +234,6 @@ impl Row<'_> {
             }
             most *= 8;
         }
-    }
-}
-
-fn time(
-    pass: Pass,
-    workload: &Workload,
-    device: &Device,
-    repeats: &Repeats,
-) -> Result<Timing, AttentionError> {
-    match pass {
-        Pass::Forward => time_forward(workload, device, repeats),
-        Pass::Backward => time_backward(workload, device, repeats),
     }
 }
 

@@ -64,21 +64,24 @@ impl AttentionBackwardOps for CubeBackend {
         grad_out: CubeTensor,
         grad_lse: CubeTensor,
         plan: Plan,
-    ) -> (CubeTensor, CubeTensor, CubeTensor, AdditionalKv<Self>) {
+    ) -> Gradients {
+        let saved = Saved { query, key, value, additional, out, lse };
         if plan.tier == Tier::Reference || plan.is_empty() {
-            let saved = Saved { query, key, value, additional, out, lse };
             return reference::backward::<Self>(saved, grad_out, grad_lse, &plan);
         }
+        #[cfg(feature = "cuda")]
+        if plan.tier == Tier::Hopper {
+            match super::hopper::backward(&saved, &grad_out, &grad_lse, &plan) {
+                Ok(gradients) => return gradients,
+                Err(error) => degrade("the Portable kernels", &error),
+            }
+        }
+        let Saved { query, key, value, additional, out, lse } = saved;
         let [query, key, value, out, lse, grad_out, grad_lse] =
             [query, key, value, out, lse, grad_out, grad_lse].map(into_contiguous);
         let additional = contiguous(additional);
-        let [dq, dk, dv] = [&query, &key, &value].map(empty_like);
-        let grads = match &additional {
-            AdditionalKv::Tokens { key, value } => {
-                AdditionalKv::Tokens { key: empty_like(key), value: empty_like(value) }
-            }
-            AdditionalKv::None => AdditionalKv::None,
-        };
+        let gradients = empty_gradients(&query, &key, &value, &additional);
+        let (dq, dk, dv, more) = &gradients;
         let inputs = BackwardInputs {
             query: query.handle.clone(),
             key: key.handle.clone(),
@@ -93,11 +96,11 @@ impl AttentionBackwardOps for CubeBackend {
             dq: dq.handle.clone(),
             dk: dk.handle.clone(),
             dv: dv.handle.clone(),
-            additional: handles(&grads),
+            additional: handles(more),
         };
         let dtype = dtype_to_storage_type(query.dtype());
         match portable::backward(&query.client, &plan.problem, dtype, &inputs, &outputs) {
-            Ok(()) => (dq, dk, dv, grads),
+            Ok(()) => gradients,
             Err(error) => {
                 degrade("tensor operations", &error);
                 let saved = Saved { query, key, value, additional, out, lse };
@@ -107,11 +110,30 @@ impl AttentionBackwardOps for CubeBackend {
     }
 }
 
+/// Those of query, key, value and the additional tokens.
+pub(super) type Gradients = (CubeTensor, CubeTensor, CubeTensor, AdditionalKv<CubeBackend>);
+
 /// Uninitialised outputs of a forward pass: `(out, logsumexp)`.
 pub(super) fn empty_outputs(query: &CubeTensor, plan: &Plan) -> (CubeTensor, CubeTensor) {
     let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
     let out = [rows.as_slice(), &[plan.problem.head_dim_v]].concat();
     (empty(query, Shape::from(out), query.dtype()), empty(query, Shape::from(rows), DType::F32))
+}
+
+/// Uninitialised gradients of these inputs.
+pub(super) fn empty_gradients(
+    query: &CubeTensor,
+    key: &CubeTensor,
+    value: &CubeTensor,
+    additional: &AdditionalKv<CubeBackend>,
+) -> Gradients {
+    let more = match additional {
+        AdditionalKv::Tokens { key, value } => {
+            AdditionalKv::Tokens { key: empty_like(key), value: empty_like(value) }
+        }
+        AdditionalKv::None => AdditionalKv::None,
+    };
+    (empty_like(query), empty_like(key), empty_like(value), more)
 }
 
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.

@@ -22,18 +22,8 @@ pub enum Tier {
     Flex,
     /// CubeCL kernels for any runtime.
     Portable,
-    /// Native CUDA kernels for Hopper GPUs. The backward pass is that of the Portable tier.
+    /// Native CUDA kernels for Hopper GPUs.
     Hopper,
-}
-
-impl Tier {
-    /// The tier whose kernels compute the backward pass.
-    pub(crate) fn backward(self) -> Self {
-        match self {
-            Self::Hopper => Self::Portable,
-            tier => tier,
-        }
-    }
 }
 
 /// What the selection knows of a device.

@@ -5,16 +5,15 @@ use burn::tensor::Device;
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{
-    self, Element, ForwardInputs, ForwardOutputs, HopperError, Strided,
+    self, BackwardInputs, BackwardOutputs, Element, ForwardInputs, ForwardOutputs, HopperError,
+    Strided,
 };
 
-use super::cube::empty_outputs;
+use super::cube::{Gradients, empty_gradients, empty_outputs};
+use super::reference::Saved;
 use super::{AdditionalKv, Plan};
 
 /// The forward pass: `(out, logsumexp)`.
-///
-/// Tensors are read where they lie, so that a slice of a fused query-key-value projection is not
-/// copied; what TMA cannot read is copied once.
 pub(super) fn forward(
     query: &CubeTensor,
     key: &CubeTensor,
@@ -22,32 +21,74 @@ pub(super) fn forward(
     additional: &AdditionalKv<CubeBackend>,
     plan: &Plan,
 ) -> Result<(CubeTensor, CubeTensor), HopperError> {
-    let problem = &plan.problem;
-    let element = element(query.dtype());
     let (out, lse) = empty_outputs(query, plan);
     let outputs = ForwardOutputs { out: out.handle.clone(), lse: lse.handle.clone() };
-    let launch = |copy: bool| {
-        let view = |tensor: &CubeTensor| match copy {
-            true => view(&into_contiguous(tensor.clone())),
-            false => view(tensor),
-        };
+    reading(|view| {
         let inputs = ForwardInputs {
             query: view(query),
             key: view(key),
             value: view(value),
-            additional: match additional {
-                AdditionalKv::Tokens { key, value } => Some((view(key), view(value))),
-                AdditionalKv::None => None,
-            },
+            additional: pair(additional, view),
         };
-        let tiling = plan.context.tiling();
-        sm90::forward(&query.client, problem, element, tiling, &inputs, &outputs)
-    };
-    match launch(false) {
-        Err(HopperError::Layout(_)) => launch(true)?,
-        result => result?,
-    }
+        let (element, tiling) = (element(query.dtype()), plan.context.tiling());
+        sm90::forward(&query.client, &plan.problem, element, tiling, &inputs, &outputs)
+    })?;
     Ok((out, lse))
+}
+
+/// The backward pass: the gradients of query, key, value and the additional tokens.
+pub(super) fn backward(
+    saved: &Saved<CubeBackend>,
+    grad_out: &CubeTensor,
+    grad_lse: &CubeTensor,
+    plan: &Plan,
+) -> Result<Gradients, HopperError> {
+    let Saved { query, key, value, additional, out, lse } = saved;
+    let gradients = empty_gradients(query, key, value, additional);
+    let (dq, dk, dv, more) = &gradients;
+    let outputs = BackwardOutputs {
+        dq: dq.handle.clone(),
+        dk: dk.handle.clone(),
+        dv: dv.handle.clone(),
+        additional: pair(more, &|gradient| gradient.handle.clone()),
+    };
+    let [lse, dlse] = [lse, grad_lse].map(|tensor| into_contiguous(tensor.clone()).handle);
+    reading(|view| {
+        let inputs = BackwardInputs {
+            query: view(query),
+            key: view(key),
+            value: view(value),
+            additional: pair(additional, view),
+            out: view(out),
+            dout: view(grad_out),
+            lse: lse.clone(),
+            dlse: dlse.clone(),
+        };
+        let (element, tiling) = (element(query.dtype()), plan.context.tiling());
+        sm90::backward(&query.client, &plan.problem, element, tiling, &inputs, &outputs)
+    })?;
+    Ok(gradients)
+}
+
+/// Launches on tensors as they lie, so that a slice of a fused query-key-value projection is not
+/// copied, or else on contiguous copies, which TMA can read.
+fn reading(
+    launch: impl Fn(&dyn Fn(&CubeTensor) -> Strided) -> Result<(), HopperError>,
+) -> Result<(), HopperError> {
+    match launch(&strided) {
+        Err(HopperError::Layout(_)) => launch(&|tensor| strided(&into_contiguous(tensor.clone()))),
+        result => result,
+    }
+}
+
+fn pair<T>(
+    additional: &AdditionalKv<CubeBackend>,
+    of: &(impl Fn(&CubeTensor) -> T + ?Sized),
+) -> Option<(T, T)> {
+    match additional {
+        AdditionalKv::Tokens { key, value } => Some((of(key), of(value))),
+        AdditionalKv::None => None,
+    }
 }
 
 /// The kernels know two types, and [`select`](crate::select) lets no other pass.
@@ -58,27 +99,40 @@ fn element(dtype: DType) -> Element {
     }
 }
 
-/// Compiles the kernel for a problem.
-pub(crate) fn warm_up(problem: &Problem, dtype: DType, device: &Device) -> Result<(), HopperError> {
+/// Compiles the kernels for a problem: those of the forward pass and, for training, of the backward
+/// pass.
+pub(crate) fn warm_up(
+    problem: &Problem,
+    dtype: DType,
+    device: &Device,
+    is_training: bool,
+) -> Result<(), HopperError> {
     match device.clone().without_autodiff().as_dispatch() {
-        DispatchDevice::Cube(device) => sm90::warm_up(&device.client(), problem, element(dtype)),
+        DispatchDevice::Cube(device) => {
+            let (client, element) = (device.client(), element(dtype));
+            sm90::warm_up(&client, problem, element)?;
+            match is_training {
+                true => sm90::warm_up_backward(&client, problem, element),
+                false => Ok(()),
+            }
+        }
         #[allow(unreachable_patterns)]
         _ => Err(HopperError::Device),
     }
 }
 
 /// A tensor `[batch, tokens.., heads, dim]` with its strides, padded to three axes of tokens.
-fn view(tensor: &CubeTensor) -> Strided {
+fn strided(tensor: &CubeTensor) -> Strided {
+    if tensor.meta.strides().last() != Some(&1) || tensor.meta.is_tiled() {
+        // No stride describes it, as that of the gradient that a sum passes on: one number,
+        // repeated.
+        return strided(&into_contiguous(tensor.clone()));
+    }
     let strides = tensor.meta.strides();
     let rank = strides.len();
-    let [batch, head, vector] = [0, rank - 2, rank - 1].map(|axis| strides[axis]);
-    let mut padded = [batch, 0, 0, 0, head];
+    let mut padded = [strides[0], 0, 0, 0, strides[rank - 2]];
     for (axis, stride) in strides[1..rank - 2].iter().enumerate() {
         padded[4 - (rank - 3) + axis] = *stride;
-    }
-    // Vectors that are not contiguous are for the copy: strides of zero say so.
-    if vector != 1 || tensor.meta.is_tiled() {
-        padded = [0; 5];
     }
     Strided { handle: tensor.handle.clone(), strides: padded }
 }

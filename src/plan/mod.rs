@@ -104,6 +104,8 @@ pub struct Candidate {
     pub tier: Tier,
     /// The strategy that asks for it.
     pub strategy: Strategy,
+    /// The settings that ask for it, where its tier has several.
+    pub context: Context,
     /// How it works through the problem, in a few words.
     pub schedule: String,
     /// The tiles of its forward pass; `None` where it has none.
@@ -114,6 +116,28 @@ pub struct Candidate {
     pub forward: Cost,
     /// The backward pass.
     pub backward: Cost,
+    /// The kernels of the backward pass in the order of their launches, where the tier plans them as
+    /// it plans its forward pass.
+    pub backward_kernels: Vec<BackwardKernel>,
+    /// Bytes of device memory that the backward pass takes besides inputs and outputs; `None` where the
+    /// plan does not say.
+    pub backward_workspace: Option<u64>,
+}
+
+/// A kernel of a backward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackwardKernel {
+    /// The gradients that it writes, such as `dk, dv`.
+    pub writes: String,
+    /// How it works through the problem, in a few words.
+    pub schedule: String,
+    /// Its tiles.
+    pub tiling: Tiling,
+    /// Their number, for one sample and head. Where the gradients are those of keys,
+    /// [`TileCount::q_tiles`] is the number of tiles of keys.
+    pub count: TileCount,
+    /// Seconds that it is expected to take.
+    pub seconds: f64,
 }
 
 /// What would run for a problem, and what else could.
@@ -131,7 +155,8 @@ pub struct Explanation {
 
 /// Says how `problem` would be computed on a device of the kind `target`.
 ///
-/// [`Context::with_tiling`] asks for one of the candidates of a tier that has several.
+/// [`Context::with_tiling`] asks for one of the candidates of a tier that has several. A native tier's
+/// backward pass is several kernels, which [`Candidate::backward_kernels`] lists.
 ///
 /// The times of the candidates are those of [`Target::device_model`]. Native tiers estimate theirs;
 /// those of the others are bounds: no kernel is faster than its operations and its tensors allow,

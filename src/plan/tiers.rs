@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use burn::tensor::DType;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
-use burn_natten_kernels::native::sm90::{self, Element};
+use burn_natten_kernels::native::sm90::{self, Element, Pass};
 use burn_natten_kernels::slicing::Slices;
 use burn_natten_kernels::tiling::Tiling;
 use burn_natten_kernels::{MAX_RANK, Problem};
 
-use super::Candidate;
+use super::{BackwardKernel, Candidate};
 use crate::backend::dispatch::accumulator;
 use crate::backend::reference;
 use crate::{Context, Strategy, Tier};
@@ -43,14 +43,17 @@ pub(super) fn candidates(
     };
     schedules
         .into_iter()
-        .map(|Schedule { name, tiling, forward, backward }| Candidate {
+        .map(|Schedule { name, tiling, asked, forward, backward, kernels, workspace }| Candidate {
             tier,
             strategy,
+            context: context.with_tiling(asked),
             schedule: name,
             tiling,
             count: tiling.map(|tiling| tiling.count(problem)),
             forward,
             backward,
+            backward_kernels: kernels,
+            backward_workspace: workspace,
         })
         .collect()
 }
@@ -59,8 +62,19 @@ pub(super) fn candidates(
 struct Schedule {
     name: String,
     tiling: Option<Tiling>,
+    /// The tiling that has to be asked for.
+    asked: Option<Tiling>,
     forward: Cost,
     backward: Cost,
+    kernels: Vec<BackwardKernel>,
+    workspace: Option<u64>,
+}
+
+impl Schedule {
+    /// The only one of a tier, which plans no kernels of its backward pass.
+    fn only(name: String, tiling: Option<Tiling>, (forward, backward): (Cost, Cost)) -> Self {
+        Self { name, tiling, asked: None, forward, backward, kernels: vec![], workspace: None }
+    }
 }
 
 impl Request<'_> {
@@ -94,15 +108,11 @@ fn reference_schedule(request: &Request<'_>) -> Schedule {
         Cost::new(cost.flops, cost.executed_flops, cost.bytes + moved, &device)
     };
     let at_a_time = reference::keys_at_a_time(problem, request.context.memory());
-    Schedule {
-        name: match at_a_time {
-            1 => "one key of each window at a time".to_string(),
-            keys => format!("{keys} keys of each window at a time"),
-        },
-        tiling: None,
-        forward: with(forward, moved),
-        backward: with(backward, moved / 2 * 5),
-    }
+    let name = match at_a_time {
+        1 => "one key of each window at a time".to_string(),
+        keys => format!("{keys} keys of each window at a time"),
+    };
+    Schedule::only(name, None, (with(forward, moved), with(backward, moved / 2 * 5)))
 }
 
 /// Four queries of a line with the union of their windows; backward once by queries, once by keys.
@@ -117,9 +127,8 @@ fn flex_schedule(request: &Request<'_>) -> Schedule {
     let slower = if request.dtype == DType::F64 { 2.0 } else { 1.0 };
     let device =
         DeviceModel { matmul_flops: request.device.matmul_flops / slower, ..*request.device };
-    let (forward, backward) = request.costs(executed, &device);
     let name = format!("{FLEX_QUERIES} queries of a line");
-    Schedule { name, tiling: Some(tiling), forward, backward }
+    Schedule::only(name, Some(tiling), request.costs(executed, &device))
 }
 
 /// A query row, or a slice of one, a unit; backward once by queries, once by keys.
@@ -127,17 +136,17 @@ fn portable_schedule(request: &Request<'_>) -> Schedule {
     let problem = request.problem;
     let slices = Slices::of(problem);
     let executed = slices.executed_flops(problem);
-    let (forward, backward) = request.costs(executed, &request.device.without_matrix_units());
+    let costs = request.costs(executed, &request.device.without_matrix_units());
     let name = match slices.forward {
         1 => "a query a thread".to_string(),
         slices => format!("a query in {slices} threads"),
     };
-    let tiling = Some(Tiling::square([1; MAX_RANK]));
-    Schedule { name, tiling, forward, backward }
+    Schedule::only(name, Some(Tiling::square([1; MAX_RANK])), costs)
 }
 
 /// What [`sm90::candidates`] has, one of each tiling, the fastest by its estimate first, but before
-/// it the tiling that the context asks for. The backward pass is Portable.
+/// it the tiling that the context asks for. Who asks for a tiling gets it in the backward pass, too,
+/// where that has it.
 fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
     let problem = request.problem;
     let element = if request.dtype == DType::F16 { Element::F16 } else { Element::Bf16 };
@@ -152,16 +161,58 @@ fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
     });
     let mut seen = HashSet::new();
     schedules.retain(|(_, schedule)| seen.insert(schedule.tiling()));
-    let backward = portable_schedule(request).backward;
-    let schedule = |(seconds, schedule): (f64, sm90::Schedule)| {
+    let size = request.dtype.size();
+    let schedule = |(number, (seconds, schedule)): (usize, (f64, sm90::Schedule))| {
         let tiling = schedule.tiling();
-        let forward = Cost::forward(problem, Some(&tiling), request.dtype.size(), request.device);
-        Schedule {
+        // The first runs unasked.
+        let is_asked = number > 0 || asked == Some(tiling);
+        let asked = is_asked.then_some(tiling);
+        let forward = Cost::forward(problem, Some(&tiling), size, request.device);
+        let (backward, kernels) = hopper_backward(request, element, asked)?;
+        Some(Schedule {
             name: schedule.summary(),
             tiling: Some(tiling),
+            asked,
             forward: Cost { seconds: seconds.max(forward.seconds), ..forward },
             backward,
+            kernels,
+            workspace: Some(sm90::backward_workspace(problem) as u64),
+        })
+    };
+    schedules.into_iter().enumerate().filter_map(schedule).collect()
+}
+
+/// The backward pass of a forward pass for which `asked` was asked.
+fn hopper_backward(
+    request: &Request<'_>,
+    element: Element,
+    asked: Option<Tiling>,
+) -> Option<(Cost, Vec<BackwardKernel>)> {
+    let problem = request.problem;
+    let plan = sm90::plan_backward(problem, element, asked)?;
+    let mut executed = 0;
+    let own = plan.queries.len() + plan.keys.len();
+    let kernel = |(number, (schedule, of)): (usize, (sm90::Schedule, Problem))| {
+        let tiling = schedule.tiling();
+        let count = match schedule.pass {
+            Pass::Keys => tiling.count_visitors(&of),
+            Pass::Forward | Pass::Queries => tiling.count(&of),
+        };
+        let scores = count.visited * (tiling.q_volume() * tiling.kv_volume()) as u64;
+        let heads = (of.batch * of.heads) as u64;
+        executed += 2 * heads * scores * schedule.multiply_adds() as u64;
+        let whose = if number < own { "" } else { " of additional tokens" };
+        BackwardKernel {
+            writes: format!("{}{whose}", schedule.writes()),
+            schedule: schedule.summary(),
+            tiling,
+            count,
+            seconds: sm90::estimate(&schedule, &of),
         }
     };
-    schedules.into_iter().map(schedule).collect()
+    let kernels: Vec<_> = plan.kernels(problem).into_iter().enumerate().map(kernel).collect();
+    let bound = Cost::backward(problem, None, request.dtype.size(), request.device);
+    let cost = Cost::new(bound.flops, executed, bound.bytes, request.device);
+    let seconds = plan.estimate(problem).max(cost.seconds);
+    Some((Cost { seconds, ..cost }, kernels))
 }

@@ -26,10 +26,12 @@
 //! Times are those of a caller: from the first launch of a batch to the end of the last kernel,
 //! divided by the number of calls. They include what the host does where the device waits for it.
 
+mod pass;
 mod peaks;
 mod timing;
 mod workload;
 
+pub use pass::Pass;
 pub use peaks::{Peaks, measure_peaks};
 pub use timing::{Mode, Repeats, Timing};
 pub use workload::{Gradients, Inputs, Outputs, Workload};

@@ -49,7 +49,7 @@ pub struct Outputs {
 pub type Gradients = Inputs;
 
 impl Workload {
-    /// The tier that computes the forward pass on `device`.
+    /// The tier that computes both passes on `device`.
     ///
     /// # Errors
     ///
@@ -58,16 +58,6 @@ impl Workload {
         let capabilities = Capabilities::of(device)
             .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
         select(&self.problem, self.strategy, self.dtype, capabilities)
-    }
-
-    /// The tier that computes the backward pass on `device`: that of the forward pass, or another
-    /// where that has no kernels for it.
-    ///
-    /// # Errors
-    ///
-    /// As [`tier`](Self::tier).
-    pub fn backward_tier(&self, device: &Device) -> Result<Tier, AttentionError> {
-        Ok(self.tier(device)?.backward())
     }
 
     /// Standard normal inputs, made on the device. The same seed gives the same values, unless

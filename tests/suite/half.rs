@@ -14,16 +14,7 @@ use rstest::rstest;
 use crate::support::check::{self, close, errors, magnitude};
 use crate::support::devices;
 use crate::support::problem::{Axis, Problem};
-use crate::support::run::{Loss, Setup, run};
-
-fn round(dtype: DType, values: &[f64]) -> Vec<f64> {
-    let round = |x: &f64| match dtype {
-        DType::F16 => f16::from_f64(*x).to_f64(),
-        DType::BF16 => bf16::from_f64(*x).to_f64(),
-        other => panic!("{other:?} is not a half type"),
-    };
-    values.iter().map(round).collect()
-}
+use crate::support::run::{Loss, Setup, round, rounded, run};
 
 /// Half a unit in the last place of 1, and the least positive value.
 fn precision(dtype: DType) -> (f64, f64) {
@@ -76,27 +67,33 @@ fn half_types_are_as_good_as_rounding(
     )]
     problem: Problem,
 ) {
-    let mut inputs = problem.inputs(41);
-    // The logsumexp and its cotangent are f32.
-    let grad_lse = inputs.grad_lse.clone();
-    inputs.all_mut().into_iter().for_each(|values| *values = round(dtype, values));
-    inputs.grad_lse = grad_lse;
-    let (out, lse) = problem.forward(&inputs);
-    let rounded = round(dtype, &out);
-    let exact = problem.backward(&inputs, &out);
-    let baseline = problem.backward(&inputs, &rounded);
-    for device in devices().iter().filter(|device| device.supports(dtype)) {
-        for strategy in device.strategies() {
-            let setup = Setup::new(&device.device).strategy(strategy).dtype(dtype).loss(Loss::Both);
-            let results = run(&problem, &inputs, &setup).expect("a valid problem");
-            let what = |name: &str| format!("{} {strategy:?} {name}", device.name);
-            within_twice(&what("out"), dtype, &results.out, &out, &rounded);
-            close(&what("lse"), &results.lse, &lse, check::F32);
-            let gradients = results.gradients.expect("ran backward");
-            for ((name, got), ((_, exact), (_, baseline))) in
-                gradients.named().into_iter().zip(exact.named().into_iter().zip(baseline.named()))
-            {
-                within_twice(&what(name), dtype, got, exact, &round(dtype, baseline));
+    let all = rounded(problem.inputs(41), dtype);
+    let (out, lse) = problem.forward(&all);
+    let stored = round(dtype, &out);
+    for loss in [Loss::Out, Loss::Lse, Loss::Both] {
+        let mut inputs = all.clone();
+        match loss {
+            Loss::Out => inputs.grad_lse.fill(0.0),
+            Loss::Lse => inputs.grad_out.fill(0.0),
+            Loss::Both | Loss::None => {}
+        }
+        let exact = problem.backward(&inputs, &out);
+        let baseline = problem.backward(&inputs, &stored);
+        for device in devices().iter().filter(|device| device.supports(dtype)) {
+            for strategy in device.half_strategies() {
+                let setup = Setup::new(&device.device).strategy(strategy).dtype(dtype).loss(loss);
+                let results = run(&problem, &inputs, &setup).expect("a valid problem");
+                let what = |name: &str| format!("{} {strategy:?} {loss:?} {name}", device.name);
+                within_twice(&what("out"), dtype, &results.out, &out, &stored);
+                close(&what("lse"), &results.lse, &lse, check::F32);
+                let gradients = results.gradients.expect("ran backward");
+                for ((name, got), ((_, exact), (_, baseline))) in gradients
+                    .named()
+                    .into_iter()
+                    .zip(exact.named().into_iter().zip(baseline.named()))
+                {
+                    within_twice(&what(name), dtype, got, exact, &round(dtype, baseline));
+                }
             }
         }
     }
@@ -118,7 +115,7 @@ fn sums_are_held_in_f32(#[values(DType::F16, DType::BF16)] dtype: DType) {
     let problem = Problem { heads: 1, heads_kv: 1, dim: 8, ..problem(&axes) };
     let mut inputs = problem.inputs(42);
     inputs.value.iter_mut().for_each(|x| *x += 4.0);
-    inputs.all_mut().into_iter().for_each(|values| *values = round(dtype, values));
+    let inputs = rounded(inputs, dtype);
     let (out, lse) = problem.forward(&inputs);
     for device in devices().iter().filter(|device| device.supports(dtype)) {
         let setup = Setup::new(&device.device).dtype(dtype);

@@ -6,7 +6,7 @@ pub mod problem;
 pub mod run;
 
 use burn::tensor::{DType, Device};
-use burn_natten::Strategy;
+use burn_natten::{Capabilities, Strategy};
 
 /// A device that the tests run on.
 #[derive(Clone, Debug)]
@@ -32,6 +32,17 @@ impl TestDevice {
             vec![Strategy::Auto]
         } else {
             vec![Strategy::Auto, Strategy::Reference]
+        }
+    }
+
+    /// [`strategies`](Self::strategies) in f16 and bf16: the native kernels are asked for by name where
+    /// they run, and the kernels that they replace are tested as well.
+    pub fn half_strategies(&self) -> Vec<Strategy> {
+        match Capabilities::of(&self.device) {
+            Some(Capabilities { has_hopper: true, .. }) => {
+                vec![Strategy::Hopper, Strategy::Portable]
+            }
+            _ => self.strategies(),
         }
     }
 

@@ -5,6 +5,7 @@ use burn_natten::{
     AttentionError, AttentionOptions, Context, NeighborhoodOptions, Strategy, try_attention,
     try_na1d, try_na2d, try_na3d,
 };
+use half::{bf16, f16};
 
 use super::check;
 use super::problem::{Axis, Gradients, Inputs, Problem};
@@ -94,6 +95,23 @@ pub fn tensor<const D: usize>(
 ) -> Tensor<D> {
     let data = TensorData::new(values.to_vec(), shape).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))
+}
+
+/// Rounds values to a type.
+pub fn round(dtype: DType, values: &[f64]) -> Vec<f64> {
+    let round = |x: &f64| match dtype {
+        DType::F16 => f16::from_f64(*x).to_f64(),
+        DType::BF16 => bf16::from_f64(*x).to_f64(),
+        other => panic!("{other:?} is not a half type"),
+    };
+    values.iter().map(round).collect()
+}
+
+/// Inputs and cotangents as a half type has them, but for the cotangent of the logsumexp, which is f32.
+pub fn rounded(mut inputs: Inputs, dtype: DType) -> Inputs {
+    let grad_lse = inputs.grad_lse.clone();
+    inputs.all_mut().into_iter().for_each(|values| *values = round(dtype, values));
+    Inputs { grad_lse, ..inputs }
 }
 
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {

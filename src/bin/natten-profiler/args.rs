@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use burn_natten::Strategy;
 use burn_natten::plan::Target;
 use clap::error::ErrorKind;
-use clap::{ArgAction, Parser, ValueEnum};
+use clap::{ArgAction, Parser};
 
 use crate::Failure;
 use crate::values::{self, DeviceName, ElementType};
@@ -99,9 +99,9 @@ pub struct Args {
     pub backprop: bool,
 
     /// auto, reference, portable, tensor-core, hopper, blackwell
-    #[arg(long, value_enum, value_name = "NAME", default_value_t = StrategyName::Auto)]
-    #[arg(hide_possible_values = true, help_heading = "Computation")]
-    pub strategy: StrategyName,
+    #[arg(long, value_name = "NAME", default_value_t = Strategy::Auto)]
+    #[arg(help_heading = "Computation")]
+    pub strategy: Strategy,
 
     /// Only schedules with such tiles of queries
     #[arg(long, value_name = "N", num_args = 1..=3, value_parser = values::at_least::<1>)]
@@ -176,42 +176,6 @@ const SHAPE: [&str; 11] = [
     "causal",
     "scale",
 ];
-
-/// A [`Strategy`] by name.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StrategyName {
-    Auto,
-    Reference,
-    Portable,
-    TensorCore,
-    Hopper,
-    Blackwell,
-}
-
-impl StrategyName {
-    pub fn strategy(self) -> Strategy {
-        match self {
-            Self::Auto => Strategy::Auto,
-            Self::Reference => Strategy::Reference,
-            Self::Portable => Strategy::Portable,
-            Self::TensorCore => Strategy::TensorCore,
-            Self::Hopper => Strategy::Hopper,
-            Self::Blackwell => Strategy::Blackwell,
-        }
-    }
-
-    /// What to pass to `--strategy`.
-    pub fn flag(strategy: Strategy) -> &'static str {
-        match strategy {
-            Strategy::Auto => "auto",
-            Strategy::Reference => "reference",
-            Strategy::Portable => "portable",
-            Strategy::TensorCore => "tensor-core",
-            Strategy::Hopper => "hopper",
-            Strategy::Blackwell => "blackwell",
-        }
-    }
-}
 
 /// What a command line asks for.
 #[derive(Debug)]

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use burn_natten::plan::{Candidate, Explanation, Target};
+use burn_natten::plan::{BackwardKernel, Candidate, Explanation, Target};
+use burn_natten::profile::Pass;
 use burn_natten_kernels::catalogue::Milliseconds;
 use burn_natten_kernels::cost::{Cost, DeviceModel, Limit, flop_bound, tile_bound};
 
 use crate::args::Args;
-use crate::measure::Pass;
+use crate::measure;
 use crate::request::Request;
 use crate::units::{count, ratio, seconds, si, tile};
 use crate::{Failure, json, table};
@@ -24,6 +25,9 @@ pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
     let mut facts = vec![("problem", request.describe())];
     facts.extend(bounds(request, &explanation.device, args.passes()));
     facts.push(("target", format!("{target}, taken to be {}", model(&explanation.device))));
+    if let (true, Some(bytes)) = (args.backprop, explanation.chosen.backward_workspace) {
+        facts.push(("workspace", format!("{} in the backward pass", si(bytes as f64, "B"))));
+    }
     if let Some(text) = published(request) {
         facts.push(("published", text));
     }
@@ -33,7 +37,12 @@ pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
         0 => String::new(),
         more => format!("\n{more} more schedules, slower by estimate, are in --json"),
     };
-    Ok(format!("{}\n{table}{more}", table::facts(&facts)))
+    let mut text = format!("{}\n{table}{more}", table::facts(&facts));
+    if args.backprop && !explanation.chosen.backward_kernels.is_empty() {
+        let kernels = kernels(request, &explanation.chosen);
+        text += &format!("\n\nThe backward pass of what runs, kernel by kernel:\n\n{kernels}");
+    }
+    Ok(text)
 }
 
 /// What holds for every way to compute the problem.
@@ -117,7 +126,8 @@ fn plans(request: &Request, explanation: &Explanation, passes: &[Pass]) -> comfy
         "visited/useful",
         "tile-wise bound",
     ];
-    header.extend(passes.iter().map(|pass| pass.at_best()));
+    let at_best: Vec<_> = passes.iter().map(|pass| format!("{pass}, at best")).collect();
+    header.extend(at_best.iter().map(String::as_str));
     let mut table = table::new(&header, 3);
     table.add_row(row(request, "runs", &explanation.chosen, passes));
     let mut shown = HashMap::from([(explanation.chosen.tier, 1)]);
@@ -146,10 +156,26 @@ fn row(request: &Request, mark: &str, candidate: &Candidate, passes: &[Pass]) ->
         _ => cells.extend(std::iter::repeat_n("-".to_string(), 8)),
     }
     cells.extend(passes.iter().map(|pass| {
-        let cost = pass.cost(candidate);
+        let cost = measure::cost(*pass, candidate);
         format!("{} ({})", seconds(cost.seconds), limit(cost.limit))
     }));
     cells
+}
+
+fn kernels(request: &Request, candidate: &Candidate) -> comfy_table::Table {
+    let header =
+        ["gradients", "schedule", "q tile", "kv tile", "visited", "unmasked", "mixed", "estimate"];
+    let mut table = table::new(&header, 2);
+    for kernel in &candidate.backward_kernels {
+        let BackwardKernel { writes, schedule, tiling, count: tiles, seconds: time } = kernel;
+        let [q_tile, kv_tile] =
+            [tiling.q_tile, tiling.kv_tile].map(|extent| tile(&request.problem, extent));
+        let mut cells = vec![writes.clone(), schedule.clone(), q_tile, kv_tile];
+        cells.extend([tiles.visited, tiles.unmasked, tiles.mixed()].map(count));
+        cells.push(seconds(*time));
+        table.add_row(cells);
+    }
+    table
 }
 
 /// A plan for a device that is there, as far as its kind is known.

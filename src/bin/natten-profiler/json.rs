@@ -1,13 +1,13 @@
 //! The same content for machines: seconds, bytes, operations, never rounded.
 
-use burn_natten::plan::{Candidate, Explanation, Target};
-use burn_natten::profile::Peaks;
+use burn_natten::plan::{BackwardKernel, Candidate, Explanation, Target};
+use burn_natten::profile::{Pass, Peaks};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::cost::{Cost, DeviceModel, flop_bound, tile_bound};
 use serde_json::{Value, json};
 
 use crate::dry_run::{ideal, limit};
-use crate::measure::{Measurement, Pass};
+use crate::measure::Measurement;
 use crate::optimize::Trial;
 use crate::request::Request;
 
@@ -84,11 +84,27 @@ fn candidate(problem: &Problem, candidate: &Candidate) -> Value {
     });
     json!({
         "tier": format!("{:?}", candidate.tier),
-        "strategy": crate::args::StrategyName::flag(candidate.strategy),
+        "strategy": candidate.strategy.name(),
         "schedule": candidate.schedule,
         "tiles": tiles,
         "forward": cost(candidate.forward),
         "backward": cost(candidate.backward),
+        "backward_kernels": candidate.backward_kernels.iter().map(kernel).collect::<Vec<_>>(),
+        "backward_workspace": candidate.backward_workspace,
+    })
+}
+
+fn kernel(kernel: &BackwardKernel) -> Value {
+    let BackwardKernel { writes, schedule, tiling, count, seconds } = kernel;
+    json!({
+        "writes": writes,
+        "schedule": schedule,
+        "q_tile": tiling.q_tile,
+        "kv_tile": tiling.kv_tile,
+        "visited": count.visited,
+        "unmasked": count.unmasked,
+        "mixed": count.mixed(),
+        "seconds": seconds,
     })
 }
 

@@ -21,6 +21,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Args, Parsed};
+use burn_natten::profile::Pass;
 use request::Request;
 
 #[global_allocator]
@@ -96,8 +97,7 @@ fn run(parsed: Parsed) -> Result<String, Failure> {
 
 impl Args {
     /// The passes that are asked for.
-    fn passes(&self) -> &'static [measure::Pass] {
-        use measure::Pass::{Backward, Forward};
-        if self.backprop { &[Forward, Backward] } else { &[Forward] }
+    fn passes(&self) -> &'static [Pass] {
+        if self.backprop { &[Pass::Forward, Pass::Backward] } else { &[Pass::Forward] }
     }
 }

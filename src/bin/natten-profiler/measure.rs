@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use burn_natten::plan::Candidate;
-use burn_natten::profile::{
-    Peaks, Repeats, Timing, Workload, measure_peaks, time_backward, time_forward,
-};
+use burn_natten::profile::{Pass, Peaks, Repeats, Timing, Workload, measure_peaks};
 use burn_natten::{AttentionError, Tier};
 use burn_natten_kernels::cost::{Cost, backward_bytes, forward_bytes};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,34 +17,24 @@ use crate::request::Request;
 use crate::units::{duration, si};
 use crate::{Failure, device, json, table};
 
-/// A pass of an operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    Forward,
-    Backward,
+/// What a pass of a candidate is expected to cost.
+pub fn cost(pass: Pass, candidate: &Candidate) -> Cost {
+    match pass {
+        Pass::Forward => candidate.forward,
+        Pass::Backward => candidate.backward,
+    }
 }
 
-impl Pass {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        }
-    }
-
-    /// Heads a column of expected times.
-    pub fn at_best(self) -> &'static str {
-        match self {
-            Self::Forward => "forward, at best",
-            Self::Backward => "backward, at best",
-        }
-    }
-
-    pub fn cost(self, candidate: &Candidate) -> Cost {
-        match self {
-            Self::Forward => candidate.forward,
-            Self::Backward => candidate.backward,
-        }
+/// How a pass of a candidate works.
+fn schedule(pass: Pass, candidate: &Candidate) -> String {
+    let kernels: Vec<_> = candidate
+        .backward_kernels
+        .iter()
+        .map(|kernel| format!("{} by {}", kernel.writes, kernel.schedule))
+        .collect();
+    match pass {
+        Pass::Backward if !kernels.is_empty() => kernels.join("; "),
+        Pass::Forward | Pass::Backward => candidate.schedule.clone(),
     }
 }
 
@@ -55,8 +43,8 @@ impl Pass {
 pub struct Measurement {
     /// The tier whose kernels ran.
     pub tier: Tier,
-    /// How they work; unknown where a tier has another one compute its backward pass.
-    pub schedule: Option<String>,
+    /// How they work.
+    pub schedule: String,
     pub pass: Pass,
     pub timing: Timing,
     /// Operations per second of those that are useful.
@@ -70,10 +58,7 @@ pub struct Measurement {
 impl Measurement {
     /// Tier and schedule.
     fn kernel(&self) -> String {
-        match &self.schedule {
-            Some(schedule) => format!("{:?}, {schedule}", self.tier),
-            None => format!("{:?}", self.tier),
-        }
+        format!("{:?}, {}", self.tier, self.schedule)
     }
 
     /// The greater share of a measured peak, and which peak that is.
@@ -116,13 +101,9 @@ fn time(
 ) -> Result<Measurement, AttentionError> {
     let workload = request.workload(candidate);
     let memory = memory(&workload, pass, device)?;
-    let (tier, timing) = match pass {
-        Pass::Forward => (workload.tier(device)?, time_forward(&workload, device, repeats)?),
-        Pass::Backward => {
-            (workload.backward_tier(device)?, time_backward(&workload, device, repeats)?)
-        }
-    };
-    let (cost, seconds) = (pass.cost(candidate), timing.median().as_secs_f64());
+    let tier = workload.tier(device)?;
+    let timing = pass.time(&workload, device, repeats)?;
+    let (cost, seconds) = (cost(pass, candidate), timing.median().as_secs_f64());
     let size = request.dtype.dtype().size();
     // Those of the tensors alone, whatever the candidate moves besides.
     let bytes = match pass {
@@ -131,7 +112,7 @@ fn time(
     };
     Ok(Measurement {
         tier,
-        schedule: (tier == candidate.tier).then(|| candidate.schedule.clone()),
+        schedule: schedule(pass, candidate),
         pass,
         timing,
         flops: cost.flops as f64 / seconds,

@@ -6,9 +6,9 @@ use burn_natten::plan::{Candidate, Explanation};
 use burn_natten::profile::{Repeats, measure_peaks};
 use burn_natten_kernels::MAX_RANK;
 
-use crate::args::{Args, StrategyName};
+use crate::args::Args;
 use crate::dry_run::target_of;
-use crate::measure::{Measurement, describe_peaks, measure, open, progress, repeats, share};
+use crate::measure::{Measurement, cost, describe_peaks, measure, open, progress, repeats, share};
 use crate::request::{Request, rank};
 use crate::units::{axes, duration, ratio, seconds};
 use crate::{Failure, device, json, table};
@@ -102,7 +102,7 @@ fn all(explanation: Explanation) -> Vec<Candidate> {
 }
 
 fn too_slow(candidate: &Candidate, args: &Args) -> Result<(), String> {
-    let expected: f64 = args.passes().iter().map(|pass| pass.cost(candidate).seconds).sum();
+    let expected: f64 = args.passes().iter().map(|pass| cost(*pass, candidate).seconds).sum();
     if expected <= LIMIT {
         return Ok(());
     }
@@ -111,7 +111,7 @@ fn too_slow(candidate: &Candidate, args: &Args) -> Result<(), String> {
 
 /// The strategy, and the tiles where that leaves a choice.
 fn flags(request: &Request, candidate: &Candidate, all: &[Candidate]) -> String {
-    let strategy = format!("--strategy {}", StrategyName::flag(candidate.strategy));
+    let strategy = format!("--strategy {}", candidate.strategy);
     let schedules = all.iter().filter(|other| other.tier == candidate.tier).count();
     match candidate.tiling {
         Some(tiling) if schedules > 1 => {

@@ -43,7 +43,7 @@ impl Request {
 
     /// What would run on `target`, of all that fits the flags: the choice first.
     pub fn explain(&self, args: &Args, target: Target) -> Result<Explanation, Failure> {
-        let (dtype, strategy) = (self.dtype.dtype(), args.strategy.strategy());
+        let (dtype, strategy) = (self.dtype.dtype(), args.strategy);
         let explanation = explain(&self.problem, dtype, target, strategy, self.context);
         let mut explanation = explanation.map_err(usage)?;
         if args.q_tile.is_empty() && args.kv_tile.is_empty() {
@@ -65,13 +65,13 @@ impl Request {
         Ok(explanation)
     }
 
-    /// What to time for a candidate: its strategy, and its tiles in case there are others.
+    /// What to time for a candidate.
     pub fn workload(&self, candidate: &Candidate) -> Workload {
         Workload {
             problem: self.problem,
             dtype: self.dtype.dtype(),
             strategy: candidate.strategy,
-            context: self.context.with_tiling(candidate.tiling),
+            context: candidate.context,
         }
     }
 

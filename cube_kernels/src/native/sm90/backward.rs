@@ -11,10 +11,9 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use super::forward::{Strided, check_inputs, hopper, more_strides, program, source};
-use super::grid::{
-    Grid, STATISTICS, Space, check_layout, launches, parameters, pitch, places, statistics_map,
-};
+use super::grid::{Grid, Space, check_layout, launches, parameters, statistics_map};
 use super::plan::dense;
+use super::statistics::{pitch, places, statistics_bytes};
 use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward, unsupported};
 use crate::native::compile::{Cubin, compile};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
@@ -88,12 +87,6 @@ pub fn warm_up_backward(
     let plan = planned(problem, element, None)?;
     delta_program(element, problem.head_dim_v, &device)?;
     plan.schedules().try_for_each(|schedule| program(schedule, &device).map(drop))
-}
-
-/// Bytes of device memory that [`backward()`] takes besides its inputs and outputs.
-pub fn backward_workspace(problem: &Problem) -> usize {
-    let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
-    statistics_bytes(problem) + additional
 }
 
 /// What the choice depends on: a problem without its scale.
@@ -209,11 +202,6 @@ pub fn backward_with(
         run(problem, &plan.additional, inputs, outputs);
     }
     Ok(())
-}
-
-fn statistics_bytes(problem: &Problem) -> usize {
-    let queries: usize = places(problem).iter().product();
-    STATISTICS * size_of::<f32>() * problem.batch * problem.heads * queries
 }
 
 fn delta_program(

@@ -3,6 +3,7 @@
 
 use super::forward::{HopperError, Strided};
 use super::schedule::TILE;
+use super::statistics::{STATISTICS, pitch, places};
 use super::{Element, Pass, Schedule};
 use crate::native::launch::{Argument, MapElement, TensorMap};
 use crate::{Axis, MAX_RANK, Problem, window};
@@ -222,19 +223,6 @@ impl Grid<'_> {
         }
     }
 }
-
-/// Places that a dilation group's queries have in the statistics along an axis.
-pub(super) fn pitch(axis: &Axis) -> usize {
-    axis.queries.div_ceil(axis.dilation)
-}
-
-/// Places in the statistics along each axis.
-pub(super) fn places(problem: &Problem) -> [usize; MAX_RANK] {
-    problem.axes.map(|axis| axis.dilation * pitch(&axis))
-}
-
-/// Floats that the statistics have for a query.
-pub(super) const STATISTICS: usize = 4;
 
 /// The map of the statistics, in boxes of the query tile.
 pub(super) fn statistics_map(buffer: usize, schedule: &Schedule, problem: &Problem) -> TensorMap {

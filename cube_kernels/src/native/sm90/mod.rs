@@ -13,11 +13,10 @@ mod grid;
 mod plan;
 mod schedule;
 mod source;
+mod statistics;
 
 #[cfg(feature = "cuda")]
-pub use backward::{
-    BackwardInputs, BackwardOutputs, backward, backward_with, backward_workspace, warm_up_backward,
-};
+pub use backward::{BackwardInputs, BackwardOutputs, backward, backward_with, warm_up_backward};
 #[cfg(feature = "cuda")]
 pub use forward::{
     ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, is_available,
@@ -29,3 +28,4 @@ pub use plan::{
 };
 pub use schedule::{Element, Gradients, Mask, Pass, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS, delta_source};
+pub use statistics::backward_workspace;

@@ -305,17 +305,7 @@ pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
 
     let together = (schedule.warpgroups * schedule.ctas) as f64;
     let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
-    let (dim, dim_v) = (problem.head_dim.next_multiple_of(16), problem.head_dim_v);
-    let Gradients { width, value, .. } = schedule.gradients;
-    // Elements summed over for a score, or written from one.
-    let depth = one_hot
-        + match schedule.pass {
-            Pass::Forward => dim + dim_v,
-            Pass::Queries | Pass::Keys => {
-                let product = if width > 0 { dim_v + width } else { 0 };
-                dim + product + if value { dim_v } else { 0 }
-            }
-        };
+    let depth = one_hot + schedule.multiply_adds();
     let rate = device.matmul_flops / MULTIPROCESSORS;
     let products = (2 * TILE * columns * depth) as f64 / rate;
     let latency = match schedule.pass {

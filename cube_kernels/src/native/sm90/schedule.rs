@@ -192,8 +192,40 @@ impl Schedule {
         };
         let Self { warpgroups, blocks, stages, ctas, .. } = self;
         let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
-        let keys = blocks * TILE;
-        format!("{ctas} x {warpgroups} warpgroups along the {axis}, {stages} x {keys} keys, {mask}")
+        let (columns, of) =
+            (blocks * TILE, if self.pass == Pass::Keys { "queries" } else { "keys" });
+        format!(
+            "{ctas} x {warpgroups} warpgroups along the {axis}, {stages} x {columns} {of}, {mask}"
+        )
+    }
+
+    /// The tensors that it writes.
+    pub fn writes(&self) -> String {
+        let Gradients { start, width, value } = self.gradients;
+        let slice = match width < self.head_dim {
+            true => format!("[{start}..{}]", start + width),
+            false => String::new(),
+        };
+        match self.pass {
+            Pass::Forward => "out, lse".to_string(),
+            Pass::Queries => format!("dq{slice}"),
+            Pass::Keys if width == 0 => "dv".to_string(),
+            Pass::Keys if value => format!("dk{slice}, dv"),
+            Pass::Keys => format!("dk{slice}"),
+        }
+    }
+
+    /// Multiply-adds of the tensor cores for a score, without those of the mask.
+    pub fn multiply_adds(&self) -> usize {
+        let (dim, dim_v) = (self.head_dim.next_multiple_of(16), self.head_dim_v);
+        let Gradients { width, value, .. } = self.gradients;
+        match self.pass {
+            Pass::Forward => dim + dim_v,
+            Pass::Queries | Pass::Keys => {
+                let first = if width > 0 { dim_v + width } else { 0 };
+                dim + first + if value { dim_v } else { 0 }
+            }
+        }
     }
 
     fn chunks(dim: usize) -> usize {

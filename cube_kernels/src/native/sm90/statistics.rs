@@ -1,0 +1,30 @@
+//! What the backward kernels keep of each query besides its vectors, which is all the memory they take.
+
+use super::plan::dense;
+use crate::{Axis, MAX_RANK, Problem};
+
+/// Floats that the statistics have for a query.
+pub(super) const STATISTICS: usize = 4;
+
+/// Places that a dilation group's queries have in the statistics along an axis.
+pub(super) fn pitch(axis: &Axis) -> usize {
+    axis.queries.div_ceil(axis.dilation)
+}
+
+/// Places in the statistics along each axis.
+pub(super) fn places(problem: &Problem) -> [usize; MAX_RANK] {
+    problem.axes.map(|axis| axis.dilation * pitch(&axis))
+}
+
+/// Bytes of the statistics of a problem's own tokens.
+pub(super) fn statistics_bytes(problem: &Problem) -> usize {
+    let queries: usize = places(problem).iter().product();
+    STATISTICS * size_of::<f32>() * problem.batch * problem.heads * queries
+}
+
+/// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query
+/// and head, twice that with additional tokens.
+pub fn backward_workspace(problem: &Problem) -> usize {
+    let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
+    statistics_bytes(problem) + additional
+}
