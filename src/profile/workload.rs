@@ -95,11 +95,9 @@ impl Workload {
     ///
     /// What the operator returns.
     pub fn forward(&self, inputs: &Inputs) -> Result<Outputs, AttentionError> {
-        let axes = self.problem.axes;
-        let rank = MAX_RANK - axes.iter().position(|axis| *axis != Axis::UNIT).unwrap_or(2);
-        let [first, second, third] = axes;
+        let [first, second, third] = self.problem.axes;
         let is_dense = Axis::dense(third.queries, third.keys, third.is_causal) == third;
-        match rank {
+        match rank(&self.problem) {
             1 if is_dense => self.dense(inputs, third.is_causal),
             1 => {
                 let [query, key, value] = self.spread(inputs, [third]);
@@ -138,34 +136,13 @@ impl Workload {
             problem.axes = [Axis::UNIT, Axis::UNIT, dense];
         }
         let tier = Self { problem, ..*self }.tier(&inputs.query.device())?;
-        let Inputs { query, key, value, additional } = inputs.clone();
-        let additional = match additional {
-            Some((key, value)) => {
-                AdditionalKv::Tokens { key: key.into_dispatch(), value: value.into_dispatch() }
-            }
-            None => AdditionalKv::None,
-        };
-        let Outputs { out, logsumexp } = outputs.clone();
-        let Outputs { out: grad_out, logsumexp: grad_lse } = upstream.clone();
-        let (query, key, value, additional) = Dispatch::attention_backward(
-            query.into_dispatch(),
-            key.into_dispatch(),
-            value.into_dispatch(),
-            additional,
-            out.into_dispatch(),
-            logsumexp.into_dispatch(),
-            grad_out.into_dispatch(),
-            grad_lse.into_dispatch(),
-            Plan { problem, tier, context: self.context },
-        );
-        let additional = match additional {
-            AdditionalKv::Tokens { key, value } => {
-                Some((Tensor::from_dispatch(key), Tensor::from_dispatch(value)))
-            }
-            AdditionalKv::None => None,
-        };
-        let [query, key, value] = [query, key, value].map(Tensor::from_dispatch);
-        Ok(Gradients { query, key, value, additional })
+        let plan = Plan { problem, tier, context: self.context };
+        // The operators' tensors have the axes of the space.
+        Ok(match rank(&problem) {
+            1 => differentiate::<1, 4, 3>(inputs, outputs, upstream, plan),
+            2 => differentiate::<2, 5, 4>(inputs, outputs, upstream, plan),
+            _ => differentiate::<3, 6, 5>(inputs, outputs, upstream, plan),
+        })
     }
 
     fn dense(&self, inputs: &Inputs, is_causal: bool) -> Result<Outputs, AttentionError> {
@@ -199,12 +176,8 @@ impl Workload {
         inputs: &Inputs,
         axes: [Axis; N],
     ) -> [Tensor<D>; 3] {
-        [&inputs.query, &inputs.key, &inputs.value].map(|tensor| {
-            let [batch, _, heads, dim] = tensor.dims();
-            let space = axes.map(|axis| axis.queries);
-            let shape: Vec<usize> = [batch].into_iter().chain(space).chain([heads, dim]).collect();
-            tensor.clone().reshape(burn::tensor::Shape::from(shape))
-        })
+        let space = axes.map(|axis| axis.queries);
+        [&inputs.query, &inputs.key, &inputs.value].map(|tensor| spread(tensor, space))
     }
 
     fn flat<const D: usize, const L: usize>(&self, out: Tensor<D>, lse: Tensor<L>) -> Outputs {
@@ -214,6 +187,69 @@ impl Workload {
             out: out.reshape([batch, queries, heads, head_dim_v]),
             logsumexp: lse.reshape([batch, queries, heads]),
         }
+    }
+}
+
+/// Axes that are not padding, at least one.
+fn rank(problem: &Problem) -> usize {
+    let first = problem.axes.iter().position(|axis| *axis != Axis::UNIT);
+    MAX_RANK - first.unwrap_or(MAX_RANK - 1)
+}
+
+/// A tensor `[batch, tokens, ..]` with the tokens as the axes of a space.
+fn spread<const N: usize, const F: usize, const D: usize>(
+    tensor: &Tensor<F>,
+    space: [usize; N],
+) -> Tensor<D> {
+    let dims = tensor.dims();
+    let shape: Vec<usize> =
+        [dims[0]].into_iter().chain(space).chain(dims[2..].iter().copied()).collect();
+    tensor.clone().reshape(burn::tensor::Shape::from(shape))
+}
+
+/// The operator that autodiff calls, in a space of `N` axes: vectors in tensors of rank `D`, numbers in
+/// tensors of rank `L`.
+fn differentiate<const N: usize, const D: usize, const L: usize>(
+    inputs: &Inputs,
+    outputs: &Outputs,
+    upstream: &Outputs,
+    plan: Plan,
+) -> Gradients {
+    let space = |length: fn(&Axis) -> usize| -> [usize; N] {
+        std::array::from_fn(|axis| length(&plan.problem.axes[MAX_RANK - N + axis]))
+    };
+    let (queries, keys) = (space(|axis| axis.queries), space(|axis| axis.keys));
+    let vectors = |tensor: &Tensor<4>, space| spread::<N, 4, D>(tensor, space).into_dispatch();
+    let numbers = |tensor: &Tensor<3>| spread::<N, 3, L>(tensor, queries).into_dispatch();
+    let additional = match inputs.additional.clone() {
+        Some((key, value)) => {
+            AdditionalKv::Tokens { key: key.into_dispatch(), value: value.into_dispatch() }
+        }
+        None => AdditionalKv::None,
+    };
+    let (query, key, value, additional) = Dispatch::attention_backward(
+        vectors(&inputs.query, queries),
+        vectors(&inputs.key, keys),
+        vectors(&inputs.value, keys),
+        additional,
+        vectors(&outputs.out, queries),
+        numbers(&outputs.logsumexp),
+        vectors(&upstream.out, queries),
+        numbers(&upstream.logsumexp),
+        plan,
+    );
+    let flat =
+        |gradient, like: &Tensor<4>| Tensor::<D>::from_dispatch(gradient).reshape(like.dims());
+    Gradients {
+        query: flat(query, &inputs.query),
+        key: flat(key, &inputs.key),
+        value: flat(value, &inputs.value),
+        additional: match additional {
+            AdditionalKv::Tokens { key, value } => {
+                Some((Tensor::from_dispatch(key), Tensor::from_dispatch(value)))
+            }
+            AdditionalKv::None => None,
+        },
     }
 }
 

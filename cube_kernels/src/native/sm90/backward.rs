@@ -134,7 +134,8 @@ pub fn backward_with(
     let BackwardInputs { query, key, value, additional, out, dout, .. } = inputs;
     let queries = problem.axes.map(|axis| axis.queries);
     for schedule in plan.queries.iter().chain(&plan.keys) {
-        assert!(schedule.fits(problem), "{schedule} is no schedule for {problem:?}");
+        let is_own = schedule.pass != Pass::Forward && schedule.fits(problem);
+        assert!(is_own, "{schedule} is no backward schedule for {problem:?}");
         check_inputs(schedule, problem, [query, key, value], additional)?;
         for (name, tensor) in [("out", out), ("gradient of out", dout)] {
             check_layout(name, tensor, queries, problem.heads, problem, schedule)?;
@@ -160,6 +161,9 @@ pub fn backward_with(
                 additional: None,
                 ..outputs.clone()
             };
+            let mut own = plan.additional.iter();
+            let fits = own.all(|schedule| schedule.pass == Pass::Keys && schedule.fits(&dense));
+            assert!(fits && !plan.additional.is_empty(), "no schedules for {dense:?}");
             Some((dense, inputs, outputs))
         }
         (None, None, None) => None,
@@ -209,8 +213,16 @@ fn delta_program(
     head_dim_v: usize,
     device: &DeviceInfo,
 ) -> Result<Arc<Cubin>, HopperError> {
+    type Known = HashMap<(Element, usize), Arc<Cubin>>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(cubin) = known().get(&(element, head_dim_v)) {
+        return Ok(cubin.clone());
+    }
     let (name, code) = super::source::delta_source(element, head_dim_v);
-    Ok(compile(&source(name, code), device.driver)?)
+    let cubin = compile(&source(name, code), device.driver)?;
+    known().insert((element, head_dim_v), cubin.clone());
+    Ok(cubin)
 }
 
 /// `Params` of the kernel that makes the statistics.

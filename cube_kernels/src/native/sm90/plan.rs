@@ -162,10 +162,9 @@ fn candidates_of(
                 is_late: shape.is_late,
             };
             let mask = mask(&schedule, problem);
-            let schedule = Schedule { mask, ..schedule };
-            let fits = (mask != Mask::OneHot || slots(&schedule) <= SLOTS)
-                && !spills(&schedule)
-                && !backward::misses(&schedule, problem);
+            let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);
+            let schedule = Schedule { mask, is_strided, ..schedule };
+            let fits = (mask != Mask::OneHot || slots(&schedule) <= SLOTS) && !spills(&schedule);
             schedules.extend(schedule.with_stages().filter(|_| fits));
         }
     }

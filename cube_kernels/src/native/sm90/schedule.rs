@@ -98,7 +98,7 @@ pub struct Schedule {
     pub rank: usize,
     /// Which axes are causal.
     pub is_causal: [bool; MAX_RANK],
-    /// Whether some axis has a stride.
+    /// Whether some axis may have a stride.
     pub is_strided: bool,
     /// Whether some axis has a dilation.
     pub is_dilated: bool,

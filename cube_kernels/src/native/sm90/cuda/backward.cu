@@ -37,8 +37,8 @@
 #define STATISTICS_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
 #define STATISTICS_STAGE (INVERSE ? ROWS * 16 : 0)  // see delta.cu
 #define TILE_OFFSET (STATISTICS_OFFSET + STAGES * STATISTICS_STAGE)
-#define SLOTS (2 * ROW_BUFFERS)                     // for tiles: results are written when the rows are gone
-#define BARRIER_OFFSET (TILE_OFFSET + SLOTS * 128)
+#define TILE_SLOTS (2 * ROW_BUFFERS)                // results are written when the rows are gone
+#define BARRIER_OFFSET (TILE_OFFSET + TILE_SLOTS * 128)
 
 struct Barriers {
   u32 base;
@@ -72,7 +72,7 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 #pragma unroll
     for (int a = 0; a < 3; a++) at[a] = tile.group[a] * params.space.axes[a].pitch + tile.column[a] + walk.at[a] * column_extent(a);
     tma_load(destination + b * 1024, map, barrier, 0, at[2], at[1], at[0], tile.batch * params.heads + head);
-    walk.next(tile);
+    if (b + 1 < BLOCKS) walk.next(tile);
   }
 }
 
@@ -86,17 +86,17 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* sl
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
-    slots[slot] = tile_of(space, index);
-    if (tile.steps == 0) continue;
     slots[slot].first = step;
+    decode_tile(space, index, slots[slot]);
+    step = tile.first;  // so that no register has to hold it meanwhile
+    if (tile.steps == 0) continue;
     load_rows(space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
-    slot = (slot + 1) % SLOTS;
+    slot = slot + 1 & TILE_SLOTS - 1;
     for (int pass = 0; pass < passes(params); pass++) {
-      const int head = column_head(params, tile, pass);
       Walk walk;
       walk.start(tile, 0);
       for (int i = 0; i < tile.steps + additional_steps(params.additional); i++, step++) {
-        const int stage = stage_of(step);
+        const int stage = stage_of(step), head = column_head(params, tile, pass);
         const u32 full = barriers.full(stage);
         barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
         barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
@@ -499,7 +499,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
-    for (consumer.slot = 0;; consumer.slot = (consumer.slot + 1) % SLOTS) {
+    for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
       const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[consumer.slot];

@@ -42,7 +42,8 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* ne
   for (int round = 0; round < rounds(space); round++) {
     const int index = tile_index(round);
     if (index >= space.tiles) continue;
-    const Tile tile = tile_of(space, index);
+    Tile tile;
+    decode_tile(space, index, tile);
     if (tile.steps == 0) continue;
     const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);

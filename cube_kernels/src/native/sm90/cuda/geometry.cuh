@@ -139,11 +139,10 @@ template <int A> DEVICE void locate(const Space& space, Tile& tile, int index, i
   if (tile.row[A] >= tile.rows[A]) tile.blocks[A] = 0;
 }
 
-// The tile of an index. From fast to slow: head within its chunk, the fast, middle and slow axis, the
+// Finds the tile of an index. From fast to slow: head within its chunk, the fast, middle and slow axis, the
 // dilation group, the chunk. Along a causal axis the rows that see most come first, which are the last
 // queries or the first keys: the tiles that are left for the end of the launch are short ones.
-DEVICE Tile tile_of(const Space& space, int index) {
-  Tile tile;
+DEVICE void decode_tile(const Space& space, int index, Tile& tile) {
   int at[3] = {0, 0, 0}, group[3] = {0, 0, 0};
   const int member = index % space.chunk;
   index /= space.chunk;
@@ -165,12 +164,15 @@ DEVICE Tile tile_of(const Space& space, int index) {
   const int pair = index * space.chunk + member;
   tile.head = pair % space.heads;
   tile.batch = pair / space.heads;
+  // The producer has few registers: where the tile is in shared memory, an axis is written before the next.
   locate<0>(space, tile, at[0], group[0]);
+  memory_barrier();
   locate<1>(space, tile, at[1], group[1]);
+  memory_barrier();
   locate<2>(space, tile, at[2], group[2]);
+  memory_barrier();
   const int blocks = tile.blocks[0] * tile.blocks[1] * tile.blocks[2];
   tile.steps = (blocks + BLOCKS - 1) / BLOCKS;
-  return tile;
 }
 
 // Walks over the blocks of a tile.

@@ -14,6 +14,9 @@ struct __align__(64) TensorMap { u64 opaque[16]; };
 DEVICE int min_(int a, int b) { return a < b ? a : b; }
 DEVICE int max_(int a, int b) { return a > b ? a : b; }
 
+// The compiler keeps nothing of memory in registers across it.
+DEVICE void memory_barrier() { asm volatile("" ::: "memory"); }
+
 // A value that is the same in all lanes, where the compiler cannot see it. Branches around wgmma have to
 // be uniform, or ptxas serialises.
 DEVICE int uniform(int value) { return __shfl_sync(~0u, value, 0); }

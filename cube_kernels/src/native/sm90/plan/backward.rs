@@ -3,7 +3,7 @@
 use super::{Shape, candidates_of, estimate, fastest};
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
-use crate::{Axis, MAX_RANK, Problem};
+use crate::{Axis, Problem};
 
 #[cfg(test)]
 mod tests;
@@ -129,15 +129,10 @@ fn shapes(pass: Pass, dim: usize) -> Vec<Shape> {
     }
 }
 
-/// Whether a schedule is none for a backward pass.
-pub(super) fn misses(schedule: &Schedule, problem: &Problem) -> bool {
-    if schedule.pass != Pass::Keys {
-        return false;
-    }
-    // A stride leaves keys unseen, which an axis without coordinates in the mask cannot tell.
-    let (rows, columns) = (schedule.row_tile(), schedule.column_tile());
-    (0..MAX_RANK).any(|axis| {
-        let single = rows[axis] == 1 && columns[axis] == 1 && schedule.stack != axis;
-        single && problem.axes[axis].stride > 1
-    })
+/// Whether the compiler runs out of registers without the arithmetic of strides, for reasons of its own.
+pub(super) fn needs_strides(schedule: &Schedule, problem: &Problem) -> bool {
+    schedule.pass == Pass::Keys
+        && schedule.rank == 2
+        && schedule.is_dilated
+        && problem.head_dim.max(problem.head_dim_v) > 64
 }
