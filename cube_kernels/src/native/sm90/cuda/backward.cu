@@ -15,9 +15,8 @@
 // A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is 64
 // rows for each consumer, an N-D box of them, stacked along one axis. The producer brings the rows once a
 // tile, up to ROW_BUFFERS tiles ahead, and both tensors of the columns in steps of BLOCKS boxes of 64, STAGES
-// steps ahead, with the
-// logsumexp and delta of columns that are queries. A consumer sums `first` of a step together with S and dP of
-// the next; while it computes P and dS, others have the tensor cores.
+// steps ahead, with the logsumexp and delta of columns that are queries. A consumer sums `first` of a step
+// together with S and dP of the next; while it computes P and dS, others have the tensor cores.
 //
 // Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
 // and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
@@ -145,6 +144,7 @@ struct Consumer {
   float lse[2], delta[2];
 #endif
   OneHotRows one_hot;
+
   DEVICE void release(u32 barrier) { if (lane == 0) barrier_arrive(barrier); }
   DEVICE void wait_columns(int step) { barrier_wait(barriers.full(stage_of(step)), parity_of(step)); }
   DEVICE void release_columns(int step) { release(barriers.empty(stage_of(step))); }

@@ -57,7 +57,7 @@ DEVICE int first_with_leader(const AxisParams& axis, int leader, int offset) {
 }
 
 // The queries that see the key at position `row`, which is clamped into its group. Empty where the end
-// is not behind the start: a stride can leave a key unseen.
+// is not behind the start: of causal attention with fewer queries than keys nobody sees the last keys.
 template <int A> DEVICE Window window(const AxisParams& axis, int row, int keys, int queries) {
   row = min_(row, keys - 1);
   const int behind = axis.kernel / 2, half = axis.stride / 2;
