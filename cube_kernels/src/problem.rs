@@ -120,6 +120,12 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Number of spatial axes, without the padding: at least 1.
+    pub fn rank(&self) -> usize {
+        let padding = self.axes.iter().take_while(|axis| **axis == Axis::UNIT).count();
+        MAX_RANK - padding.min(MAX_RANK - 1)
+    }
+
     /// Number of queries of a sample.
     pub fn queries(&self) -> usize {
         self.axes.iter().map(|axis| axis.queries).product()

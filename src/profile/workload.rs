@@ -97,7 +97,7 @@ impl Workload {
     pub fn forward(&self, inputs: &Inputs) -> Result<Outputs, AttentionError> {
         let [first, second, third] = self.problem.axes;
         let is_dense = Axis::dense(third.queries, third.keys, third.is_causal) == third;
-        match rank(&self.problem) {
+        match self.problem.rank() {
             1 if is_dense => self.dense(inputs, third.is_causal),
             1 => {
                 let [query, key, value] = self.spread(inputs, [third]);
@@ -138,7 +138,7 @@ impl Workload {
         let tier = Self { problem, ..*self }.tier(&inputs.query.device())?;
         let plan = Plan { problem, tier, context: self.context };
         // The operators' tensors have the axes of the space.
-        Ok(match rank(&problem) {
+        Ok(match problem.rank() {
             1 => differentiate::<1, 4, 3>(inputs, outputs, upstream, plan),
             2 => differentiate::<2, 5, 4>(inputs, outputs, upstream, plan),
             _ => differentiate::<3, 6, 5>(inputs, outputs, upstream, plan),
@@ -188,12 +188,6 @@ impl Workload {
             logsumexp: lse.reshape([batch, queries, heads]),
         }
     }
-}
-
-/// Axes that are not padding, at least one.
-fn rank(problem: &Problem) -> usize {
-    let first = problem.axes.iter().position(|axis| *axis != Axis::UNIT);
-    MAX_RANK - first.unwrap_or(MAX_RANK - 1)
 }
 
 /// A tensor `[batch, tokens, ..]` with the tokens as the axes of a space.

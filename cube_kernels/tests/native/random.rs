@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::run::{check_all, device, planned};
 
-pub fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
+fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
     let dims =
         [(64, 64), (128, 128), (32, 32), (40, 72), (96, 96), (256, 256), (72, 40), (128, 64)];
     let (head_dim, head_dim_v) = dims[rng.random_range(0..dims.len())];
@@ -40,21 +40,32 @@ pub fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
     (problem, if rng.random() { Element::F16 } else { Element::Bf16 })
 }
 
-fn random(rank: usize) {
-    let Some(client) = device() else { return };
+/// What `case` makes of as many random problems of a rank as are asked for.
+pub fn cases<C>(
+    seed: u64,
+    rank: usize,
+    case: impl Fn(&mut StdRng, Problem, Element) -> C,
+) -> Vec<C> {
     let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
         .map_or(500, |count| count.parse().expect("a number"));
-    let mut rng = StdRng::seed_from_u64(rank as u64);
-    let cases: Vec<_> = (0..count)
+    let mut rng = StdRng::seed_from_u64(seed + rank as u64);
+    (0..count)
         .map(|_| {
             let (problem, element) = random_problem(&mut rng, rank);
-            // Half with the schedule that would run, half with any that could.
-            let all = candidates(&problem, element);
-            let any = all[rng.random_range(0..all.len())];
-            let chosen = planned(&problem, element);
-            (problem, if rng.random() { chosen } else { any })
+            case(&mut rng, problem, element)
         })
-        .collect();
+        .collect()
+}
+
+fn random(rank: usize) {
+    let Some(client) = device() else { return };
+    let cases = cases(0, rank, |rng, problem, element| {
+        // Half with the schedule that would run, half with any that could.
+        let all = candidates(&problem, element);
+        let any = all[rng.random_range(0..all.len())];
+        let chosen = planned(&problem, element);
+        (problem, if rng.random() { chosen } else { any })
+    });
     check_all(&client, &cases);
 }
 

@@ -9,7 +9,7 @@ use burn_natten_kernels::MAX_RANK;
 use crate::args::Args;
 use crate::dry_run::target_of;
 use crate::measure::{Measurement, cost, describe_peaks, measure, open, progress, repeats, share};
-use crate::request::{Request, rank};
+use crate::request::Request;
 use crate::units::{axes, duration, ratio, seconds};
 use crate::{Failure, device, json, table};
 
@@ -115,7 +115,7 @@ fn flags(request: &Request, candidate: &Candidate, all: &[Candidate]) -> String 
     let schedules = all.iter().filter(|other| other.tier == candidate.tier).count();
     match candidate.tiling {
         Some(tiling) if schedules > 1 => {
-            let own = MAX_RANK - rank(&request.problem);
+            let own = MAX_RANK - request.problem.rank();
             let [q_tile, kv_tile] =
                 [tiling.q_tile, tiling.kv_tile].map(|tile| axes(&tile[own..], " "));
             format!("{strategy} --q-tile {q_tile} --kv-tile {kv_tile}")

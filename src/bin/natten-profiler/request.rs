@@ -4,7 +4,7 @@ use burn_natten::plan::{Candidate, Explanation, Sizes, Target, Windows, explain}
 use burn_natten::profile::Workload;
 use burn_natten::{AttentionError, Context, Strategy};
 use burn_natten_kernels::catalogue::{self, Published};
-use burn_natten_kernels::{Axis, MAX_RANK, Problem};
+use burn_natten_kernels::{MAX_RANK, Problem};
 
 use crate::Failure;
 use crate::args::Args;
@@ -85,7 +85,7 @@ impl Request {
 
     /// A tile with an extent along every axis; `None` if it has more or fewer than the problem.
     fn tile(&self, asked: &[usize]) -> Option<[usize; MAX_RANK]> {
-        let rank = rank(&self.problem);
+        let rank = self.problem.rank();
         let mut tile = [1; MAX_RANK];
         if asked.len() == rank {
             tile[MAX_RANK - rank..].copy_from_slice(asked);
@@ -102,7 +102,7 @@ impl Request {
             let words: Vec<_> = values.iter().map(usize::to_string).collect();
             if values.is_empty() { String::new() } else { format!("{flag} {} ", words.join(" ")) }
         };
-        let rank = rank(&self.problem);
+        let rank = self.problem.rank();
         let mut valid: Vec<String> = Vec::new();
         for candidate in candidates {
             valid.push(match candidate.tiling {
@@ -122,12 +122,6 @@ impl Request {
             valid.join(", ")
         ))
     }
-}
-
-/// Spatial axes of a problem, without those that pad it.
-pub fn rank(problem: &Problem) -> usize {
-    let padding = problem.axes.iter().take_while(|axis| **axis == Axis::UNIT).count();
-    (MAX_RANK - padding).max(1)
 }
 
 /// An error of the library as one about flags.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use burn_natten_kernels::{MAX_RANK, Problem};
 
-use crate::request::{Request, rank};
+use crate::request::Request;
 
 /// Three significant digits and a prefix: `12.3 T` of `FLOP` is "12.3 TFLOP".
 pub fn si(value: f64, unit: &str) -> String {
@@ -59,7 +59,7 @@ pub fn axes(values: &[usize], between: &str) -> String {
 
 /// A tile without the axes that pad the problem.
 pub fn tile(problem: &Problem, tile: [usize; MAX_RANK]) -> String {
-    axes(&tile[MAX_RANK - rank(problem)..], " x ")
+    axes(&tile[MAX_RANK - problem.rank()..], " x ")
 }
 
 impl Request {
@@ -72,7 +72,7 @@ impl Request {
 
 /// Space, windows and sizes on one line.
 pub fn describe(problem: &Problem) -> String {
-    let own = &problem.axes[MAX_RANK - rank(problem)..];
+    let own = &problem.axes[MAX_RANK - problem.rank()..];
     let of = |value: fn(&burn_natten_kernels::Axis) -> usize| -> Vec<usize> {
         own.iter().map(value).collect()
     };

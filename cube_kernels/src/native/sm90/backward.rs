@@ -10,12 +10,13 @@ use std::sync::{Arc, LazyLock, Mutex};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::forward::{Strided, check_inputs, hopper, more_strides, program, source};
-use super::grid::{Grid, Space, check_layout, launches, parameters, statistics_map};
+use super::forward::{Strided, check_inputs, hopper, more_strides};
+use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::plan::dense;
+use super::program::Program;
 use super::statistics::{pitch, places, statistics_bytes};
 use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward, unsupported};
-use crate::native::compile::{Cubin, compile};
+use crate::native::compile::Cubin;
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem};
@@ -85,8 +86,8 @@ pub fn warm_up_backward(
 ) -> Result<(), HopperError> {
     let device = hopper(client)?;
     let plan = planned(problem, element, None)?;
-    delta_program(element, problem.head_dim_v, &device)?;
-    plan.schedules().try_for_each(|schedule| program(schedule, &device).map(drop))
+    Program::Delta(element, problem.head_dim_v).load(&device)?;
+    load(plan.schedules(), &device).map(drop)
 }
 
 /// What the choice depends on: a problem without its scale.
@@ -172,57 +173,41 @@ pub fn backward_with(
     let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
         return Ok(());
     };
-    let delta = delta_program(element, problem.head_dim_v, &device)?;
-    let mut programs = HashMap::new();
-    for schedule in plan.schedules() {
-        programs.insert(*schedule, program(schedule, &device)?);
-    }
+    let delta = Program::Delta(element, problem.head_dim_v).load(&device)?;
+    let own = load(plan.queries.iter().chain(&plan.keys), &device)?;
+    let more = load(&plan.additional, &device)?;
     // From here on nothing fails.
     let run = |problem: &Problem,
-               schedules: &[Schedule],
+               kernels: &[(&Schedule, Arc<Cubin>)],
                inputs: &BackwardInputs,
                outputs: &BackwardOutputs| {
         let statistics = client.empty(statistics_bytes(problem));
         launch_delta(client, &delta, problem, inputs, &statistics);
-        for schedule in schedules {
-            for residues in launches(schedule, problem) {
-                let multiprocessors = device.multiprocessors as usize;
-                let grid = Grid { schedule, problem, multiprocessors, residues };
-                let kernel = Kernel {
-                    cubin: programs[schedule].clone(),
-                    entry: c"attention_backward",
-                    grid: grid.ctas(),
-                    block: schedule.threads() as u32,
-                    shared_memory: schedule.shared_memory() as u32,
-                };
+        for (schedule, cubin) in kernels {
+            for grid in grids(schedule, problem, &device) {
+                let kernel = grid.kernel(cubin, c"attention_backward");
                 let buffers = buffers(schedule, inputs, outputs, &statistics);
                 launch(client, kernel, buffers, arguments(&grid, inputs));
             }
         }
     };
-    let own: Vec<Schedule> = plan.queries.iter().chain(&plan.keys).copied().collect();
     run(problem, &own, inputs, outputs);
     if let Some((problem, inputs, outputs)) = &dense {
-        run(problem, &plan.additional, inputs, outputs);
+        run(problem, &more, inputs, outputs);
     }
     Ok(())
 }
 
-fn delta_program(
-    element: Element,
-    head_dim_v: usize,
+/// Schedules with their programs.
+fn load<'a>(
+    schedules: impl IntoIterator<Item = &'a Schedule>,
     device: &DeviceInfo,
-) -> Result<Arc<Cubin>, HopperError> {
-    type Known = HashMap<(Element, usize), Arc<Cubin>>;
-    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
-    let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(cubin) = known().get(&(element, head_dim_v)) {
-        return Ok(cubin.clone());
-    }
-    let (name, code) = super::source::delta_source(element, head_dim_v);
-    let cubin = compile(&source(name, code), device.driver)?;
-    known().insert((element, head_dim_v), cubin.clone());
-    Ok(cubin)
+) -> Result<Vec<(&'a Schedule, Arc<Cubin>)>, HopperError> {
+    let loaded = schedules.into_iter().map(|schedule| {
+        let cubin = Program::Attention(*schedule).load(device)?;
+        Ok((schedule, cubin))
+    });
+    loaded.collect()
 }
 
 /// `Params` of the kernel that makes the statistics.

@@ -1,15 +1,16 @@
 //! Launches of the forward kernel.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{LazyLock, Mutex};
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::grid::{Grid, Space, check_layout, launches, parameters};
-use super::{ARCHITECTURE, Element, OPTIONS, Schedule, plan, plan_tiled, unsupported};
-use crate::native::compile::{CompileError, Cubin, Source, compile, has_compiler};
-use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, device_info, launch};
+use super::grid::{Grid, Space, check_layout, grids, parameters};
+use super::program::Program;
+use super::{Element, Schedule, plan, plan_tiled, unsupported};
+use crate::native::compile::{CompileError, has_compiler};
+use crate::native::launch::{Argument, Buffer, DeviceInfo, device_info, launch};
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem};
 
@@ -158,7 +159,8 @@ fn schedule(
 /// [`HopperError`] if the problem cannot run on the device.
 pub fn warm_up(client: &Client, problem: &Problem, element: Element) -> Result<(), HopperError> {
     let device = hopper(client)?;
-    program(&schedule(problem, element, None)?, &device).map(drop)
+    Program::Attention(schedule(problem, element, None)?).load(&device)?;
+    Ok(())
 }
 
 /// Whether the kernels can be compiled and run on the device of a client.
@@ -168,23 +170,6 @@ pub fn is_available(client: &Client) -> bool {
 
 pub(super) fn hopper(client: &Client) -> Result<DeviceInfo, HopperError> {
     device_info(client).filter(|info| info.capability == 90).ok_or(HopperError::Device)
-}
-
-pub(super) fn program(schedule: &Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, HopperError> {
-    static KNOWN: LazyLock<Mutex<HashMap<Schedule, Arc<Cubin>>>> = LazyLock::new(Mutex::default);
-    let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(cubin) = known().get(schedule) {
-        return Ok(cubin.clone());
-    }
-    let cubin = compile(&source(schedule.to_string(), schedule.source()), device.driver)?;
-    known().insert(*schedule, cubin.clone());
-    Ok(cubin)
-}
-
-/// A program for the architecture.
-pub(super) fn source(name: String, code: String) -> Source {
-    let options = OPTIONS.map(String::from).to_vec();
-    Source { name: format!("{name}_{ARCHITECTURE}"), code, options }
 }
 
 /// [`forward()`] by a given schedule, which has to be one of the problem's candidates.
@@ -211,17 +196,9 @@ pub fn forward_with(
         [&inputs.query, &inputs.key, &inputs.value],
         &inputs.additional,
     )?;
-    let cubin = program(schedule, &device)?;
-    for residues in launches(schedule, problem) {
-        let multiprocessors = device.multiprocessors as usize;
-        let grid = Grid { schedule, problem, multiprocessors, residues };
-        let kernel = Kernel {
-            cubin: cubin.clone(),
-            entry: c"attention_forward",
-            grid: grid.ctas(),
-            block: schedule.threads() as u32,
-            shared_memory: schedule.shared_memory() as u32,
-        };
+    let cubin = Program::Attention(*schedule).load(&device)?;
+    for grid in grids(schedule, problem, &device) {
+        let kernel = grid.kernel(&cubin, c"attention_forward");
         launch(client, kernel, buffers(inputs, outputs), arguments(&grid, inputs));
     }
     Ok(())

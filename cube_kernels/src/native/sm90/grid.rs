@@ -1,11 +1,15 @@
 //! How a launch covers a problem: its tiles, the boxes of its tensor maps, and what the kernels are told of
 //! them. Nothing here needs a device.
 
+use std::ffi::CStr;
+use std::sync::Arc;
+
 use super::forward::{HopperError, Strided};
 use super::schedule::TILE;
 use super::statistics::{STATISTICS, pitch, places};
 use super::{Element, Pass, Schedule};
-use crate::native::launch::{Argument, MapElement, TensorMap};
+use crate::native::compile::Cubin;
+use crate::native::launch::{Argument, DeviceInfo, Kernel, MapElement, TensorMap};
 use crate::{Axis, MAX_RANK, Problem, window};
 
 #[cfg(test)]
@@ -30,6 +34,21 @@ pub(super) fn launches(schedule: &Schedule, problem: &Problem) -> Vec<[usize; MA
             .collect();
     }
     launches
+}
+
+/// The launches of a schedule on a device.
+pub(super) fn grids<'a>(
+    schedule: &'a Schedule,
+    problem: &'a Problem,
+    device: &DeviceInfo,
+) -> impl Iterator<Item = Grid<'a>> {
+    let multiprocessors = device.multiprocessors as usize;
+    launches(schedule, problem).into_iter().map(move |residues| Grid {
+        schedule,
+        problem,
+        multiprocessors,
+        residues,
+    })
 }
 
 /// A launch of a schedule: the dilation groups it covers on a device.
@@ -99,6 +118,17 @@ impl Grid<'_> {
     fn tiles(&self) -> usize {
         let space: usize = (0..MAX_RANK).map(|a| self.tiles_of(a) * self.groups(a)).product();
         space * self.problem.batch * self.heads()
+    }
+
+    /// The kernel of a program, to be launched on this grid.
+    pub(super) fn kernel(&self, cubin: &Arc<Cubin>, entry: &'static CStr) -> Kernel {
+        Kernel {
+            cubin: cubin.clone(),
+            entry,
+            grid: self.ctas(),
+            block: self.schedule.threads() as u32,
+            shared_memory: self.schedule.shared_memory() as u32,
+        }
     }
 
     /// Number of CTAs.

@@ -11,6 +11,8 @@ mod forward;
 #[cfg(feature = "cuda")]
 mod grid;
 mod plan;
+#[cfg(feature = "cuda")]
+mod program;
 mod schedule;
 mod source;
 mod statistics;

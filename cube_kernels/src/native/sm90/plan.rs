@@ -1,6 +1,6 @@
 //! From a problem to a schedule.
 
-use super::schedule::{MAX_STEP, TILE, rank};
+use super::schedule::{MAX_STEP, TILE};
 use super::{Element, Gradients, Mask, Pass, Schedule};
 use crate::cost::{Cost, DeviceModel};
 use crate::tiling::{TileCount, Tiling};
@@ -61,7 +61,8 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
         return Some("there are no keys".into());
     }
     // Tile numbers, and positions in one-hot masks.
-    if problem.axes.iter().any(|axis| axis.queries.max(axis.keys) >= 1 << 20 && rank(problem) > 1) {
+    if problem.axes.iter().any(|axis| axis.queries.max(axis.keys) >= 1 << 20 && problem.rank() > 1)
+    {
         return Some("an axis has 2^20 or more tokens".into());
     }
     // Such groups are launched one by one, and samples of one have to lie a whole number of its
@@ -136,7 +137,7 @@ fn candidates_of(
     if unsupported(problem).is_some() {
         return vec![];
     }
-    let rank = rank(problem);
+    let rank = problem.rank();
     let mut schedules = vec![];
     for shape in shapes {
         for (q_tile, kv_tile, stack) in tiles(rank) {

@@ -321,18 +321,12 @@ impl Schedule {
     pub fn fits(&self, problem: &Problem) -> bool {
         self.head_dim == problem.head_dim
             && self.head_dim_v == problem.head_dim_v
-            && self.rank == rank(problem)
+            && self.rank == problem.rank()
             && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.is_strided || problem.axes.iter().all(|axis| axis.stride == 1))
             && (self.is_dilated || problem.axes.iter().all(|axis| axis.dilation == 1))
     }
-}
-
-/// Axes that are not padding, at least one.
-pub(super) fn rank(problem: &Problem) -> usize {
-    let padding = problem.axes.iter().take_while(|axis| **axis == Axis::UNIT).count();
-    MAX_RANK - padding.min(MAX_RANK - 1)
 }
 
 /// The name of the specialisation, and a key for it.

@@ -2,10 +2,10 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Schedule, backward_candidates};
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{Rng, rngs::StdRng};
 
 use super::run::{check_all, planned};
-use crate::random::random_problem;
+use crate::random::cases;
 use crate::run::device;
 
 /// Another schedule for each kernel of a plan, any that could run.
@@ -23,21 +23,15 @@ fn any(rng: &mut StdRng, problem: &Problem, element: Element, plan: BackwardPlan
 
 fn random(rank: usize) {
     let Some(client) = device() else { return };
-    let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
-        .map_or(500, |count| count.parse().expect("a number"));
-    let mut rng = StdRng::seed_from_u64(100 + rank as u64);
-    let cases: Vec<_> = (0..count)
-        .map(|_| {
-            let (problem, element) = random_problem(&mut rng, rank);
-            let chosen = planned(&problem, element);
-            // Half with the schedules that would run, half with any that could.
-            let plan = match rng.random() {
-                true => chosen,
-                false => any(&mut rng, &problem, element, chosen),
-            };
-            (problem, element, plan)
-        })
-        .collect();
+    let cases = cases(100, rank, |rng, problem, element| {
+        let chosen = planned(&problem, element);
+        // Half with the schedules that would run, half with any that could.
+        let plan = match rng.random() {
+            true => chosen,
+            false => any(rng, &problem, element, chosen),
+        };
+        (problem, element, plan)
+    });
     check_all(&client, &cases);
 }
 

@@ -1,0 +1,38 @@
+//! The programs of the kernels, compiled once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use super::source::delta_source;
+use super::{ARCHITECTURE, Element, OPTIONS, Schedule};
+use crate::native::compile::{CompileError, Cubin, Source, compile};
+use crate::native::launch::DeviceInfo;
+
+/// What a program is specialised by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Program {
+    /// A kernel of either pass.
+    Attention(Schedule),
+    /// What prepares a backward pass, for values of this length.
+    Delta(Element, usize),
+}
+
+impl Program {
+    /// The program, whose text is written only when it is asked for the first time.
+    pub(super) fn load(self, device: &DeviceInfo) -> Result<Arc<Cubin>, CompileError> {
+        static KNOWN: LazyLock<Mutex<HashMap<Program, Arc<Cubin>>>> = LazyLock::new(Mutex::default);
+        let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(cubin) = known().get(&self) {
+            return Ok(cubin.clone());
+        }
+        let (name, code) = match self {
+            Self::Attention(schedule) => (schedule.to_string(), schedule.source()),
+            Self::Delta(element, head_dim_v) => delta_source(element, head_dim_v),
+        };
+        let options = OPTIONS.map(String::from).to_vec();
+        let source = Source { name: format!("{name}_{ARCHITECTURE}"), code, options };
+        let cubin = compile(&source, device.driver)?;
+        known().insert(self, cubin.clone());
+        Ok(cubin)
+    }
+}
