@@ -4,22 +4,21 @@
 //! written once by one kernel that computes all scores it needs: nothing is summed in memory, so that
 //! results are the same in every run, and the statistics are all the workspace there is.
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::forward::{Strided, check_inputs, hopper, more_strides};
+use super::forward::{Choices, Strided, check_inputs, hopper, more_strides, remembered};
 use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::plan::dense;
 use super::program::Program;
 use super::statistics::{pitch, places, statistics_bytes};
-use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward, unsupported};
+use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward};
+use crate::Problem;
 use crate::native::compile::Cubin;
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::tiling::Tiling;
-use crate::{Axis, MAX_RANK, Problem};
 
 /// What [`backward()`] reads. Elements are those of the schedule, but for the logsumexp and its gradient.
 #[derive(Clone, Debug)]
@@ -90,29 +89,16 @@ pub fn warm_up_backward(
     load(plan.schedules(), &device).map(drop)
 }
 
-/// What the choice depends on: a problem without its scale.
-type Key = (Element, Option<Tiling>, [Axis; MAX_RANK], [usize; 6]);
-
+/// The schedules for a problem.
 fn planned(
     problem: &Problem,
     element: Element,
     tiling: Option<Tiling>,
 ) -> Result<Arc<BackwardPlan>, HopperError> {
-    static KNOWN: LazyLock<Mutex<HashMap<Key, Arc<BackwardPlan>>>> = LazyLock::new(Mutex::default);
-    if let Some(reason) = unsupported(problem) {
-        return Err(HopperError::Problem(reason));
-    }
-    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
-    let key = (element, tiling, axes, [batch, heads, heads_kv, head_dim, head_dim_v, additional]);
-    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(plan) = known.get(&key) {
-        return Ok(plan.clone());
-    }
-    let plan = plan_backward(problem, element, tiling)
-        .ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))?;
-    let plan = Arc::new(plan);
-    known.insert(key, plan.clone());
-    Ok(plan)
+    static KNOWN: Choices<Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+    remembered(&KNOWN, problem, element, tiling, || {
+        plan_backward(problem, element, tiling).map(Arc::new)
+    })
 }
 
 /// [`backward()`] by given schedules, which have to be ones for the problem.

@@ -118,38 +118,53 @@ pub fn forward(
     forward_with(client, &schedule, problem, inputs, outputs)
 }
 
-/// What the choice of a schedule depends on: a problem without its scale.
+/// What a choice of schedules depends on: a problem without its scale.
 #[derive(PartialEq, Eq, Hash)]
-struct Key {
+pub(super) struct Key {
     element: Element,
     tiling: Option<Tiling>,
     axes: [Axis; MAX_RANK],
     sizes: [usize; 6],
 }
 
-/// The schedule for a problem. A choice among hundreds is not made at every call.
-fn schedule(
+/// Choices that were made before. One among hundreds of schedules is not made at every call.
+pub(super) type Choices<T> = LazyLock<Mutex<HashMap<Key, T>>>;
+
+/// What `choose` gives for a problem, or gave.
+pub(super) fn remembered<T: Clone>(
+    choices: &Choices<T>,
     problem: &Problem,
     element: Element,
     tiling: Option<Tiling>,
-) -> Result<Schedule, HopperError> {
-    static KNOWN: LazyLock<Mutex<HashMap<Key, Schedule>>> = LazyLock::new(Mutex::default);
+    choose: impl FnOnce() -> Option<T>,
+) -> Result<T, HopperError> {
     if let Some(reason) = unsupported(problem) {
         return Err(HopperError::Problem(reason));
     }
     let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
     let sizes = [batch, heads, heads_kv, head_dim, head_dim_v, additional];
     let key = Key { element, tiling, axes, sizes };
-    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(schedule) = known.get(&key) {
-        return Ok(*schedule);
+    let mut known = choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(choice) = known.get(&key) {
+        return Ok(choice.clone());
     }
-    let schedule = tiling
-        .and_then(|tiling| plan_tiled(problem, element, tiling))
-        .or_else(|| plan(problem, element))
-        .ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))?;
-    known.insert(key, schedule);
-    Ok(schedule)
+    let choice = choose().ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))?;
+    known.insert(key, choice.clone());
+    Ok(choice)
+}
+
+/// The schedule for a problem.
+fn schedule(
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+) -> Result<Schedule, HopperError> {
+    static KNOWN: Choices<Schedule> = LazyLock::new(Mutex::default);
+    remembered(&KNOWN, problem, element, tiling, || {
+        tiling
+            .and_then(|tiling| plan_tiled(problem, element, tiling))
+            .or_else(|| plan(problem, element))
+    })
 }
 
 /// Compiles what [`forward()`] will need for a problem, so that its first call does not wait.
