@@ -167,14 +167,21 @@ pub fn backward_with(
                kernels: &[(&Schedule, Arc<Cubin>)],
                inputs: &BackwardInputs,
                outputs: &BackwardOutputs| {
-        let statistics = client.empty(statistics_bytes(problem));
-        launch_delta(client, &delta, problem, inputs, &statistics);
-        for (schedule, cubin) in kernels {
-            for grid in grids(schedule, problem, &device) {
-                let kernel = grid.kernel(cubin, c"attention_backward");
-                let buffers = buffers(schedule, inputs, outputs, &statistics);
-                launch(client, kernel, buffers, arguments(&grid, inputs));
-            }
+        let launches: Vec<(Grid, &Arc<Cubin>)> = kernels
+            .iter()
+            .flat_map(|(schedule, cubin)| {
+                grids(schedule, problem, &device).map(move |grid| (grid, cubin))
+            })
+            .collect();
+        let workspace = Workspace {
+            statistics: client.empty(statistics_bytes(problem)),
+            taken: client.empty(size_of::<i32>() * launches.len()),
+        };
+        launch_delta(client, &delta, problem, inputs, &workspace, launches.len());
+        for (number, (grid, cubin)) in launches.iter().enumerate() {
+            let kernel = grid.kernel(cubin, c"attention_backward");
+            let buffers = buffers(grid.schedule, inputs, outputs, &workspace, number);
+            launch(client, kernel, buffers, arguments(grid, inputs));
         }
     };
     run(problem, &own, inputs, outputs);
@@ -196,28 +203,36 @@ fn load<'a>(
     loaded.collect()
 }
 
+/// What the kernels of a pass hand to each other.
+struct Workspace {
+    statistics: Handle,
+    /// A counter for each launch.
+    taken: Handle,
+}
+
 /// `Params` of the kernel that makes the statistics.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct DeltaParams {
-    pointers: [u64; 5],
+    pointers: [u64; 6],
     strides: [[i64; 5]; 2],
     queries: [i32; 3],
     dilation: [i32; 3],
     pitch: [i32; 3],
     heads: i32,
     blocks: i32,
-    padding: i32,
+    launches: i32,
 }
 
-const _: () = assert!(size_of::<DeltaParams>() == 8 * (5 + 10) + 4 * 12);
+const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 4 * 12);
 
 fn launch_delta(
     client: &Client,
     cubin: &Arc<Cubin>,
     problem: &Problem,
     inputs: &BackwardInputs,
-    statistics: &Handle,
+    workspace: &Workspace,
+    launches: usize,
 ) {
     const THREADS: usize = 256;
     let rows = places(problem).iter().product::<usize>() * problem.heads;
@@ -231,20 +246,23 @@ fn launch_delta(
         shared_memory: 0,
     };
     let params = DeltaParams {
-        pointers: [0; 5],
+        pointers: [0; 6],
         strides: [inputs.out.words(), inputs.dout.words()],
         queries: problem.axes.map(|axis| axis.queries as i32),
         dilation: problem.axes.map(|axis| axis.dilation as i32),
         pitch: problem.axes.map(|axis| pitch(&axis) as i32),
         heads: problem.heads as i32,
         blocks: blocks as i32,
-        padding: 0,
+        launches: launches as i32,
     };
     let read =
         [&inputs.out.handle, &inputs.dout.handle, &inputs.lse, &inputs.dlse].map(Buffer::read);
-    let buffers = [Buffer::written(statistics)].into_iter().chain(read).collect();
+    let written = [&workspace.statistics, &workspace.taken].map(Buffer::written);
+    // The statistics, what is read, the counters: the order of `Params`.
+    let [statistics, taken] = written;
+    let buffers = [statistics].into_iter().chain(read).chain([taken]).collect();
     // SAFETY: the assertion above counts every byte.
-    let params = unsafe { parameters(params, &[0, 1, 2, 3, 4]) };
+    let params = unsafe { parameters(params, &[0, 1, 2, 3, 4, 5]) };
     launch(client, kernel, buffers, vec![params]);
 }
 
@@ -258,6 +276,7 @@ enum Slot {
     MoreKey,
     MoreValue,
     Statistics,
+    Taken,
     First,
     Second,
 }
@@ -266,7 +285,8 @@ fn buffers(
     schedule: &Schedule,
     inputs: &BackwardInputs,
     outputs: &BackwardOutputs,
-    statistics: &Handle,
+    workspace: &Workspace,
+    number: usize,
 ) -> Vec<Buffer> {
     let BackwardInputs { query, key, value, additional, dout, .. } = inputs;
     let (more_key, more_value) =
@@ -278,15 +298,16 @@ fn buffers(
         Pass::Forward | Pass::Queries => (&outputs.dq, &outputs.dq),
         Pass::Keys => (&outputs.dk, &outputs.dv),
     };
-    let written = [first, second].map(Buffer::written);
-    read.into_iter().chain([Buffer::read(statistics)]).chain(written).collect()
+    let taken = workspace.taken.clone().offset_start((size_of::<i32>() * number) as u64);
+    let written = [&taken, first, second].map(Buffer::written);
+    read.into_iter().chain([Buffer::read(&workspace.statistics)]).chain(written).collect()
 }
 
 /// The kernel's `Params`. Addresses are filled in when it is enqueued.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
-    pointers: [u64; 9],
+    pointers: [u64; 10],
     strides: [[i64; 5]; 4],
     more_strides: [[i64; 3]; 2],
     space: Space,
@@ -298,7 +319,7 @@ struct Params {
     padding: i32,
 }
 
-const _: () = assert!(size_of::<Params>() == 8 * (9 + 26) + 4 * (34 + 6));
+const _: () = assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 6));
 
 fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
     use Slot::*;
@@ -324,7 +345,7 @@ fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
         Pass::Keys => statistics_map(Statistics as usize, grid.schedule, problem),
     });
     let params = Params {
-        pointers: [0; 9],
+        pointers: [0; 10],
         strides: [query, key, value, dout].map(Strided::words),
         more_strides: more_strides(additional),
         space: grid.space(),
@@ -335,7 +356,7 @@ fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
         padding: 0,
     };
-    let pointers = [First, Second, Query, Key, Value, Dout, MoreKey, MoreValue, Statistics];
+    let pointers = [First, Second, Query, Key, Value, Dout, MoreKey, MoreValue, Statistics, Taken];
     // SAFETY: the assertion above counts every byte.
     let params = unsafe { parameters(params, &pointers.map(|slot| slot as usize)) };
     maps.into_iter().map(Argument::TensorMap).chain([params]).collect()

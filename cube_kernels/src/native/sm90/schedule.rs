@@ -178,7 +178,8 @@ impl Schedule {
     /// what the register file gives to `ctas` CTAs; the producer hands over what it does not need.
     pub fn registers(&self) -> (usize, usize) {
         let at_launch = (65536 / (self.ctas * self.threads()) / 8 * 8).min(232);
-        let producer = 24;
+        // Least where consumers can do with what is left.
+        let producer = if (self.warpgroups, self.ctas) == (1, 2) { 32 } else { 24 };
         let consumer = (at_launch * (self.warpgroups + 1) - producer) / self.warpgroups / 8 * 8;
         (producer, consumer.min(240))
     }

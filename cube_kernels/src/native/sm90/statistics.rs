@@ -23,7 +23,8 @@ pub(super) fn statistics_bytes(problem: &Problem) -> usize {
 }
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query
-/// and head, twice that with additional tokens.
+/// and head, twice that with additional tokens. The counters that launches take their tiles from, 4 bytes
+/// each, are left out.
 pub fn backward_workspace(problem: &Problem) -> usize {
     let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
     statistics_bytes(problem) + additional

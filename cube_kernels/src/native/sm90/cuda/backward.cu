@@ -16,7 +16,8 @@
 // rows for each consumer, an N-D box of them, stacked along one axis. The producer brings the rows once a
 // tile, up to ROW_BUFFERS tiles ahead, and both tensors of the columns in steps of BLOCKS boxes of 64, STAGES
 // steps ahead, with the logsumexp and delta of columns that are queries. A consumer sums `first` of a step
-// together with S and dP of the next; while it computes P and dS, others have the tensor cores.
+// together with S and dP of the next; while it computes P and dS, others have the tensor cores. CTAs take
+// tiles as they come to them, so that those of unequal length end together.
 //
 // Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
 // and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
@@ -79,9 +80,7 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* slots, const Barriers& barriers) {
   const Space& space = params.space;
   int step = 0, slot = 0;
-  for (int round = 0; round < rounds(space); round++) {
-    const int index = tile_index(round);
-    if (index >= space.tiles) continue;
+  for (int index = blockIdx.x; index < space.tiles; index = gridDim.x + atomicAdd(params.taken, 1)) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
@@ -325,9 +324,8 @@ struct Consumer {
       one_hot.fire();
 #endif
     };
-    // From S and dP, which may still be on their way, to what the gradients are summed from, and the sum of
-    // `second`.
-    auto weigh = [&](int i, int number) {
+    // Takes what they do not see out of the scores.
+    auto mask = [&](int i) {
 #if MASK == LINEAR
       const int offset = i * ROWS;
       if ((!ADDITIONAL || i < tile.steps) && (offset < whole_from || offset + ROWS > whole_to))
@@ -340,17 +338,29 @@ struct Consumer {
         mask_linear(scores, from, to, token, lane);
       }
 #endif
-      exponentiate(number, params.scale_log2);
+    };
+    // Comes between exponentials and the wait for dP: a branch, over which the compiler does not move that wait.
+    // Else it moves it ahead of the exponentials, which then do not overlap.
+    auto wait_next_columns = [&](int i) {
+      if (i + 1 < high) wait_columns(step + i + 1);
+    };
+    // From masked scores and dP, which may still be on its way, to what the gradients are summed from, and the
+    // sum of `second`.
+    auto weigh = [&](int i) {
+      exponentiate(step + i, params.scale_log2);
 #if WITH_SECOND
       pack_fragments(scores, weights);
-      accumulate_second(number);
+      accumulate_second(step + i);
+      wait_next_columns(i);
       wgmma_wait<1>();
 #else
+      pin(scores);
+      wait_next_columns(i);
       wgmma_wait<0>();
 #endif
 #if WITH_FIRST
       pin(products);
-      differentiate(number);
+      differentiate(step + i);
 #endif
       wgmma_wait<0>();
 #if WITH_SECOND
@@ -361,10 +371,10 @@ struct Consumer {
 #endif
       fire();
     };
-    // S and dP of step `i`, and with them `first` of the step before. LATE has dP wait for the others, and so
-    // their registers.
+    // S, masked, and dP of step `i`, and with them `first` of the step before. LATE has dP wait for the others,
+    // and so their registers. A warp stops at a wgmma while others fill the queue: dP comes right before the
+    // exponentials, with no branch in between, so that the compiler can issue them in turn.
     auto begin = [&](int i, bool is_first) {
-      wait_columns(step + i);
 #if WITH_FIRST
       if (!is_first) accumulate_first(step + i - 1);
 #endif
@@ -380,6 +390,7 @@ struct Consumer {
 #endif
       pin(scores);
       if (!is_first) release_columns(step + i - 1);
+      mask(i);
 #if WITH_FIRST && LATE
       begin_products(step + i);
 #endif
@@ -400,12 +411,13 @@ struct Consumer {
         walk.start(tile, low * BLOCKS);
         aim(low);
         fire();
+        wait_columns(step + low);
         begin(low, true);
-        weigh(low, step + low);
+        weigh(low);
 #pragma unroll 1
         for (int i = low + 1; i < high; i++) {
           begin(i, false);
-          weigh(i, step + i);
+          weigh(i);
         }
 #if WITH_FIRST
         accumulate_first(step + high - 1);

@@ -2,6 +2,7 @@ struct Params {
   void *first, *second;          // gradients: of query, or of key and value
   const u16 *query, *key, *value, *dout, *more_key, *more_value;
   const float4* statistics;      // of the queries, see delta.cu
+  int* taken;                    // tiles that this launch has handed out, beyond the first of each CTA
   i64 query_strides[5], key_strides[5], value_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
   i64 more_key_strides[3], more_value_strides[3];                           // batch, token, head
   Space space;

@@ -7,14 +7,18 @@
 // `[batch, heads, queries, 4]`, the queries in the order of their dilation groups, `pitch` places to a group
 // along each axis, so that the queries of a tile are a box of it. Places without a query hold zeros. LANES
 // neighboring lanes have a place. Compile-time parameters: BF16, DIM_V, LANES.
+//
+// The kernel also sets the counters to zero from which the launches that follow take their tiles.
 
 struct Params {
   float4* statistics;
   const u16 *out, *dout;
   const float *lse, *dlse;              // [batch, queries, heads]
+  int* taken;
   i64 out_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
   int queries[3], dilation[3], pitch[3];
-  int heads, blocks, padding;          // CTAs of a sample
+  int heads, blocks;                   // CTAs of a sample
+  int launches;
 };
 
 DEVICE void unpack_pair(u32 bits, float (&values)[2]) {
@@ -40,6 +44,8 @@ DEVICE float dot(const u16* out, const u16* dout, int lane) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_constant__ Params params) {
+  if (blockIdx.x == 0)
+    for (int i = threadIdx.x; i < params.launches; i += 256) params.taken[i] = 0;
   const int batch = blockIdx.x / params.blocks;
   // Heads are the fastest, as in memory.
   u32 rest = (blockIdx.x - batch * params.blocks) * (256 / LANES) + threadIdx.x / LANES;

@@ -120,7 +120,7 @@ template <int A> DEVICE void locate(const Space& space, Tile& tile, int index, i
     return;
   }
   const AxisParams& axis = space.axes[A];
-  int queries = axis.queries, keys = axis.keys;
+  int queries = opaque(axis.queries), keys = opaque(axis.keys);
 #if DILATED
   const int g = axis.groups == 1 ? axis.residue : group;
   queries = (queries - g + axis.dilation - 1) / axis.dilation;

@@ -1,4 +1,4 @@
-// What the kernels' pipelines share: the order of tiles, loads of boxes, and the way of results from a
+// What the kernels' pipelines share: loads of boxes, and the way of results from a
 // warpgroup's accumulators to memory.
 
 #define ROWS (BLOCKS * 64)               // columns of scores in a step, which are rows of memory
@@ -26,9 +26,6 @@ DEVICE void take_registers() {
 DEVICE int stage_of(int step) { return step % STAGES; }
 DEVICE u32 parity_of(int step) { return step / STAGES & 1; }
 
-// Rounds run forwards and backwards in turn, which evens out tiles of falling length.
-DEVICE int tile_index(int round) { return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
-DEVICE int rounds(const Space& space) { return (space.tiles + gridDim.x - 1) / gridDim.x; }
 DEVICE int additional_steps(int additional) { return ADDITIONAL ? (additional + ROWS - 1) / ROWS : 0; }
 
 // A box of `rows` vectors, chunk after chunk.

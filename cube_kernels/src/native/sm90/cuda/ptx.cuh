@@ -17,6 +17,12 @@ DEVICE int max_(int a, int b) { return a > b ? a : b; }
 // The compiler keeps nothing of memory in registers across it.
 DEVICE void memory_barrier() { asm volatile("" ::: "memory"); }
 
+// A value that the compiler computes nothing from ahead of a loop, where it would take registers.
+DEVICE int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // A value that is the same in all lanes, where the compiler cannot see it. Branches around wgmma have to
 // be uniform, or ptxas serialises.
 DEVICE int uniform(int value) { return __shfl_sync(~0u, value, 0); }
