@@ -3,7 +3,6 @@
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{Element, candidates, estimate};
 
-use crate::problems::edges;
 use crate::run::{check_all, device};
 
 /// Every candidate of one axis, which are few, and the best few of more.
@@ -21,42 +20,4 @@ fn check(problems: Vec<Problem>) {
     check_all(&client, &cases);
 }
 
-#[test]
-fn lengths_around_tiles() {
-    check(edges::lengths_around_tiles());
-}
-
-#[test]
-fn single_queries_and_keys() {
-    check(edges::single_queries_and_keys());
-}
-
-#[test]
-fn queries_and_keys_of_different_number() {
-    check(edges::queries_and_keys_of_different_number());
-}
-
-#[test]
-fn windows_of_a_whole_axis() {
-    check(edges::windows_of_a_whole_axis());
-}
-
-#[test]
-fn numbers_of_heads() {
-    check(edges::numbers_of_heads());
-}
-
-#[test]
-fn numbers_of_samples() {
-    check(edges::numbers_of_samples());
-}
-
-#[test]
-fn vectors_of_every_length() {
-    check(edges::vectors_of_every_length());
-}
-
-#[test]
-fn dilations() {
-    check(edges::dilations());
-}
+test_edges!(check);

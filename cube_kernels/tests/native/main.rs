@@ -4,13 +4,15 @@
 //! `BURN_NATTEN_TEST_PROBLEMS` sets the number of random problems of each rank, 500 by default.
 //! The filter `sample::` selects a few tiny launches of every kind, meant for compute-sanitizer.
 
+#[macro_use]
+mod problems;
+
 mod backward;
 mod edges;
 mod host_time;
 mod isolation;
 mod large_scores;
 mod layout;
-mod problems;
 mod random;
 mod repeat;
 mod run;

@@ -1,5 +1,6 @@
 //! Problems that the tests of both passes share.
 
+use burn_natten_kernels::native::sm90::Mask;
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 
 use crate::support::axis;
@@ -18,6 +19,63 @@ pub fn problem(axes: &[Axis], dim: usize) -> Problem {
         scale: (dim as f64).sqrt().recip(),
         axes: padded,
     }
+}
+
+/// A test for each list of problems, which hands it to a function of the module.
+macro_rules! tests_of {
+    ($check:ident, $module:ident: $($list:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $list() {
+                $check(crate::problems::$module::$list());
+            }
+        )*
+    };
+}
+
+/// Tests of [`edges`], by a function of `Vec<Problem>`.
+macro_rules! test_edges {
+    ($check:ident) => {
+        tests_of!(
+            $check,
+            edges: lengths_around_tiles,
+            single_queries_and_keys,
+            queries_and_keys_of_different_number,
+            windows_of_a_whole_axis,
+            numbers_of_heads,
+            numbers_of_samples,
+            vectors_of_every_length,
+            dilations,
+        );
+    };
+}
+
+/// Tests of [`isolated`], by a function of [`isolated::Named`].
+macro_rules! test_isolated {
+    ($check:ident) => {
+        tests_of!(
+            $check,
+            isolated: one_axis,
+            two_axes,
+            three_axes,
+            with_additional_tokens_and_shared_keys,
+        );
+    };
+}
+
+/// Tests of [`samples`], by a function of [`samples::Masked`].
+macro_rules! test_samples {
+    ($check:ident) => {
+        tests_of!(
+            $check,
+            samples: whole_blocks,
+            by_position,
+            one_hot,
+            additional_tokens,
+            several_launches,
+            wide_heads,
+        );
+    };
 }
 
 /// Sizes at which something begins, ends or does not happen at all.
@@ -165,6 +223,50 @@ pub mod isolated {
                 ("additional", Problem { heads: 4, additional: 70, ..problem(axes, dim) })
             })
             .to_vec()
+    }
+}
+
+/// A few tiny launches of every kind, for compute-sanitizer, which slows kernels down hundredfold.
+pub mod samples {
+    use super::*;
+
+    /// Problems of one sample with one head, and how they are masked.
+    pub type Masked = Vec<(Problem, Mask)>;
+
+    fn masked(axes: &[Axis], dim: usize, mask: Mask) -> (Problem, Mask) {
+        (Problem { batch: 1, heads: 1, heads_kv: 1, ..problem(axes, dim) }, mask)
+    }
+
+    pub fn whole_blocks() -> Masked {
+        vec![masked(&[Axis::dense(128, 256, false)], 64, Mask::None)]
+    }
+
+    pub fn by_position() -> Masked {
+        vec![
+            masked(&[axis(100, 9, 1, 1, false)], 64, Mask::Linear),
+            masked(&[axis(70, 9, 2, 1, true)], 128, Mask::Linear),
+        ]
+    }
+
+    pub fn one_hot() -> Masked {
+        let plane = [axis(9, 3, 1, 1, false), axis(11, 5, 1, 1, true)];
+        let space = [axis(3, 2, 1, 1, false), axis(5, 3, 1, 1, false), axis(6, 3, 1, 2, false)];
+        vec![masked(&plane, 64, Mask::OneHot), masked(&space, 128, Mask::OneHot)]
+    }
+
+    pub fn additional_tokens() -> Masked {
+        let plane = [axis(9, 3, 1, 1, false), axis(11, 5, 1, 1, false)];
+        let (problem, mask) = masked(&plane, 64, Mask::OneHot);
+        vec![(Problem { additional: 70, ..problem }, mask)]
+    }
+
+    /// A dilation beyond what TMA steps over: nine launches.
+    pub fn several_launches() -> Masked {
+        vec![masked(&[axis(60, 5, 1, 9, false)], 64, Mask::Linear)]
+    }
+
+    pub fn wide_heads() -> Masked {
+        vec![masked(&[axis(70, 9, 1, 1, false)], 256, Mask::Linear)]
     }
 }
 

@@ -4,7 +4,7 @@ use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, Problem};
 
 use super::run::{best_cases, check_all, names, planned, run_inputs, upload_all};
-use crate::problems::{edges, problem};
+use crate::problems::problem;
 use crate::run::{device, format};
 use crate::support::oracle::{compute, visible};
 use crate::support::{Data, axis};
@@ -21,45 +21,7 @@ fn check(problems: Vec<Problem>) {
     check_all(&client, &cases);
 }
 
-#[test]
-fn lengths_around_tiles() {
-    check(edges::lengths_around_tiles());
-}
-
-#[test]
-fn single_queries_and_keys() {
-    check(edges::single_queries_and_keys());
-}
-
-#[test]
-fn queries_and_keys_of_different_number() {
-    check(edges::queries_and_keys_of_different_number());
-}
-
-#[test]
-fn windows_of_a_whole_axis() {
-    check(edges::windows_of_a_whole_axis());
-}
-
-#[test]
-fn numbers_of_heads() {
-    check(edges::numbers_of_heads());
-}
-
-#[test]
-fn numbers_of_samples() {
-    check(edges::numbers_of_samples());
-}
-
-#[test]
-fn vectors_of_every_length() {
-    check(edges::vectors_of_every_length());
-}
-
-#[test]
-fn dilations() {
-    check(edges::dilations());
-}
+test_edges!(check);
 
 /// Causal attention of fewer queries than keys: nobody sees the last ones.
 fn with_unseen_keys() -> Vec<Problem> {

@@ -88,22 +88,4 @@ fn check_both(problems: isolated::Named) {
     }
 }
 
-#[test]
-fn one_axis() {
-    check_both(isolated::one_axis());
-}
-
-#[test]
-fn two_axes() {
-    check_both(isolated::two_axes());
-}
-
-#[test]
-fn three_axes() {
-    check_both(isolated::three_axes());
-}
-
-#[test]
-fn with_additional_tokens_and_shared_keys() {
-    check_both(isolated::with_additional_tokens_and_shared_keys());
-}
+test_isolated!(check_both);
