@@ -5,6 +5,9 @@
 //! cargo bench --bench nat_step --features cuda -- --device cuda --dtype bf16
 //! ```
 //!
+//! Gradients of norms and biases are sums over all tokens, for which Burn is slow on a GPU without its feature `autotune`
+//! (`--features cuda,autotune`); with it the first steps tune.
+//!
 //! The step is that of a caller: the loss of a batch of random pictures and the gradients of all
 //! weights, without the optimizer. Attention is timed on its own, both passes, at the shapes of each
 //! stage; its share is that time, for all blocks, in the step's.
