@@ -295,17 +295,9 @@ struct Consumer {
     keep_rows();
 #endif
 
+    LinearRows linear;
 #if MASK == LINEAR
-    int start[2], end[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const Window w = window_of<2>(space, tile, row_at[r][2]);
-      start[r] = w.start - tile.column[2];
-      end[r] = w.end - tile.column[2];
-    }
-    const int row = tile.row[2] + warpgroup * row_extent(2);
-    const int whole_from = uniform(window_of<2>(space, tile, row + 63).start - tile.column[2]);
-    const int whole_to = uniform(window_of<2>(space, tile, row).end - tile.column[2]);
+    linear.start_tile(space, tile, warpgroup, row_at);
 #endif
 #if MASK == ONE_HOT
     one_hot.start_tile(space, tile, row_at);
@@ -322,21 +314,6 @@ struct Consumer {
     auto fire = [&]() {
 #if MASK == ONE_HOT
       one_hot.fire();
-#endif
-    };
-    // Takes what they do not see out of the scores.
-    auto mask = [&](int i) {
-#if MASK == LINEAR
-      const int offset = i * ROWS;
-      if ((!ADDITIONAL || i < tile.steps) && (offset < whole_from || offset + ROWS > whole_to))
-        mask_linear(scores, start, end, offset, lane);
-#endif
-#if ADDITIONAL
-      const int token = (i - tile.steps) * ROWS;
-      if (token + ROWS > params.additional) {
-        const int from[2] = {0, 0}, to[2] = {params.additional, params.additional};
-        mask_linear(scores, from, to, token, lane);
-      }
 #endif
     };
     // Comes between exponentials and the wait for dP: a branch, over which the compiler does not move that wait.
@@ -390,7 +367,7 @@ struct Consumer {
 #endif
       pin(scores);
       if (!is_first) release_columns(step + i - 1);
-      mask(i);
+      mask_step(scores, linear, tile, i, params.additional, lane);
 #if WITH_FIRST && LATE
       begin_products(step + i);
 #endif

@@ -194,17 +194,9 @@ struct Consumer {
     const bool idle = low == high;
     if (steps > tile.steps && !idle) high = steps;
 
+    LinearRows linear;
 #if MASK == LINEAR
-    int start[2], end[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const Window w = window_of<2>(space, tile, query_at[r][2]);
-      start[r] = w.start - tile.column[2];
-      end[r] = w.end - tile.column[2];
-    }
-    const int row = tile.row[2] + warpgroup * row_extent(2);
-    const int whole_from = uniform(window_of<2>(space, tile, row + 63).start - tile.column[2]);
-    const int whole_to = uniform(window_of<2>(space, tile, row).end - tile.column[2]);
+    linear.start_tile(space, tile, warpgroup, query_at);
 #endif
 #if MASK == ONE_HOT
     Walk walk;
@@ -224,18 +216,7 @@ struct Consumer {
 #endif
     };
     auto weigh = [&](int i) {
-#if MASK == LINEAR
-      const int offset = i * ROWS;
-      if ((!ADDITIONAL || i < tile.steps) && (offset < whole_from || offset + ROWS > whole_to))
-        mask_linear(scores, start, end, offset, lane);
-#endif
-#if ADDITIONAL
-      const int token = (i - tile.steps) * ROWS;
-      if (token + ROWS > params.additional) {
-        const int from[2] = {0, 0}, to[2] = {params.additional, params.additional};
-        mask_linear(scores, from, to, token, lane);
-      }
-#endif
+      mask_step(scores, linear, tile, i, params.additional, lane);
       softmax.step(scores, params.scale_log2);
     };
 

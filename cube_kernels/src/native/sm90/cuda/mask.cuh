@@ -107,3 +107,37 @@ DEVICE void mask_linear(float (&s)[SCORES], const int (&start)[2], const int (&e
       if (8 * j + e - low_b >= size_b) s[4 * j + 2 + e] = NEG_INF;
     }
 }
+
+// The windows of the two rows that a lane holds, along the one axis there is.
+struct LinearRows {
+  int start[2], end[2];         // from the tile's first column
+  int whole_from, whole_to;     // the columns that all rows of the warpgroup see
+
+  DEVICE void start_tile(const Space& space, const Tile& tile, int warpgroup, const int (&row)[2][3]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const Window w = window_of<2>(space, tile, row[r][2]);
+      start[r] = w.start - tile.column[2];
+      end[r] = w.end - tile.column[2];
+    }
+    const int first = tile.row[2] + warpgroup * row_extent(2);
+    whole_from = uniform(window_of<2>(space, tile, first + 63).start - tile.column[2]);
+    whole_to = uniform(window_of<2>(space, tile, first).end - tile.column[2]);
+  }
+};
+
+// Takes out of the scores of a step what the one-hot product has not.
+DEVICE void mask_step(float (&s)[SCORES], const LinearRows& rows, const Tile& tile, int step, int additional, int lane) {
+#if MASK == LINEAR
+  const int offset = step * ROWS;
+  if ((!ADDITIONAL || step < tile.steps) && (offset < rows.whole_from || offset + ROWS > rows.whole_to))
+    mask_linear(s, rows.start, rows.end, offset, lane);
+#endif
+#if ADDITIONAL
+  const int token = (step - tile.steps) * ROWS;
+  if (token + ROWS > additional) {
+    const int from[2] = {0, 0}, to[2] = {additional, additional};
+    mask_linear(s, from, to, token, lane);
+  }
+#endif
+}
