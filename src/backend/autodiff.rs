@@ -193,12 +193,7 @@ where
         plan: Plan,
     ) -> Pair<Self> {
         let inner = |tensor: &FloatTensor<Self>| tensor.primitive().clone();
-        let tokens = match &additional {
-            AdditionalKv::None => AdditionalKv::None,
-            AdditionalKv::Tokens { key, value } => {
-                AdditionalKv::Tokens { key: inner(key), value: inner(value) }
-            }
-        };
+        let tokens = additional.map(inner);
         let outputs = B::attention_forward(inner(&query), inner(&key), inner(&value), tokens, plan);
         match &additional {
             AdditionalKv::None => {

@@ -33,7 +33,7 @@ impl AttentionOps for CubeBackend {
             }
         }
         let [query, key, value] = [query, key, value].map(into_contiguous);
-        let additional = contiguous(additional);
+        let additional = contiguous(&additional);
         let (out, lse) = empty_outputs(&query, &plan);
         let inputs = ForwardInputs {
             query: query.handle.clone(),
@@ -79,7 +79,7 @@ impl AttentionBackwardOps for CubeBackend {
         let Saved { query, key, value, additional, out, lse } = saved;
         let [query, key, value, out, lse, grad_out, grad_lse] =
             [query, key, value, out, lse, grad_out, grad_lse].map(into_contiguous);
-        let additional = contiguous(additional);
+        let additional = contiguous(&additional);
         let gradients = empty_gradients(&query, &key, &value, &additional);
         let (dq, dk, dv, more) = &gradients;
         let inputs = BackwardInputs {
@@ -127,13 +127,7 @@ pub(super) fn empty_gradients(
     value: &CubeTensor,
     additional: &AdditionalKv<CubeBackend>,
 ) -> Gradients {
-    let more = match additional {
-        AdditionalKv::Tokens { key, value } => {
-            AdditionalKv::Tokens { key: empty_like(key), value: empty_like(value) }
-        }
-        AdditionalKv::None => AdditionalKv::None,
-    };
-    (empty_like(query), empty_like(key), empty_like(value), more)
+    (empty_like(query), empty_like(key), empty_like(value), additional.map(empty_like))
 }
 
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.
@@ -145,20 +139,11 @@ fn empty_like(tensor: &CubeTensor) -> CubeTensor {
     empty(tensor, tensor.shape(), tensor.dtype())
 }
 
-fn contiguous(additional: AdditionalKv<CubeBackend>) -> AdditionalKv<CubeBackend> {
-    match additional {
-        AdditionalKv::Tokens { key, value } => {
-            AdditionalKv::Tokens { key: into_contiguous(key), value: into_contiguous(value) }
-        }
-        AdditionalKv::None => AdditionalKv::None,
-    }
+fn contiguous(additional: &AdditionalKv<CubeBackend>) -> AdditionalKv<CubeBackend> {
+    additional.map(|tensor| into_contiguous(tensor.clone()))
 }
 
 fn handles(additional: &AdditionalKv<CubeBackend>) -> Option<KeyValue> {
-    match additional {
-        AdditionalKv::Tokens { key, value } => {
-            Some(KeyValue { key: key.handle.clone(), value: value.handle.clone() })
-        }
-        AdditionalKv::None => None,
-    }
+    let handles = additional.pair(|tensor| tensor.handle.clone());
+    handles.map(|(key, value)| KeyValue { key, value })
 }

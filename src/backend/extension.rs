@@ -20,6 +20,27 @@ pub enum AdditionalKv<B: Backend> {
     },
 }
 
+impl<B: Backend> AdditionalKv<B> {
+    /// What `of` makes of key and value; `None` if there are none.
+    pub(super) fn pair<T>(&self, of: impl Fn(&FloatTensor<B>) -> T) -> Option<(T, T)> {
+        match self {
+            Self::Tokens { key, value } => Some((of(key), of(value))),
+            Self::None => None,
+        }
+    }
+
+    /// The tensors that `of` makes of key and value.
+    pub(super) fn map<C: Backend>(
+        &self,
+        of: impl Fn(&FloatTensor<B>) -> FloatTensor<C>,
+    ) -> AdditionalKv<C> {
+        match self.pair(of) {
+            Some((key, value)) => AdditionalKv::Tokens { key, value },
+            None => AdditionalKv::None,
+        }
+    }
+}
+
 /// Forward operators.
 #[backend_extension(
     Cube: cfg(feature = "cube"),

@@ -28,7 +28,7 @@ pub(super) fn forward(
             query: view(query),
             key: view(key),
             value: view(value),
-            additional: pair(additional, view),
+            additional: additional.pair(view),
         };
         let (element, tiling) = (element(query.dtype()), plan.context.tiling());
         sm90::forward(&query.client, &plan.problem, element, tiling, &inputs, &outputs)
@@ -50,7 +50,7 @@ pub(super) fn backward(
         dq: dq.handle.clone(),
         dk: dk.handle.clone(),
         dv: dv.handle.clone(),
-        additional: pair(more, &|gradient| gradient.handle.clone()),
+        additional: more.pair(|gradient| gradient.handle.clone()),
     };
     let [lse, dlse] = [lse, grad_lse].map(|tensor| into_contiguous(tensor.clone()).handle);
     reading(|view| {
@@ -58,7 +58,7 @@ pub(super) fn backward(
             query: view(query),
             key: view(key),
             value: view(value),
-            additional: pair(additional, view),
+            additional: additional.pair(view),
             out: view(out),
             dout: view(grad_out),
             lse: lse.clone(),
@@ -78,16 +78,6 @@ fn reading(
     match launch(&strided) {
         Err(HopperError::Layout(_)) => launch(&|tensor| strided(&into_contiguous(tensor.clone()))),
         result => result,
-    }
-}
-
-fn pair<T>(
-    additional: &AdditionalKv<CubeBackend>,
-    of: &(impl Fn(&CubeTensor) -> T + ?Sized),
-) -> Option<(T, T)> {
-    match additional {
-        AdditionalKv::Tokens { key, value } => Some((of(key), of(value))),
-        AdditionalKv::None => None,
     }
 }
 

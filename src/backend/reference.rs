@@ -420,11 +420,5 @@ fn empty_backward<B: Backend>(
     let zeros = |tensor: &FloatTensor<B>| {
         B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
     };
-    let additional = match &saved.additional {
-        AdditionalKv::None => AdditionalKv::None,
-        AdditionalKv::Tokens { key, value } => {
-            AdditionalKv::Tokens { key: zeros(key), value: zeros(value) }
-        }
-    };
-    (zeros(&saved.query), zeros(&saved.key), zeros(&saved.value), additional)
+    (zeros(&saved.query), zeros(&saved.key), zeros(&saved.value), saved.additional.map(zeros))
 }

@@ -213,6 +213,6 @@ fn hopper_backward(
     let kernels: Vec<_> = plan.kernels(problem).into_iter().enumerate().map(kernel).collect();
     let bound = Cost::backward(problem, None, request.dtype.size(), request.device);
     let cost = Cost::new(bound.flops, executed, bound.bytes, request.device);
-    let seconds = plan.estimate(problem).max(cost.seconds);
-    Some((Cost { seconds, ..cost }, kernels))
+    let seconds: f64 = kernels.iter().map(|kernel| kernel.seconds).sum();
+    Some((Cost { seconds: seconds.max(cost.seconds), ..cost }, kernels))
 }

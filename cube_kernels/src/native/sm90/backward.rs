@@ -2,7 +2,8 @@
 //!
 //! First the statistics: what the kernels need of each query besides its vectors. Then the gradients, each
 //! written once by one kernel that computes all scores it needs: nothing is summed in memory, so that
-//! results are the same in every run, and the statistics are all the workspace there is.
+//! results are the same in every run, and the statistics are all the workspace there is, but for a counter
+//! for each launch, from which its CTAs take their tiles.
 
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -257,9 +258,7 @@ fn launch_delta(
     };
     let read =
         [&inputs.out.handle, &inputs.dout.handle, &inputs.lse, &inputs.dlse].map(Buffer::read);
-    let written = [&workspace.statistics, &workspace.taken].map(Buffer::written);
-    // The statistics, what is read, the counters: the order of `Params`.
-    let [statistics, taken] = written;
+    let [statistics, taken] = [&workspace.statistics, &workspace.taken].map(Buffer::written);
     let buffers = [statistics].into_iter().chain(read).chain([taken]).collect();
     // SAFETY: the assertion above counts every byte.
     let params = unsafe { parameters(params, &[0, 1, 2, 3, 4, 5]) };

@@ -1,4 +1,4 @@
-//! What the backward kernels keep of each query besides its vectors, which is all the memory they take.
+//! What the backward kernels keep of each query besides its vectors, which is nearly all the memory they take.
 
 use super::plan::dense;
 use crate::{Axis, MAX_RANK, Problem};

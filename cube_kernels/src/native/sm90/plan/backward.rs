@@ -1,6 +1,6 @@
 //! From a problem to the schedules of its backward pass.
 
-use super::{Shape, candidates_of, estimate, fastest};
+use super::{Shape, candidates_of, fastest};
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{Axis, Problem};
@@ -35,14 +35,9 @@ impl BackwardPlan {
         let own = self.queries.iter().chain(&self.keys).map(|schedule| (*schedule, *problem));
         own.chain(self.additional.iter().map(|schedule| (*schedule, dense))).collect()
     }
-
-    /// Seconds that the kernels are expected to take on an H200, one after the other.
-    pub fn estimate(&self, problem: &Problem) -> f64 {
-        self.kernels(problem).iter().map(|(schedule, of)| estimate(schedule, of)).sum()
-    }
 }
 
-/// For each kernel of the backward pass the schedule with the least [`estimate()`]d time,
+/// For each kernel of the backward pass the schedule with the least [`estimate`](super::estimate)d time,
 /// among those with the tiles that are asked for where there are some; `None` where
 /// [`unsupported`](super::unsupported) says why not.
 ///
