@@ -1,0 +1,173 @@
+//! Keys outside a row's window are kept out of it by a score below all others.
+//!
+//! The windows of the cube's rows lie in shared memory: for each axis its start and its end, as
+//! positions. With one axis, columns are compared with both. With more, a row's window within the tile is
+//! a few bits for each axis, and a column is visible where its bit is set along every axis. A column's
+//! coordinates are in the bits of its number, of which the lowest three come from the unit.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+
+use super::super::blueprint::{Blueprint, COLUMNS, ROWS};
+use super::super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space, row_position};
+use super::products::Fragments;
+use crate::MAX_RANK;
+
+/// Words of a row: start and end along each axis.
+pub(in super::super) const WORDS: usize = 2 * MAX_RANK;
+/// Longest tile of keys along an axis that is masked by bits.
+const MOST_BITS: i32 = 31;
+
+/// Writes the windows of the cube's rows; those behind the last query are like it.
+#[cube]
+pub(in super::super) fn write_windows(
+    windows: &mut [u32],
+    space: &Space,
+    tile: &CubeTile,
+    unit: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let rows = comptime!(blueprint.rows());
+    let units = comptime!(blueprint.units());
+    let corner = Position { z: tile.z.query, y: tile.y.query, x: tile.x.query };
+    for turn in 0..comptime!(rows.div_ceil(units)) {
+        let row = unit + turn * units;
+        if row < rows {
+            let at = row_position(&corner, row, comptime!(blueprint.q_tile));
+            let words = row * WORDS;
+            write_window(windows, words, &space.x, &tile.x, at.x);
+            if comptime!(blueprint.rank > 1) {
+                write_window(windows, words + 2, &space.y, &tile.y, at.y);
+            }
+            if comptime!(blueprint.rank > 2) {
+                write_window(windows, words + 4, &space.z, &tile.z, at.z);
+            }
+        }
+    }
+}
+
+#[cube]
+fn write_window(
+    windows: &mut [u32],
+    word: usize,
+    axis: &AxisSpace,
+    tile: &AxisTile,
+    position: usize,
+) {
+    let mut position = position;
+    if position > tile.queries - 1 {
+        position = tile.queries - 1;
+    }
+    let start = axis.start(position, tile.keys);
+    windows[word] = start as u32;
+    windows[word + 1] = axis.end(position, start, tile.keys) as u32;
+}
+
+/// Masks the scores of the tile of keys at `corner`.
+#[cube]
+pub(in super::super) fn mask_windows(
+    scores: &mut Fragments<f32>,
+    windows: &[u32],
+    corner: &Position,
+    first_row: usize,
+    lane: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    #[unroll]
+    for block in 0..comptime!(blueprint.blocks) {
+        #[unroll]
+        for half in 0..2usize {
+            let row = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
+            let word = row * WORDS;
+            if comptime!(blueprint.rank == 1) {
+                let start = windows[word] as i32 - corner.x as i32;
+                let end = windows[word + 1] as i32 - corner.x as i32;
+                mask_line(scores, start, end, lane, block, half, blueprint);
+            } else {
+                mask_box(scores, windows, word, corner, lane, block, half, blueprint);
+            }
+        }
+    }
+}
+
+/// Masks columns outside `start..end` of one row.
+#[cube]
+pub(in super::super) fn mask_line(
+    scores: &mut Fragments<f32>,
+    start: i32,
+    end: i32,
+    lane: usize,
+    #[comptime] block: usize,
+    #[comptime] half: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let matrices = comptime!(blueprint.columns() / COLUMNS);
+    let first = (lane % 4 * 2) as i32;
+    let start = start - first;
+    let end = end - first;
+    #[unroll]
+    for matrix in 0..matrices {
+        let fragment = scores.index_mut(comptime!(block * matrices + matrix));
+        let mut pair = fragment[half];
+        #[unroll]
+        for element in 0..2usize {
+            let column = comptime!((matrix * COLUMNS + element) as i32);
+            let visible = column >= start && column < end;
+            pair.insert(element, select(visible, pair.extract(element), f32::min_value()));
+        }
+        fragment[half] = pair;
+    }
+}
+
+#[cube]
+fn mask_box(
+    scores: &mut Fragments<f32>,
+    windows: &[u32],
+    word: usize,
+    corner: &Position,
+    lane: usize,
+    #[comptime] block: usize,
+    #[comptime] half: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let size_x = comptime!(blueprint.kv_tile[2]);
+    let size_y = comptime!(blueprint.kv_tile[1]);
+    let line = comptime!(size_x * size_y);
+    let matrices = comptime!(blueprint.columns() / COLUMNS);
+    // The unit's first column in every matrix.
+    let first = lane % 4 * 2;
+    let along_x = bits(windows, word, corner.x) >> (first % size_x) as u32;
+    let along_y = bits(windows, word + 2, corner.y) >> (first / size_x % size_y) as u32;
+    let mut along_z = 1u32;
+    if comptime!(blueprint.rank > 2) {
+        along_z = bits(windows, word + 4, corner.z) >> (first / line) as u32;
+    }
+    #[unroll]
+    for matrix in 0..matrices {
+        let column = comptime!(matrix * COLUMNS);
+        let mut line_bit = along_y >> comptime!((column / size_x % size_y) as u32);
+        if comptime!(blueprint.rank > 2) {
+            line_bit &= along_z >> comptime!((column / line) as u32);
+        }
+        let visible = along_x >> comptime!((column % size_x) as u32);
+        let visible = select(line_bit & 1 == 1, visible, 0u32);
+        let fragment = scores.index_mut(comptime!(block * matrices + matrix));
+        let mut pair = fragment[half];
+        #[unroll]
+        for element in 0..2usize {
+            let is_visible = visible & comptime!(1u32 << element) != 0;
+            pair.insert(element, select(is_visible, pair.extract(element), f32::min_value()));
+        }
+        fragment[half] = pair;
+    }
+}
+
+/// A bit for each position of a tile that begins at `corner`, set inside the window at `word`.
+#[cube]
+fn bits(windows: &[u32], word: usize, corner: usize) -> u32 {
+    let start = (windows[word] as i32 - corner as i32).clamp(0, MOST_BITS);
+    let end = (windows[word + 1] as i32 - corner as i32).clamp(0, MOST_BITS);
+    (u32::MAX << start as u32) & !(u32::MAX << end as u32)
+}

@@ -1,0 +1,152 @@
+//! Tiles from global into shared memory.
+//!
+//! Units take vectors in turn, so that neighbors read neighboring vectors of a row.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs, clippy::too_many_arguments)]
+
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+use super::super::geometry::{Position, Walk};
+use crate::MAX_RANK;
+
+/// A tile's shape in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Stage {
+    /// Rows along each axis.
+    pub tile: [usize; MAX_RANK],
+    /// Elements of a vector.
+    pub vector: usize,
+    /// Vectors of a row.
+    pub vectors: usize,
+    /// Vectors between rows in shared memory.
+    pub pitch: usize,
+    /// Units that share the work.
+    pub units: usize,
+}
+
+impl Stage {
+    fn rows(&self) -> usize {
+        self.tile.iter().product()
+    }
+
+    /// Vectors of the tile.
+    fn total(&self) -> usize {
+        self.rows() * self.vectors
+    }
+
+    /// Vectors that a unit takes.
+    pub fn turns(&self) -> usize {
+        self.total().div_ceil(self.units)
+    }
+
+    /// Whether every unit has a vector in turn number `turn`.
+    fn is_whole(&self, turn: usize) -> bool {
+        (turn + 1) * self.units <= self.total()
+    }
+}
+
+/// Reads this unit's share of the tile at `corner`.
+#[cube]
+pub(in super::super) fn fetch<F: Float, N: Size>(
+    source: &[Vector<F, N>],
+    walk: &Walk,
+    corner: &Position,
+    unit: usize,
+    #[comptime] stage: Stage,
+) -> Array<Vector<F, N>> {
+    let vectors = comptime!(stage.vectors);
+    let turns = comptime!(stage.turns());
+    let mut fetched = Array::new(turns);
+    #[unroll]
+    for turn in 0..turns {
+        let number = unit + comptime!(turn * stage.units);
+        let mut row = number / vectors;
+        if comptime!(!stage.is_whole(turn)) {
+            // Reads some row again, and drops it.
+            row = row % comptime!(stage.rows());
+        }
+        let at = walk.vector(corner, row, comptime!(stage.tile)) + number % vectors;
+        fetched[turn] = source[at];
+    }
+    fetched
+}
+
+/// Writes what [`fetch`] read.
+#[cube]
+pub(in super::super) fn put<F: Float, N: Size>(
+    fetched: &Array<Vector<F, N>>,
+    shared: &mut [Vector<F, N>],
+    unit: usize,
+    #[comptime] stage: Stage,
+) {
+    let vectors = comptime!(stage.vectors);
+    #[unroll]
+    for turn in 0..comptime!(stage.turns()) {
+        let number = unit + comptime!(turn * stage.units);
+        let at = number / vectors * comptime!(stage.pitch) + number % vectors;
+        if comptime!(stage.is_whole(turn)) {
+            shared[at] = fetched[turn];
+        } else if number < comptime!(stage.total()) {
+            shared[at] = fetched[turn];
+        }
+    }
+}
+
+/// Begins to copy this unit's share of the tile at `corner`.
+#[cube]
+pub(in super::super) fn begin<F: Float, N: Size>(
+    source: &[Vector<F, N>],
+    shared: &mut [Vector<F, N>],
+    walk: &Walk,
+    corner: &Position,
+    unit: usize,
+    #[comptime] stage: Stage,
+) {
+    let vectors = comptime!(stage.vectors);
+    let size = comptime!(stage.vector as u32);
+    #[unroll]
+    for turn in 0..comptime!(stage.turns()) {
+        let number = unit + comptime!(turn * stage.units);
+        let row = number / vectors;
+        let column = number % vectors;
+        let to = row * comptime!(stage.pitch) + column;
+        if comptime!(stage.is_whole(turn)) {
+            let from = walk.vector(corner, row, comptime!(stage.tile)) + column;
+            copy_async(&source[from..from + 1], &mut shared[to..to + 1], size);
+        } else if number < comptime!(stage.total()) {
+            let from = walk.vector(corner, row, comptime!(stage.tile)) + column;
+            copy_async(&source[from..from + 1], &mut shared[to..to + 1], size);
+        }
+    }
+    gpu_asm!("cp.async.commit_group;");
+}
+
+/// Waits for the copies that this unit has begun.
+#[cube]
+pub(in super::super) fn finish() {
+    gpu_asm!("cp.async.wait_group 0;");
+}
+
+/// Zeros behind the ends of rows, which products read: `first..end` of each row's elements.
+#[cube]
+pub(in super::super) fn clear<F: Float, N: Size>(
+    shared: &mut [Vector<F, N>],
+    unit: usize,
+    #[comptime] stage: Stage,
+    #[comptime] padded: usize,
+) {
+    let missing = comptime!(padded - stage.vectors);
+    if comptime!(missing > 0) {
+        let total = comptime!(stage.rows() * missing);
+        for turn in 0..comptime!(total.div_ceil(stage.units)) {
+            let number = unit + turn * comptime!(stage.units);
+            if number < total {
+                let row = number / missing;
+                let at = row * comptime!(stage.pitch) + stage.vectors + number % missing;
+                shared[at] = Vector::new(F::new(0.0));
+            }
+        }
+    }
+}
