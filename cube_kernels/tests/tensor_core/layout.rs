@@ -1,0 +1,82 @@
+//! Tensors that are not contiguous.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::tensor_core::{
+    ForwardInputs, ForwardOutputs, Strided, TensorCoreError, forward, forward_with,
+};
+use cubecl::client::Client;
+
+use crate::attend::{attend, blueprints, dtype, upload};
+use crate::problems::problem;
+use crate::run::{device, format};
+use crate::support::{Data, axis};
+
+/// Query, key and value of self attention as slices of one buffer `[batch, tokens, 3, heads, dim]`.
+fn fused(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
+    let row = problem.heads * problem.head_dim;
+    let rows = problem.batch * problem.queries();
+    let slices = [&data.query, &data.key, &data.value];
+    let values: Vec<f64> = (0..rows)
+        .flat_map(|at| slices.into_iter().flat_map(move |slice| &slice[at * row..][..row]))
+        .copied()
+        .collect();
+    let handle = format(element).upload(client, &values);
+    let [z, y, x] = problem.axes.map(|axis| axis.queries);
+    let token = 3 * row;
+    let strides = [z * y * x * token, y * x * token, x * token, token, problem.head_dim];
+    let [query, key, value] = [0, 1, 2].map(|index| Strided {
+        handle: handle.clone().offset_start(2 * index * row as u64),
+        strides,
+    });
+    ForwardInputs { query, key, value, additional: None }
+}
+
+#[test]
+fn slices_of_a_fused_projection() {
+    let Some(client) = device() else { return };
+    let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 2, false), axis(10, 5, 1, 1, true)];
+    for problem in [
+        problem(&space, 64),
+        problem(&space[1..], 40),
+        problem(&space[1..], 36),
+        problem(&[axis(300, 40, 1, 1, true)], 128),
+        problem(&[axis(300, 10, 1, 12, false)], 7),
+    ] {
+        for element in [Element::F16, Element::Bf16] {
+            let data = Data::random(&problem, 5, format(element).round);
+            let inputs = upload(&client, element, &problem, &data);
+            let (blueprint, _) = blueprints(&client, element, &problem, &inputs);
+            let expected = attend(&client, element, &blueprint, &problem, &inputs);
+            let inputs = fused(&client, element, &problem, &data);
+            let (blueprint, _) = blueprints(&client, element, &problem, &inputs);
+            let actual = attend(&client, element, &blueprint, &problem, &inputs);
+            assert!(actual == expected, "{blueprint}: {problem:?}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let Some(client) = device() else { return };
+    let element = Element::Bf16;
+    let problem = problem(&[axis(30, 4, 1, 1, false)], 64);
+    let data = Data::random(&problem, 5, format(element).round);
+    let inputs = upload(&client, element, &problem, &data);
+    let (blueprint, _) = blueprints(&client, element, &problem, &inputs);
+    let rows = problem.batch * problem.queries() * problem.heads;
+    let outputs =
+        ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4 * rows) };
+    let run = |inputs: &ForwardInputs, outputs: &ForwardOutputs| {
+        forward_with(&client, &blueprint, &problem, dtype(element), inputs, outputs)
+    };
+    assert_eq!(run(&inputs, &outputs), Ok(()));
+    let short = ForwardOutputs { lse: client.empty(4), ..outputs.clone() };
+    assert!(matches!(run(&inputs, &short), Err(TensorCoreError::Buffer { name: "lse", .. })));
+    let mut wide = inputs.clone();
+    wide.key.strides[3] *= 2;
+    assert!(matches!(run(&wide, &outputs), Err(TensorCoreError::Buffer { name: "key", .. })));
+    let more = Problem { additional: 3, ..problem };
+    let result = forward(&client, &more, dtype(element), &inputs, &outputs);
+    assert_eq!(result, Err(TensorCoreError::Additional(3)));
+}

@@ -1,0 +1,36 @@
+//! The tensor-core kernels on a GPU against brute force in `f64`.
+//!
+//! They run where `BURN_NATTEN_TEST_CUDA=1`; without it they pass with a line that says so.
+//! `BURN_NATTEN_TEST_PROBLEMS` sets the number of random problems of each rank, 200 by default. Which of
+//! CubeCL's compilers makes the kernels is up to the feature `cuda-cpp`.
+
+#[allow(unused_macros)]
+#[macro_use]
+#[allow(dead_code)]
+#[path = "../native/problems.rs"]
+mod problems;
+
+mod attend;
+mod edges;
+mod isolation;
+mod large_scores;
+mod layout;
+mod random;
+#[allow(dead_code)]
+#[path = "../native/run.rs"]
+mod run;
+#[allow(dead_code)]
+#[path = "../support/mod.rs"]
+mod support;
+#[allow(dead_code)]
+#[path = "../../examples/tensor_core_tune.rs"]
+mod tune;
+
+/// The example, so that one binary can be carried to a machine with a GPU: arguments in
+/// `BURN_NATTEN_TUNE`.
+#[test]
+#[ignore = "measures"]
+fn tune_candidates() {
+    let arguments = std::env::var("BURN_NATTEN_TUNE").unwrap_or_default();
+    tune::tune(arguments.split_whitespace().map(String::from));
+}

@@ -1,0 +1,91 @@
+//! Random problems of each rank.
+
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::{Axis, Problem};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use crate::attend::check;
+use crate::run::{device, for_each_case};
+
+/// Lengths of vectors: those that models have, and odd ones.
+const DIMS: [(usize, usize); 14] = [
+    (64, 64),
+    (128, 128),
+    (32, 32),
+    (16, 16),
+    (40, 72),
+    (96, 96),
+    (256, 256),
+    (72, 40),
+    (128, 64),
+    (80, 80),
+    (7, 5),
+    (33, 2),
+    (12, 20),
+    (48, 200),
+];
+
+fn random_problem(rng: &mut StdRng, rank: usize) -> Problem {
+    let (head_dim, head_dim_v) = DIMS[rng.random_range(0..DIMS.len())];
+    let mut axes = [Axis::UNIT; 3];
+    let longest = [700, 40, 14][rank - 1];
+    let is_dense = rank == 1 && rng.random_bool(0.3);
+    for axis in &mut axes[3 - rank..] {
+        let length = rng.random_range(4..=longest);
+        if is_dense {
+            let keys = rng.random_range(1..=longest);
+            *axis = Axis::dense(length, keys, rng.random());
+            continue;
+        }
+        let dilation = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=length / 2) };
+        let kernel_size = rng.random_range(2..=length / dilation);
+        let stride = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=kernel_size) };
+        let is_causal = rng.random_bool(0.3);
+        *axis = Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal };
+    }
+    let heads_kv = rng.random_range(1..=2);
+    Problem {
+        batch: rng.random_range(1..=2),
+        heads: heads_kv * rng.random_range(1..=2),
+        heads_kv,
+        head_dim,
+        head_dim_v,
+        additional: if rng.random_bool(0.3) { rng.random_range(1..=200) } else { 0 },
+        scale: (head_dim as f64).sqrt().recip(),
+        axes,
+    }
+}
+
+fn random(rank: usize) {
+    let Some(client) = device() else { return };
+    let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
+        .map_or(200, |count| count.parse().expect("a number"));
+    let mut rng = StdRng::seed_from_u64(rank as u64);
+    let cases: Vec<_> = (0..count)
+        .map(|_| {
+            let problem = random_problem(&mut rng, rank);
+            let element = if rng.random() { Element::F16 } else { Element::Bf16 };
+            // Half by the blueprint that would run, half by any that could.
+            let pick = if rng.random() { 0 } else { rng.random_range(1..1000) };
+            (problem, element, pick)
+        })
+        .collect();
+    for_each_case(&cases, |(problem, element, pick), seed| {
+        check(&client, *element, problem, *pick, seed)
+    });
+}
+
+#[test]
+fn one_axis() {
+    random(1);
+}
+
+#[test]
+fn two_axes() {
+    random(2);
+}
+
+#[test]
+fn three_axes() {
+    random(3);
+}
