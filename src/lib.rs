@@ -88,7 +88,7 @@ mod problem;
 pub mod profile;
 mod warm_up;
 
-pub use backend::dispatch::{Capabilities, Tier, select};
+pub use backend::dispatch::{Capabilities, TensorCores, Tier, select};
 pub use burn_natten_kernels::{Axis, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;

@@ -65,7 +65,8 @@ pub enum Strategy {
     Reference,
     /// The direct kernels of the device's own backend: SIMD on Flex, CubeCL kernels elsewhere.
     Portable,
-    /// CubeCL kernels on matrix units.
+    /// CubeCL kernels on matrix units, in f16 and bf16, for head dimensions up to 256: NVIDIA GPUs of
+    /// compute capability 8.0 and later.
     TensorCore,
     /// Native CUDA kernels for compute capability 9.0, in f16 and bf16, for head dimensions that are
     /// multiples of 8 up to 256.

@@ -33,7 +33,7 @@ pub fn tune(mut arguments: impl Iterator<Item = String>) {
         }
     }
     let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
-    let capability = Capability::of(&client, DTYPE).expect("matrix units");
+    let capability = Capability::of(&client).expect("matrix units");
     println!("{capability:?}");
     for entry in catalogue::all() {
         if names.is_empty() || names.iter().any(|name| name == entry.name) {
@@ -119,6 +119,7 @@ fn random(client: &Client, count: usize, seed: u64) -> cubecl::server::Handle {
         bf16::from_f64((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()).to_le_bytes()
     };
     let block: Vec<u8> = (0..1_000_003).flat_map(|_| normal()).collect();
-    let bytes: Vec<u8> = block.iter().copied().cycle().take(2 * count).collect();
+    let mut bytes = block.repeat((2 * count).div_ceil(block.len()));
+    bytes.truncate(2 * count);
     client.create_from_slice(&bytes)
 }

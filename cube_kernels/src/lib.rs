@@ -13,7 +13,6 @@ pub mod native;
 pub mod portable;
 mod problem;
 pub mod slicing;
-#[cfg(feature = "cube")]
 pub mod tensor_core;
 pub mod tiling;
 pub mod window;

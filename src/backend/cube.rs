@@ -10,6 +10,8 @@ use burn_natten_kernels::portable::{
     self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, KeyValue,
 };
 
+use cubecl::server::Handle;
+
 use super::reference::{self, Saved};
 use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan, degrade};
 use crate::Tier;
@@ -28,6 +30,12 @@ impl AttentionOps for CubeBackend {
         #[cfg(feature = "cuda")]
         if plan.tier == Tier::Hopper {
             match super::hopper::forward(&query, &key, &value, &additional, &plan) {
+                Ok(outputs) => return outputs,
+                Err(error) => degrade("the Portable kernels", &error),
+            }
+        }
+        if plan.tier == Tier::TensorCore {
+            match super::tensor_core::forward(&query, &key, &value, &additional, &plan) {
                 Ok(outputs) => return outputs,
                 Err(error) => degrade("the Portable kernels", &error),
             }
@@ -137,6 +145,22 @@ fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
 
 fn empty_like(tensor: &CubeTensor) -> CubeTensor {
     empty(tensor, tensor.shape(), tensor.dtype())
+}
+
+/// The memory of a tensor `[batch, tokens.., heads, dim]` with its strides, padded to three axes of tokens.
+pub(super) fn strided_memory(tensor: &CubeTensor) -> (Handle, [usize; 5]) {
+    if tensor.meta.strides().last() != Some(&1) || tensor.meta.is_tiled() {
+        // No stride describes it, as that of the gradient that a sum passes on: one number,
+        // repeated.
+        return strided_memory(&into_contiguous(tensor.clone()));
+    }
+    let strides = tensor.meta.strides();
+    let rank = strides.len();
+    let mut padded = [strides[0], 0, 0, 0, strides[rank - 2]];
+    for (axis, stride) in strides[1..rank - 2].iter().enumerate() {
+        padded[4 - (rank - 3) + axis] = *stride;
+    }
+    (tensor.handle.clone(), padded)
 }
 
 fn contiguous(additional: &AdditionalKv<CubeBackend>) -> AdditionalKv<CubeBackend> {

@@ -6,6 +6,8 @@ use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90;
+use burn_natten_kernels::tensor_core;
+pub use burn_natten_kernels::tensor_core::Capability as TensorCores;
 
 use super::log_once;
 use crate::{AttentionError, Context, Strategy};
@@ -22,6 +24,8 @@ pub enum Tier {
     Flex,
     /// CubeCL kernels for any runtime.
     Portable,
+    /// CubeCL kernels on the matrix units that CubeCL gives access to.
+    TensorCore,
     /// Native CUDA kernels for Hopper GPUs.
     Hopper,
 }
@@ -33,18 +37,22 @@ pub enum Tier {
 /// ```rust
 /// use burn::tensor::DType;
 /// use burn_natten::plan::Sizes;
-/// use burn_natten::{Capabilities, Strategy, Tier, select};
+/// use burn_natten::{Capabilities, Strategy, TensorCores, Tier, select};
 ///
 /// # fn main() -> Result<(), burn_natten::AttentionError> {
 /// let some_gpu = Capabilities {
 ///     is_flex: false,
 ///     is_cube: true,
 ///     has_wide_indices: false,
+///     tensor_cores: None,
 ///     has_hopper: false,
 /// };
 /// let problem = Sizes::new(64).dense(1024, 1024, true, None)?;
 /// let tier = select(&problem, Strategy::Auto, DType::BF16, some_gpu)?;
 /// assert_eq!(tier, Tier::Portable);
+/// let ampere = Capabilities { tensor_cores: TensorCores::cuda(80), ..some_gpu };
+/// let tier = select(&problem, Strategy::Auto, DType::BF16, ampere)?;
+/// assert_eq!(tier, Tier::TensorCore);
 /// # Ok(())
 /// # }
 /// ```
@@ -56,6 +64,8 @@ pub struct Capabilities {
     pub is_cube: bool,
     /// Whether kernels can index more than 2^31 elements.
     pub has_wide_indices: bool,
+    /// The matrix units for f16 and bf16 that CubeCL gives the kernels there, if any.
+    pub tensor_cores: Option<TensorCores>,
     /// Whether native Hopper kernels can be compiled and run: compute capability 9.0, the feature
     /// `cuda`, and NVRTC where the loader finds it.
     pub has_hopper: bool,
@@ -78,6 +88,7 @@ impl Capabilities {
                 is_flex: true,
                 is_cube: false,
                 has_wide_indices: true,
+                tensor_cores: None,
                 has_hopper: false,
             }),
             #[cfg(feature = "cube")]
@@ -87,6 +98,7 @@ impl Capabilities {
                     is_flex: false,
                     is_cube: true,
                     has_wide_indices: burn_natten_kernels::portable::has_wide_indices(&client),
+                    tensor_cores: TensorCores::of(&client),
                     #[cfg(feature = "cuda")]
                     has_hopper: sm90::is_available(&client),
                     #[cfg(not(feature = "cuda"))]
@@ -147,38 +159,58 @@ pub fn select(
     dtype: DType,
     device: Capabilities,
 ) -> Result<Tier, AttentionError> {
-    let named = strategy != Strategy::Auto;
-    let hopper = hopper_obstacle(problem, dtype, device);
-    let portable = portable_obstacle(problem, dtype, device);
-    match (strategy, hopper, portable) {
-        (Strategy::Reference, ..) => Ok(Tier::Reference),
-        (Strategy::Auto | Strategy::Portable, ..) if device.is_flex => Ok(Tier::Flex),
-        (Strategy::Auto | Strategy::Hopper, None, _) => Ok(Tier::Hopper),
-        (Strategy::Hopper, Some(reason), _) => {
-            Err(AttentionError::Strategy { strategy, reason: reason.into_owned() })
+    let refused = |reason: Cow<'static, str>| {
+        Err(AttentionError::Strategy { strategy, reason: reason.into_owned() })
+    };
+    match strategy {
+        Strategy::Reference => Ok(Tier::Reference),
+        Strategy::Auto => Ok(fastest(problem, dtype, device)),
+        Strategy::Portable if device.is_flex => Ok(Tier::Flex),
+        Strategy::Portable => {
+            portable_obstacle(problem, dtype, device).map_or(Ok(Tier::Portable), refused)
         }
-        (Strategy::Auto | Strategy::Portable, hopper, None) => {
-            // Types that the tensor cores do not have are no reason to complain.
-            if let (false, true, true, Some(reason)) =
-                (named, device.has_hopper, is_half(dtype), hopper)
-            {
+        Strategy::TensorCore => {
+            tensor_core_obstacle(problem, dtype, device).map_or(Ok(Tier::TensorCore), refused)
+        }
+        Strategy::Hopper => {
+            hopper_obstacle(problem, dtype, device).map_or(Ok(Tier::Hopper), refused)
+        }
+        Strategy::Blackwell => refused("this version has no kernels for it".into()),
+    }
+}
+
+/// The fastest tier that can run.
+fn fastest(problem: &Problem, dtype: DType, device: Capabilities) -> Tier {
+    if device.is_flex {
+        return Tier::Flex;
+    }
+    // What this kind of device lacks for any problem, or its matrix units for the type, is no reason to
+    // complain.
+    let hopper = hopper_obstacle(problem, dtype, device);
+    let Some(reason) = hopper else { return Tier::Hopper };
+    let mut complaint = (device.has_hopper && is_half(dtype)).then_some(reason);
+    let Some(reason) = tensor_core_obstacle(problem, dtype, device) else {
+        if let Some(reason) = complaint {
+            log_once(format!("using the TensorCore kernels, because {reason}"));
+        }
+        return Tier::TensorCore;
+    };
+    if device.tensor_cores.is_some() && is_half(dtype) {
+        complaint = complaint.or(Some(reason));
+    }
+    match portable_obstacle(problem, dtype, device) {
+        None => {
+            if let Some(reason) = complaint {
                 log_once(format!("using the Portable kernels, because {reason}"));
             }
-            Ok(Tier::Portable)
+            Tier::Portable
         }
-        (Strategy::Portable, _, Some(reason)) => {
-            Err(AttentionError::Strategy { strategy, reason: reason.into_owned() })
-        }
-        (Strategy::Auto, _, Some(reason)) => {
+        Some(reason) => {
             if device.is_cube {
                 log_once(format!("using tensor operations, because {reason}"));
             }
-            Ok(Tier::Reference)
+            Tier::Reference
         }
-        (Strategy::TensorCore | Strategy::Blackwell, ..) => Err(AttentionError::Strategy {
-            strategy,
-            reason: "this version has no kernels for it".to_string(),
-        }),
     }
 }
 
@@ -200,6 +232,25 @@ fn portable_obstacle(
         Some("a tensor has more than 2^31 elements and the device no 64-bit indices".into())
     } else {
         None
+    }
+}
+
+/// Why the TensorCore tier cannot run.
+fn tensor_core_obstacle(
+    problem: &Problem,
+    dtype: DType,
+    device: Capabilities,
+) -> Option<Cow<'static, str>> {
+    if device.tensor_cores.is_none() {
+        let needs = "it needs matrix units that CubeCL gives access to: an NVIDIA GPU of compute \
+                     capability 8.0 or later";
+        Some(needs.into())
+    } else if !is_half(dtype) {
+        Some("its kernels run in f16 and bf16".into())
+    } else if problem.needs_wide_indices() && !device.has_wide_indices {
+        Some("a tensor has more than 2^31 elements and the device no 64-bit indices".into())
+    } else {
+        tensor_core::unsupported(problem).map(Cow::Owned)
     }
 }
 
@@ -233,11 +284,21 @@ mod tests {
 
     use super::*;
 
+    const CUBE: Capabilities = Capabilities {
+        is_flex: false,
+        is_cube: true,
+        has_wide_indices: false,
+        tensor_cores: None,
+        has_hopper: false,
+    };
     const FLEX: Capabilities =
-        Capabilities { is_flex: true, is_cube: false, has_wide_indices: true, has_hopper: false };
-    const CUBE: Capabilities =
-        Capabilities { is_flex: false, is_cube: true, has_wide_indices: false, has_hopper: false };
+        Capabilities { is_flex: true, is_cube: false, has_wide_indices: true, ..CUBE };
     const HOPPER: Capabilities = Capabilities { has_hopper: true, has_wide_indices: true, ..CUBE };
+
+    fn cuda(sm: u32) -> Capabilities {
+        let tensor_cores = TensorCores::cuda(sm);
+        Capabilities { has_wide_indices: true, has_hopper: sm == 90, tensor_cores, ..CUBE }
+    }
 
     fn problem(tokens: usize) -> Problem {
         Problem {
@@ -279,6 +340,19 @@ mod tests {
     }
 
     #[test]
+    fn tensor_cores_come_between_hopper_and_portable() {
+        assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(80)), Tier::TensorCore);
+        assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(90)), Tier::Hopper);
+        assert_eq!(tier(Strategy::TensorCore, DType::F16, cuda(90)), Tier::TensorCore);
+        assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(75)), Tier::Portable);
+        assert_eq!(tier(Strategy::Auto, DType::F32, cuda(80)), Tier::Portable);
+        let odd = Problem { head_dim: 20, ..problem(16) };
+        let of = |problem| select(&problem, Strategy::Auto, DType::F16, cuda(90)).expect("a tier");
+        assert_eq!(of(odd), Tier::TensorCore);
+        assert_eq!(of(Problem { head_dim: 300, ..odd }), Tier::Portable);
+    }
+
+    #[test]
     fn a_named_strategy_that_cannot_run_says_why() {
         let text = |tokens: usize, strategy, dtype, device| {
             select(&problem(tokens), strategy, dtype, device).expect_err("cannot run").to_string()
@@ -291,6 +365,11 @@ mod tests {
         assert_eq!(
             text(16, Strategy::Hopper, DType::F32, HOPPER),
             "strategy: Hopper cannot run here, its kernels run in f16 and bf16"
+        );
+        assert_eq!(
+            text(16, Strategy::TensorCore, DType::BF16, CUBE),
+            "strategy: TensorCore cannot run here, it needs matrix units that CubeCL gives access \
+             to: an NVIDIA GPU of compute capability 8.0 or later"
         );
         assert_eq!(
             text(16, Strategy::Blackwell, DType::BF16, HOPPER),

@@ -9,7 +9,7 @@ use burn_natten_kernels::native::sm90::{
     Strided,
 };
 
-use super::cube::{Gradients, empty_gradients, empty_outputs};
+use super::cube::{Gradients, empty_gradients, empty_outputs, strided_memory};
 use super::reference::Saved;
 use super::{AdditionalKv, Plan};
 
@@ -111,18 +111,7 @@ pub(crate) fn warm_up(
     }
 }
 
-/// A tensor `[batch, tokens.., heads, dim]` with its strides, padded to three axes of tokens.
 fn strided(tensor: &CubeTensor) -> Strided {
-    if tensor.meta.strides().last() != Some(&1) || tensor.meta.is_tiled() {
-        // No stride describes it, as that of the gradient that a sum passes on: one number,
-        // repeated.
-        return strided(&into_contiguous(tensor.clone()));
-    }
-    let strides = tensor.meta.strides();
-    let rank = strides.len();
-    let mut padded = [strides[0], 0, 0, 0, strides[rank - 2]];
-    for (axis, stride) in strides[1..rank - 2].iter().enumerate() {
-        padded[4 - (rank - 3) + axis] = *stride;
-    }
-    Strided { handle: tensor.handle.clone(), strides: padded }
+    let (handle, strides) = strided_memory(tensor);
+    Strided { handle, strides }
 }

@@ -18,6 +18,8 @@ mod flex;
 pub(crate) mod hopper;
 pub(crate) mod merge;
 pub(crate) mod reference;
+#[cfg(feature = "cube")]
+mod tensor_core;
 
 pub(crate) use dispatch::Plan;
 pub(crate) use extension::{AdditionalKv, AttentionBackwardOps, AttentionOps};

@@ -17,7 +17,7 @@ pub use burn_natten_kernels::tiling::{TileCount, Tiling};
 pub use self::sizes::Sizes;
 pub(crate) use self::tiers::FLEX_QUERIES;
 pub use crate::problem::Windows;
-use crate::{AttentionError, Capabilities, Context, Strategy, Tier, select};
+use crate::{AttentionError, Capabilities, Context, Strategy, TensorCores, Tier, select};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +60,10 @@ impl Target {
             is_cube: self != Self::Cpu,
             // Of other runtimes some have 64-bit indices; a plan must not count on it.
             has_wide_indices: self != Self::Gpu,
+            tensor_cores: match self {
+                Self::Cuda { sm } => TensorCores::cuda(sm),
+                Self::Cpu | Self::Gpu => None,
+            },
             // As if the feature `cuda` were on and NVRTC installed.
             has_hopper: self == Self::Cuda { sm: 90 },
         }
@@ -210,7 +214,7 @@ pub fn explain(
     }
     let device = target.device_model();
     let mut candidates = tiers.into_iter().flat_map(|(tier, strategy)| {
-        tiers::candidates(tier, strategy, problem, dtype, &device, context)
+        tiers::candidates(tier, strategy, problem, dtype, target, context)
     });
     let Some(chosen) = candidates.next() else {
         let reason = "it has no schedule for this problem".to_string();

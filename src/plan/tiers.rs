@@ -6,10 +6,11 @@ use burn::tensor::DType;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
 use burn_natten_kernels::native::sm90::{self, Element, Pass};
 use burn_natten_kernels::slicing::Slices;
+use burn_natten_kernels::tensor_core;
 use burn_natten_kernels::tiling::Tiling;
 use burn_natten_kernels::{MAX_RANK, Problem};
 
-use super::{BackwardKernel, Candidate};
+use super::{BackwardKernel, Candidate, Target};
 use crate::backend::dispatch::accumulator;
 use crate::backend::reference;
 use crate::{Context, Strategy, Tier};
@@ -23,6 +24,7 @@ struct Request<'a> {
     dtype: DType,
     device: &'a DeviceModel,
     context: Context,
+    target: Target,
 }
 
 /// The ways in which a tier can compute a problem, the one that it takes first.
@@ -31,14 +33,16 @@ pub(super) fn candidates(
     strategy: Strategy,
     problem: &Problem,
     dtype: DType,
-    device: &DeviceModel,
+    target: Target,
     context: Context,
 ) -> Vec<Candidate> {
-    let request = Request { problem, dtype, device, context };
+    let device = &target.device_model();
+    let request = Request { problem, dtype, device, context, target };
     let schedules = match tier {
         Tier::Reference => vec![reference_schedule(&request)],
         Tier::Flex => vec![flex_schedule(&request)],
         Tier::Portable => vec![portable_schedule(&request)],
+        Tier::TensorCore => tensor_core_schedules(&request),
         Tier::Hopper => hopper_schedules(&request),
     };
     schedules
@@ -142,6 +146,37 @@ fn portable_schedule(request: &Request<'_>) -> Schedule {
         slices => format!("a query in {slices} threads"),
     };
     Schedule::only(name, Some(Tiling::square([1; MAX_RANK])), costs)
+}
+
+/// What [`tensor_core::candidates`] has, one of each tiling, the fastest by its estimate first, but before
+/// it the tiling that the context asks for.
+fn tensor_core_schedules(request: &Request<'_>) -> Vec<Schedule> {
+    let problem = request.problem;
+    let Some(capability) = request.target.capabilities().tensor_cores else { return vec![] };
+    let vector = tensor_core::widest_vector(problem);
+    let mut blueprints: Vec<_> = tensor_core::candidates(problem, &capability, vector)
+        .into_iter()
+        .map(|blueprint| (tensor_core::estimate(&blueprint, problem), blueprint))
+        .collect();
+    let asked = request.context.tiling();
+    blueprints.sort_by(|(a, one), (b, other)| {
+        let unasked = |blueprint: &tensor_core::Blueprint| Some(blueprint.tiling()) != asked;
+        unasked(one).cmp(&unasked(other)).then(a.total_cmp(b))
+    });
+    let mut seen = HashSet::new();
+    blueprints.retain(|(_, blueprint)| seen.insert(blueprint.tiling()));
+    let schedule = |(number, (_, blueprint)): (usize, (f64, tensor_core::Blueprint))| {
+        let tiling = blueprint.tiling();
+        let is_asked = number > 0 || asked == Some(tiling);
+        let size = request.dtype.size();
+        let costs = (
+            Cost::forward(problem, Some(&tiling), size, request.device),
+            Cost::backward(problem, Some(&tiling), size, request.device),
+        );
+        let schedule = Schedule::only(blueprint.summary(), Some(tiling), costs);
+        Schedule { asked: is_asked.then_some(tiling), ..schedule }
+    };
+    blueprints.into_iter().enumerate().map(schedule).collect()
 }
 
 /// What [`sm90::candidates`] has, one of each tiling, the fastest by its estimate first, but before

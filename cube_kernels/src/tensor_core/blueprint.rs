@@ -100,6 +100,16 @@ impl Blueprint {
         self.planes * PLANE
     }
 
+    /// The shape of a cube and its steps in a few words.
+    pub fn summary(&self) -> String {
+        format!(
+            "{} planes of {} queries, {} keys a step",
+            self.planes,
+            self.blocks * ROWS,
+            self.columns()
+        )
+    }
+
     /// Length of a query or key vector in whole matrices.
     pub(super) fn dim(&self) -> usize {
         self.head_dim.next_multiple_of(DEPTH)

@@ -1,11 +1,14 @@
 //! What a device gives the kernels.
 
-use cubecl::client::Client;
-use cubecl::ir::features::MmaConfig;
-use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
+#[cfg(feature = "cube")]
+use cubecl::{
+    client::Client,
+    ir::{DeviceProperties, ElemType, FloatKind, features::MmaConfig},
+};
 
+#[cfg(feature = "cube")]
 use super::blueprint::{COLUMNS, DEPTH, PLANE, ROWS};
-use super::{Exponential, Staging, is_known};
+use super::{Exponential, Staging};
 
 /// What a device has that a blueprint may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,30 +22,53 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// What the device of a client has for an element type; `None` if the kernels cannot run there.
-    pub fn of(client: &Client, dtype: ElemType) -> Option<Self> {
-        Self::of_properties(client.properties(), dtype)
+    /// What a CUDA device of compute capability `sm`, times ten, has under CubeCL's default compiler;
+    /// `None` below 80.
+    ///
+    /// ```rust
+    /// use burn_natten_kernels::tensor_core::Capability;
+    ///
+    /// assert_eq!(Capability::cuda(75), None);
+    /// assert_eq!(Capability::cuda(89).map(|ada| ada.shared_memory), Some(99 << 10));
+    /// ```
+    pub fn cuda(sm: u32) -> Option<Self> {
+        let kibibytes = match sm {
+            ..80 => return None,
+            80 | 87 => 163,
+            81..90 | 120..130 => 99,
+            _ => 227,
+        };
+        let (staging, exponential) = (Staging::Registers, Exponential::Library);
+        Some(Self { staging, exponential, shared_memory: kibibytes << 10 })
+    }
+
+    /// What the device of a client has; `None` if the kernels cannot run there.
+    #[cfg(feature = "cube")]
+    pub fn of(client: &Client) -> Option<Self> {
+        Self::of_properties(client.properties())
     }
 
     /// The same from the properties alone.
     ///
     /// Fragments are laid out as NVIDIA GPUs do, and read by an instruction that they alone have.
-    pub fn of_properties(properties: &DeviceProperties, dtype: ElemType) -> Option<Self> {
+    #[cfg(feature = "cube")]
+    pub fn of_properties(properties: &DeviceProperties) -> Option<Self> {
         let matmul = &properties.features.matmul;
-        let instruction = MmaConfig {
-            a_type: dtype,
-            b_type: dtype,
-            cd_type: ElemType::Float(FloatKind::F32),
-            m: ROWS as u32,
-            n: COLUMNS as u32,
-            k: DEPTH as u32,
-        };
+        let has_matrices = [FloatKind::F16, FloatKind::BF16].map(ElemType::Float).iter().all(|kind| {
+            let instruction = MmaConfig {
+                a_type: *kind,
+                b_type: *kind,
+                cd_type: ElemType::Float(FloatKind::F32),
+                m: ROWS as u32,
+                n: COLUMNS as u32,
+                k: DEPTH as u32,
+            };
+            matmul.mma.contains(&instruction) && matmul.ldmatrix.contains(kind)
+        });
         let hardware = &properties.hardware;
         let has_planes =
             hardware.plane_size_min == PLANE as u32 && hardware.plane_size_max == PLANE as u32;
-        let has_matrices =
-            matmul.mma.contains(&instruction) && matmul.ldmatrix.contains(&dtype);
-        if !is_known(dtype) || !has_planes || !has_matrices {
+        if !has_planes || !has_matrices {
             return None;
         }
         // Of CubeCL's compilers for CUDA, the one that has asynchronous copies has inline assembly.

@@ -2,7 +2,7 @@
 
 use cubecl::server::Handle;
 
-use super::TensorCoreError;
+use super::launch::TensorCoreError;
 use crate::MAX_RANK;
 
 /// A tensor `[batch, z, y, x, heads, vector]`, whose vectors are contiguous.

@@ -27,11 +27,32 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     None
 }
 
-/// The blueprint with the least [`estimate`]d time; `None` where none fits the device.
+/// Most elements, a power of two up to 8, that rows can be read in where strides allow it.
+pub fn widest_vector(problem: &Problem) -> usize {
+    let dims = [problem.head_dim, problem.head_dim_v];
+    [8, 4, 2, 1].into_iter().find(|size| dims.iter().all(|dim| dim % size == 0)).unwrap_or(1)
+}
+
+/// The blueprint with the least [`estimate`]d time, for rows read in vectors of `vector` elements; `None`
+/// where none fits the device.
 pub fn plan(problem: &Problem, capability: &Capability, vector: usize) -> Option<Blueprint> {
-    let timed = candidates(problem, capability, vector)
-        .into_iter()
-        .map(|blueprint| (estimate(&blueprint, problem), blueprint));
+    fastest(candidates(problem, capability, vector), problem)
+}
+
+/// The blueprint with these tiles and the least [`estimate`]d time; `None` if there is none.
+pub fn plan_tiled(
+    problem: &Problem,
+    capability: &Capability,
+    vector: usize,
+    tiling: Tiling,
+) -> Option<Blueprint> {
+    let mut blueprints = candidates(problem, capability, vector);
+    blueprints.retain(|blueprint| blueprint.tiling() == tiling);
+    fastest(blueprints, problem)
+}
+
+fn fastest(blueprints: Vec<Blueprint>, problem: &Problem) -> Option<Blueprint> {
+    let timed = blueprints.into_iter().map(|blueprint| (estimate(&blueprint, problem), blueprint));
     timed.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, blueprint)| blueprint)
 }
 

@@ -18,10 +18,6 @@ pub fn dtype(element: Element) -> ElemType {
     format(element).elem()
 }
 
-pub fn capability(client: &Client, element: Element) -> Capability {
-    Capability::of(client, dtype(element)).expect("matrix units")
-}
-
 /// Contiguous tensors on the device.
 pub fn upload(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
     let queries = problem.axes.map(|axis| axis.queries);
@@ -69,11 +65,10 @@ pub fn attend(
 /// The blueprints that could run the inputs, and the one that would.
 pub fn blueprints(
     client: &Client,
-    element: Element,
     problem: &Problem,
     inputs: &ForwardInputs,
 ) -> (Blueprint, Vec<Blueprint>) {
-    let capability = capability(client, element);
+    let capability = Capability::of(client).expect("matrix units");
     let vector = vector(problem, inputs);
     let planned = plan(problem, &capability, vector).unwrap_or_else(|| panic!("{problem:?}"));
     (planned, candidates(problem, &capability, vector))
@@ -92,7 +87,7 @@ pub fn check(
     let data = Data::random(problem, seed, format.round);
     let exact = compute(problem, &data, |x| x);
     let inputs = upload(client, element, problem, &data);
-    let (planned, all) = blueprints(client, element, problem, &inputs);
+    let (planned, all) = blueprints(client, problem, &inputs);
     let blueprint = if pick == 0 { planned } else { all[pick % all.len()] };
     let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
     let (rms, most) = norms(out.iter().zip(&exact.out).map(|(a, e)| a - e));

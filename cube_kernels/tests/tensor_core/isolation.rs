@@ -68,7 +68,7 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
             let data = spoiled.apply(problem, &clean_data);
             let exact = compute(problem, &data, |x| x);
             let inputs = upload(client, element, problem, &data);
-            let (blueprint, _) = blueprints(client, element, problem, &inputs);
+            let (blueprint, _) = blueprints(client, problem, &inputs);
             let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
             let what = format!(
                 "{name}, {blueprint}: {poison} in {} {token} of sample {batch}",

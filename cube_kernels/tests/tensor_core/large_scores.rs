@@ -77,7 +77,7 @@ fn check(client: &Client, problem: &Problem, element: Element, factors: (f64, f6
     data.value.iter_mut().for_each(|x| *x = (format.round)(*x));
     assert!(data.query.iter().chain(&data.key).all(|x| x.is_finite()));
     let inputs = upload(client, element, problem, &data);
-    let (blueprint, _) = blueprints(client, element, problem, &inputs);
+    let (blueprint, _) = blueprints(client, problem, &inputs);
     let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
     let near = 2.0 * half_ulp(element) * magnitude(&data.value);
     let (mut tight, mut count) = (0, 0);

@@ -46,10 +46,10 @@ fn slices_of_a_fused_projection() {
         for element in [Element::F16, Element::Bf16] {
             let data = Data::random(&problem, 5, format(element).round);
             let inputs = upload(&client, element, &problem, &data);
-            let (blueprint, _) = blueprints(&client, element, &problem, &inputs);
+            let (blueprint, _) = blueprints(&client, &problem, &inputs);
             let expected = attend(&client, element, &blueprint, &problem, &inputs);
             let inputs = fused(&client, element, &problem, &data);
-            let (blueprint, _) = blueprints(&client, element, &problem, &inputs);
+            let (blueprint, _) = blueprints(&client, &problem, &inputs);
             let actual = attend(&client, element, &blueprint, &problem, &inputs);
             assert!(actual == expected, "{blueprint}: {problem:?}");
         }
@@ -63,7 +63,7 @@ fn what_does_not_fit_is_refused() {
     let problem = problem(&[axis(30, 4, 1, 1, false)], 64);
     let data = Data::random(&problem, 5, format(element).round);
     let inputs = upload(&client, element, &problem, &data);
-    let (blueprint, _) = blueprints(&client, element, &problem, &inputs);
+    let (blueprint, _) = blueprints(&client, &problem, &inputs);
     let rows = problem.batch * problem.queries() * problem.heads;
     let outputs =
         ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4 * rows) };
@@ -77,6 +77,6 @@ fn what_does_not_fit_is_refused() {
     wide.key.strides[3] *= 2;
     assert!(matches!(run(&wide, &outputs), Err(TensorCoreError::Buffer { name: "key", .. })));
     let more = Problem { additional: 3, ..problem };
-    let result = forward(&client, &more, dtype(element), &inputs, &outputs);
+    let result = forward(&client, &more, dtype(element), None, &inputs, &outputs);
     assert_eq!(result, Err(TensorCoreError::Additional(3)));
 }

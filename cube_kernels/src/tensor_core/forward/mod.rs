@@ -22,7 +22,7 @@ use super::blueprint::Blueprint;
 use super::geometry::{cubes, space, strides};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
-use super::{ForwardInputs, ForwardOutputs};
+use super::launch::{ForwardInputs, ForwardOutputs};
 use crate::Problem;
 #[cfg(feature = "cuda")]
 use kernel::AllStridesCompilationArg;

@@ -1,0 +1,202 @@
+//! Launches: what the kernels take, and the checks before they run.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex};
+
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType, FloatKind};
+use cubecl::server::Handle;
+
+use super::layout::Strided;
+use super::{Blueprint, Capability, plan, plan_tiled, unsupported};
+use crate::tiling::Tiling;
+use crate::{Axis, MAX_RANK, Problem};
+
+/// Why nothing was launched.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorCoreError {
+    /// The device has no matrix units, or none that CubeCL gives the kernels.
+    #[error("the device has no matrix units that multiply f16 and bf16 and sum in f32 as these kernels need it")]
+    Device,
+    /// The kernels do not know the element type.
+    #[error("the tensor-core kernels run in f16 and bf16, not in {0:?}")]
+    ElementType(ElemType),
+    /// The kernels do not cover the problem.
+    #[error("the tensor-core kernels do not cover it: {0}")]
+    Problem(String),
+    /// A buffer has too many elements for 32-bit indices, and the device has no others.
+    #[error("a buffer of {0} elements needs 64-bit indices, which this device does not have")]
+    Addressing(usize),
+    /// A buffer is smaller than the problem says.
+    #[error("the buffer of {name} has {actual} bytes, but the problem needs {expected}")]
+    Buffer {
+        /// Which buffer.
+        name: &'static str,
+        /// Bytes it has to have.
+        expected: u64,
+        /// Bytes it has.
+        actual: u64,
+    },
+    /// The problem has additional tokens without buffers for them, or the other way round.
+    #[error("the problem has {0} additional tokens, which does not fit the buffers given for them")]
+    Additional(usize),
+}
+
+/// What [`forward()`] reads, in f16 or bf16.
+#[derive(Clone, Debug)]
+pub struct ForwardInputs {
+    /// `[batch, queries, heads, head_dim]`.
+    pub query: Strided,
+    /// `[batch, keys, heads_kv, head_dim]`.
+    pub key: Strided,
+    /// `[batch, keys, heads_kv, head_dim_v]`.
+    pub value: Strided,
+    /// Key and value of the additional tokens, `[batch, 1, 1, tokens, heads_kv, dim]`: there if, and
+    /// only if, [`Problem::additional`] is not zero.
+    pub additional: Option<(Strided, Strided)>,
+}
+
+/// What [`forward()`] writes; both contiguous.
+#[derive(Clone, Debug)]
+pub struct ForwardOutputs {
+    /// `[batch, queries, heads, head_dim_v]`, in the inputs' element type.
+    pub out: Handle,
+    /// `[batch, queries, heads]`, `f32`.
+    pub lse: Handle,
+}
+
+/// Attention with logsumexp, by the blueprint that [`plan()`] chooses, or [`plan_tiled()`] where one has the
+/// tiles that are asked for.
+///
+/// Returns when the work is enqueued; the first use of a blueprint compiles it.
+///
+/// # Errors
+///
+/// If the device cannot run the problem or a buffer is too small; then nothing was launched.
+pub fn forward(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    tiling: Option<Tiling>,
+    inputs: &ForwardInputs,
+    outputs: &ForwardOutputs,
+) -> Result<(), TensorCoreError> {
+    let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
+    if let Some(reason) = unsupported(problem) {
+        return Err(TensorCoreError::Problem(reason));
+    }
+    let vector = vector(problem, inputs);
+    let blueprint = remembered(problem, capability, vector, tiling)
+        .ok_or_else(|| TensorCoreError::Problem("no blueprint fits the device".to_string()))?;
+    forward_with(client, &blueprint, problem, dtype, inputs, outputs)
+}
+
+/// What a choice of blueprints depends on: a problem without its scale, and how it can be run.
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    capability: Capability,
+    vector: usize,
+    tiling: Option<Tiling>,
+    axes: [Axis; MAX_RANK],
+    sizes: [usize; 6],
+}
+
+/// The blueprint for a problem. One among hundreds is not chosen at every call.
+fn remembered(
+    problem: &Problem,
+    capability: Capability,
+    vector: usize,
+    tiling: Option<Tiling>,
+) -> Option<Blueprint> {
+    static KNOWN: LazyLock<Mutex<HashMap<Key, Blueprint>>> = LazyLock::new(Mutex::default);
+    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
+    let sizes = [batch, heads, heads_kv, head_dim, head_dim_v, additional];
+    let key = Key { capability, vector, tiling, axes, sizes };
+    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(blueprint) = known.get(&key) {
+        return Some(*blueprint);
+    }
+    let tiled = tiling.and_then(|tiling| plan_tiled(problem, &capability, vector, tiling));
+    let blueprint = tiled.or_else(|| plan(problem, &capability, vector))?;
+    known.insert(key, blueprint);
+    Some(blueprint)
+}
+
+/// [`forward()`] by a given blueprint, which has to be one of the problem's candidates.
+///
+/// # Errors
+///
+/// If the device cannot run the problem or a buffer is too small; then nothing was launched.
+///
+/// # Panics
+///
+/// If the blueprint is none for the problem.
+pub fn forward_with(
+    client: &Client,
+    blueprint: &Blueprint,
+    problem: &Problem,
+    dtype: ElemType,
+    inputs: &ForwardInputs,
+    outputs: &ForwardOutputs,
+) -> Result<(), TensorCoreError> {
+    assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
+    if !matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16)) {
+        return Err(TensorCoreError::ElementType(dtype));
+    }
+    if inputs.additional.is_some() != (problem.additional > 0) {
+        return Err(TensorCoreError::Additional(problem.additional));
+    }
+    let mut largest = problem.largest_tensor();
+    for (name, tensor, dim, lengths) in tensors(problem, inputs) {
+        tensor.check(name, dim, lengths)?;
+        let last: usize = tensor.strides.iter().zip(lengths).map(|(s, n)| s * n).sum();
+        largest = largest.max(last);
+    }
+    let rows = (problem.batch * problem.queries() * problem.heads) as u64;
+    check_output("out", &outputs.out, 2 * rows * problem.head_dim_v as u64)?;
+    check_output("lse", &outputs.lse, 4 * rows)?;
+    let address_type = AddressType::from_len_signed(largest);
+    if !client.properties().supports_address(address_type) {
+        return Err(TensorCoreError::Addressing(largest));
+    }
+    if rows > 0 {
+        super::forward::launch(client, problem, dtype, blueprint, address_type, inputs, outputs);
+    }
+    Ok(())
+}
+
+fn check_output(name: &'static str, handle: &Handle, expected: u64) -> Result<(), TensorCoreError> {
+    let actual = handle.size_in_used();
+    if actual < expected {
+        return Err(TensorCoreError::Buffer { name, expected, actual });
+    }
+    Ok(())
+}
+
+/// The inputs with their names, the lengths of their vectors and of their axes.
+fn tensors<'a>(
+    problem: &Problem,
+    inputs: &'a ForwardInputs,
+) -> Vec<(&'static str, &'a Strided, usize, [usize; 5])> {
+    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, .. } = *problem;
+    let [q_z, q_y, q_x] = problem.axes.map(|axis| axis.queries);
+    let [k_z, k_y, k_x] = problem.axes.map(|axis| axis.keys);
+    let keys = [batch, k_z, k_y, k_x, heads_kv];
+    let mut tensors = vec![
+        ("query", &inputs.query, head_dim, [batch, q_z, q_y, q_x, heads]),
+        ("key", &inputs.key, head_dim, keys),
+        ("value", &inputs.value, head_dim_v, keys),
+    ];
+    if let Some((key, value)) = &inputs.additional {
+        let lengths = [batch, 1, 1, additional, heads_kv];
+        tensors.push(("additional key", key, head_dim, lengths));
+        tensors.push(("additional value", value, head_dim_v, lengths));
+    }
+    tensors
+}
+
+/// Elements of a load: the most that every row of every input allows.
+pub fn vector(problem: &Problem, inputs: &ForwardInputs) -> usize {
+    let sizes = tensors(problem, inputs);
+    sizes.iter().map(|(_, tensor, dim, lengths)| tensor.vector(*dim, *lengths)).min().unwrap_or(1)
+}
