@@ -60,7 +60,10 @@ fn random(rank: usize) {
     let Some(client) = device() else { return };
     let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
         .map_or(200, |count| count.parse().expect("a number"));
-    let mut rng = StdRng::seed_from_u64(rank as u64);
+    // So that several processes share the compilations.
+    let seed: u64 = std::env::var("BURN_NATTEN_TEST_SEED")
+        .map_or(0, |seed| seed.parse().expect("a number"));
+    let mut rng = StdRng::seed_from_u64(10 * seed + rank as u64);
     let cases: Vec<_> = (0..count)
         .map(|_| {
             let problem = random_problem(&mut rng, rank);
