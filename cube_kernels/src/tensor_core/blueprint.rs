@@ -46,20 +46,50 @@ impl Exponential {
     }
 }
 
-/// Compile-time parameters of a forward kernel. Lengths of axes are none of them.
+/// What a kernel computes. A cube keeps a tile of rows and sweeps over columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Output and logsumexp: rows are queries, columns are keys.
+    Forward,
+    /// The gradient of the queries: rows are queries, columns are keys.
+    Queries,
+    /// The gradients of keys and values: rows are keys, columns are queries.
+    Keys,
+}
+
+/// Vectors of rows and of columns that are multiplied with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Operand {
+    /// Length of a vector in whole matrices.
+    pub dim: usize,
+    /// Vectors, as memory is read, between two of them in shared memory.
+    pub pitch: usize,
+    /// Elements that memory is read in.
+    pub vector: usize,
+    /// Matrices of 16 rows of a plane.
+    pub blocks: usize,
+    /// Matrices of 8 columns.
+    pub matrices: usize,
+    /// Whether fragments of the rows stay in registers.
+    pub is_held: bool,
+}
+
+/// Compile-time parameters of a kernel. Lengths of axes are none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blueprint {
+    /// What it computes.
+    pub pass: Pass,
     /// Number of axes, 1 to 3.
     pub rank: usize,
     /// Which axes are causal, slowest first.
     pub is_causal: [bool; MAX_RANK],
-    /// Queries of a cube along each axis; powers of two.
+    /// Queries of a cube, or of a step, along each axis; powers of two.
     pub q_tile: [usize; MAX_RANK],
-    /// Keys of a step along each axis; powers of two.
+    /// Keys of a step, or of a cube, along each axis; powers of two.
     pub kv_tile: [usize; MAX_RANK],
-    /// Planes of a cube. Each owns `16 * blocks` queries.
+    /// Planes of a cube. Each owns `16 * blocks` rows.
     pub planes: usize,
-    /// Matrices of 16 queries that a plane multiplies with each piece of the keys.
+    /// Matrices of 16 rows that a plane multiplies with each piece of the columns.
     pub blocks: usize,
     /// Length of a query or key vector.
     pub head_dim: usize,
@@ -67,8 +97,8 @@ pub struct Blueprint {
     pub head_dim_v: usize,
     /// Elements of a load: divides both lengths.
     pub vector: usize,
-    /// Whether the queries' fragments stay in registers.
-    pub holds_queries: bool,
+    /// Whether the rows' fragments stay in registers.
+    pub holds_rows: bool,
     /// How tiles reach shared memory.
     pub staging: Staging,
     /// How exponentials are computed.
@@ -85,14 +115,24 @@ impl Blueprint {
         Tiling { q_tile: self.q_tile, kv_tile: self.kv_tile }
     }
 
-    /// Queries of a cube.
-    pub fn rows(&self) -> usize {
-        self.q_tile.iter().product()
+    /// Rows of a cube along each axis.
+    pub fn row_tile(&self) -> [usize; MAX_RANK] {
+        if self.pass == Pass::Keys { self.kv_tile } else { self.q_tile }
     }
 
-    /// Keys of a step.
+    /// Columns of a step along each axis.
+    pub fn column_tile(&self) -> [usize; MAX_RANK] {
+        if self.pass == Pass::Keys { self.q_tile } else { self.kv_tile }
+    }
+
+    /// Rows of a cube.
+    pub fn rows(&self) -> usize {
+        self.row_tile().iter().product()
+    }
+
+    /// Columns of a step.
     pub fn columns(&self) -> usize {
-        self.kv_tile.iter().product()
+        self.column_tile().iter().product()
     }
 
     /// Units of a cube.
@@ -102,8 +142,12 @@ impl Blueprint {
 
     /// The shape of a cube and its steps in a few words.
     pub fn summary(&self) -> String {
+        let (rows, columns) = match self.pass {
+            Pass::Forward | Pass::Queries => ("queries", "keys"),
+            Pass::Keys => ("keys", "queries"),
+        };
         format!(
-            "{} planes of {} queries, {} keys a step",
+            "{} planes of {} {rows}, {} {columns} a step",
             self.planes,
             self.blocks * ROWS,
             self.columns()
@@ -120,14 +164,25 @@ impl Blueprint {
         self.head_dim_v.next_multiple_of(DEPTH)
     }
 
-    /// Vectors between two rows of queries or keys in shared memory.
-    pub(super) fn pitch(&self) -> usize {
-        (self.dim() + PADDING) / self.vector
+    /// Queries and keys.
+    pub(super) fn first(&self) -> Operand {
+        self.operand(self.dim())
     }
 
-    /// Vectors between two rows of values in shared memory.
-    pub(super) fn pitch_v(&self) -> usize {
-        (self.dim_v() + PADDING) / self.vector
+    /// Values, and in the backward pass the output's gradient.
+    pub(super) fn second(&self) -> Operand {
+        self.operand(self.dim_v())
+    }
+
+    fn operand(&self, dim: usize) -> Operand {
+        Operand {
+            dim,
+            pitch: (dim + PADDING) / self.vector,
+            vector: self.vector,
+            blocks: self.blocks,
+            matrices: self.columns() / COLUMNS,
+            is_held: self.holds_rows,
+        }
     }
 
     /// Elements of a vector of the output.
@@ -135,12 +190,23 @@ impl Blueprint {
         self.vector.min(2)
     }
 
-    /// Bytes of shared memory: queries, keys and values of a step, the rows' windows.
+    /// Steps whose columns are in shared memory at once.
+    pub(super) fn stages(&self) -> usize {
+        if self.pass == Pass::Forward { 1 } else { 2 }
+    }
+
+    /// Bytes of shared memory: vectors of rows and columns, the rows' windows, and statistics of columns
+    /// that are queries.
     pub fn shared_memory(&self) -> usize {
-        let key = (self.dim() + PADDING) * 2;
-        let value = (self.dim_v() + PADDING) * 2;
+        let first = (self.dim() + PADDING) * 2;
+        let second = (self.dim_v() + PADDING) * 2;
         let windows = if self.has_keys { 2 * MAX_RANK * size_of::<u32>() } else { 0 };
-        self.rows() * (key + windows) + self.columns() * (key + value)
+        let (row, column) = match self.pass {
+            Pass::Forward => (first, first + second),
+            Pass::Queries => (first + second, first + second),
+            Pass::Keys => (first + second, first + second + 2 * size_of::<f32>()),
+        };
+        self.rows() * (row + windows) + self.stages() * self.columns() * column
     }
 
     /// Whether the blueprint is one for `problem`: shapes and flags fit.
@@ -149,7 +215,7 @@ impl Blueprint {
             && self.head_dim_v == problem.head_dim_v
             && self.rank >= problem.rank()
             && self.has_keys == (problem.keys() > 0)
-            && self.has_additional == (problem.additional > 0)
+            && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
     }
 }
@@ -160,13 +226,18 @@ impl fmt::Display for Blueprint {
         let shape =
             |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
-        write!(f, "forward_d{}", self.head_dim)?;
+        let name = match self.pass {
+            Pass::Forward => "forward",
+            Pass::Queries => "queries",
+            Pass::Keys => "keys",
+        };
+        write!(f, "{name}_d{}", self.head_dim)?;
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}p{}b", self.planes, self.blocks)?;
-        f.write_str(if self.holds_queries { "_held" } else { "" })?;
+        f.write_str(if self.holds_rows { "_held" } else { "" })?;
         f.write_str(match self.staging {
             Staging::Registers => "_registers",
             Staging::Async => "_async",

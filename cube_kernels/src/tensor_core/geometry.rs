@@ -1,5 +1,8 @@
-//! Where the tiles of a problem are: which queries a cube owns, which keys it visits, and where their
-//! rows lie in memory.
+//! Where the tiles of a problem are: which rows a cube owns, which columns it visits, and where their
+//! vectors lie in memory.
+//!
+//! Rows are queries and columns are keys, but in the pass that gives keys their gradients it is the other
+//! way round: a row then sees its visitors, an interval along every axis as well.
 //!
 //! Positions are members of a dilation group, as in [`window`](crate::window). A row of a tile has its
 //! coordinates in the bits of its number, for tiles are powers of two long.
@@ -9,24 +12,27 @@
 
 use cubecl::prelude::*;
 
-use super::blueprint::Blueprint;
+use super::blueprint::{Blueprint, Pass};
 use super::layout::Strided;
-use crate::window::{group_length, window_end, window_start};
+use crate::window::{group_length, visitor_end, visitor_start, window_end, window_start};
 use crate::{Axis, MAX_RANK, Problem};
 
 /// One axis: lengths and parameters at run time, so that they do not cost a compilation.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct AxisSpace {
-    pub queries: usize,
-    pub keys: usize,
+    rows: usize,
+    columns: usize,
     kernel_size: usize,
     stride: usize,
-    pub dilation: usize,
-    /// Tiles of queries of a dilation group; the last may be missing in some groups.
+    dilation: usize,
+    /// Tiles of rows of a dilation group; the last may be missing in some groups.
     tiles: usize,
     #[cube(comptime)]
     is_causal: bool,
+    /// Whether rows are keys.
+    #[cube(comptime)]
+    is_inverse: bool,
 }
 
 /// Sizes of a problem, slowest axis first.
@@ -36,7 +42,9 @@ pub(super) struct Space {
     pub z: AxisSpace,
     pub y: AxisSpace,
     pub x: AxisSpace,
+    /// Heads of the rows.
     pub heads: usize,
+    /// Heads of queries that share one of keys.
     pub group_size: usize,
     pub additional: usize,
     /// Cubes that have work.
@@ -63,22 +71,22 @@ pub(super) struct Position {
     pub x: usize,
 }
 
-/// What a cube owns along one axis: some queries of one dilation group, and the keys that they see.
+/// What a cube owns along one axis: some rows of one dilation group, and the columns that they see.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct AxisTile {
     pub group: usize,
-    /// Position of the first query.
-    pub query: usize,
-    /// Queries of the group.
-    pub queries: usize,
-    /// Keys of the group.
-    pub keys: usize,
-    /// Position of the first key that any query sees.
-    pub key: usize,
-    /// Tiles of keys from there on; none where the tile of queries lies behind the group's end.
+    /// Position of the first row.
+    pub row: usize,
+    /// Rows of the group.
+    pub rows: usize,
+    /// Columns of the group.
+    pub columns: usize,
+    /// Position of the first column that any row sees.
+    pub column: usize,
+    /// Tiles of columns from there on.
     pub count: usize,
-    /// The first of those tiles that all queries see whole.
+    /// The first of those tiles that all rows see whole.
     pub whole_start: usize,
     /// One past the last of them.
     pub whole_end: usize,
@@ -109,54 +117,76 @@ pub(super) struct Walk {
 
 #[cube]
 impl AxisSpace {
-    /// The tile of queries number `index`, groups first, and its keys.
-    fn tile(&self, index: usize, #[comptime] q_tile: usize, #[comptime] kv_tile: usize) -> AxisTile {
+    /// The tile of rows number `index`, groups first, and its columns.
+    fn tile(
+        &self,
+        index: usize,
+        #[comptime] row_tile: usize,
+        #[comptime] column_tile: usize,
+    ) -> AxisTile {
         let group = index / self.tiles;
-        let query = (index % self.tiles) * q_tile;
-        let queries = group_length(self.queries, self.dilation, group);
-        let keys = group_length(self.keys, self.dilation, group);
+        let row = (index % self.tiles) * row_tile;
+        let rows = group_length(self.rows, self.dilation, group);
+        let columns = group_length(self.columns, self.dilation, group);
         let mut tile = AxisTile {
             group,
-            query,
-            queries,
-            keys,
-            key: 0usize,
+            row,
+            rows,
+            columns,
+            column: 0usize,
             count: 0usize,
             whole_start: 0usize,
             whole_end: 0usize,
         };
-        if query < queries && keys > 0 {
-            let mut last = query + (q_tile - 1);
-            if last > queries - 1 {
-                last = queries - 1;
+        if row < rows && columns > 0 {
+            let mut last = row + (row_tile - 1);
+            if last > rows - 1 {
+                last = rows - 1;
             }
-            let first_start = self.start(query, keys);
-            let last_start = self.start(last, keys);
-            let first_end = self.end(query, first_start, keys);
-            let last_end = self.end(last, last_start, keys);
-            tile.key = first_start;
-            tile.count = (last_end - first_start + (kv_tile - 1)) / kv_tile;
-            tile.whole_start = (last_start - first_start + (kv_tile - 1)) / kv_tile;
-            tile.whole_end = (first_end - first_start) / kv_tile;
+            // Starts and ends never decrease, so that the first and the last row bound all others.
+            let first_start = self.start(row, columns);
+            let last_start = self.start(last, columns);
+            let first_end = self.end(row, first_start, rows, columns);
+            let last_end = self.end(last, last_start, rows, columns);
+            tile.column = first_start;
+            if last_end > first_start {
+                tile.count = (last_end - first_start + (column_tile - 1)) / column_tile;
+            }
+            tile.whole_start = (last_start - first_start + (column_tile - 1)) / column_tile;
+            if first_end > first_start {
+                tile.whole_end = (first_end - first_start) / column_tile;
+            }
         }
         tile
     }
 
-    /// First key that the query at `position` sees, of `keys`.
-    pub fn start(&self, position: usize, keys: usize) -> usize {
-        window_start(position, keys, self.kernel_size, self.stride, comptime!(self.is_causal))
+    /// First column that the row at `position` sees, of `columns`.
+    pub fn start(&self, position: usize, columns: usize) -> usize {
+        let (kernel_size, stride) = (self.kernel_size, self.stride);
+        let is_causal = comptime!(self.is_causal);
+        if comptime!(self.is_inverse) {
+            visitor_start(position, columns, kernel_size, stride, is_causal)
+        } else {
+            window_start(position, columns, kernel_size, stride, is_causal)
+        }
     }
 
-    /// One past the last key that it sees.
-    pub fn end(&self, position: usize, start: usize, keys: usize) -> usize {
-        window_end(position, start, keys, self.kernel_size, comptime!(self.is_causal))
+    /// One past the last column that it sees.
+    pub fn end(&self, position: usize, start: usize, rows: usize, columns: usize) -> usize {
+        let (kernel_size, stride) = (self.kernel_size, self.stride);
+        let is_causal = comptime!(self.is_causal);
+        if comptime!(self.is_inverse) {
+            visitor_end(position, columns, rows, kernel_size, stride, is_causal)
+        } else {
+            window_end(position, start, columns, kernel_size, is_causal)
+        }
     }
 }
 
 #[cube]
 impl Space {
     /// What cube number `index` owns: tiles of one head first, then heads, then samples. Causal
-    /// problems begin with the last tiles, which see most.
+    /// problems begin with the tiles that see most: the last queries, or the first keys.
     pub fn tile(&self, index: usize, #[comptime] blueprint: Blueprint) -> CubeTile {
         let mut rest = index;
         let along_x = self.x.tiles * self.x.dilation;
@@ -174,47 +204,58 @@ impl Space {
             z = rest % along_z;
             rest /= along_z;
         }
-        let [q_z, q_y, q_x] = comptime!(blueprint.q_tile);
-        let [kv_z, kv_y, kv_x] = comptime!(blueprint.kv_tile);
-        if comptime!(blueprint.is_causal[2]) {
+        if comptime!(blueprint.is_causal[2] && blueprint.pass != Pass::Keys) {
             x = along_x - 1 - x;
         }
+        let rows = comptime!(blueprint.row_tile());
+        let columns = comptime!(blueprint.column_tile());
         CubeTile {
-            z: self.z.tile(z, q_z, kv_z),
-            y: self.y.tile(y, q_y, kv_y),
-            x: self.x.tile(x, q_x, kv_x),
+            z: self.z.tile(z, comptime!(rows[0]), comptime!(columns[0])),
+            y: self.y.tile(y, comptime!(rows[1]), comptime!(columns[1])),
+            x: self.x.tile(x, comptime!(rows[2]), comptime!(columns[2])),
             batch: rest / self.heads,
             head: rest % self.heads,
         }
     }
 
-    /// Queries of a sample.
-    pub fn queries(&self) -> usize {
-        self.z.queries * self.y.queries * self.x.queries
-    }
-
-    /// Number of the token at a position of the tile's groups.
-    pub fn query_token(&self, tile: &CubeTile, at: &Position) -> usize {
+    /// Number, as it lies in a contiguous tensor, of the row vector at a position of the tile's groups.
+    pub fn row_place(&self, tile: &CubeTile, at: &Position) -> usize {
         let z = at.z * self.z.dilation + tile.z.group;
         let y = at.y * self.y.dilation + tile.y.group;
         let x = at.x * self.x.dilation + tile.x.group;
-        (z * self.y.queries + y) * self.x.queries + x
+        let token = ((tile.batch * self.z.rows + z) * self.y.rows + y) * self.x.rows + x;
+        token * self.heads + tile.head
     }
 
-    /// From positions of queries to rows of `strides`.
-    pub fn query_walk(&self, tile: &CubeTile, strides: &Strides) -> Walk {
-        let last =
-            Position { z: tile.z.queries - 1, y: tile.y.queries - 1, x: tile.x.queries - 1 };
+    /// The same of the column vector at a position, of head `head` of `heads`.
+    pub fn column_place(
+        &self,
+        tile: &CubeTile,
+        at: &Position,
+        head: usize,
+        heads: usize,
+    ) -> usize {
+        let z = at.z * self.z.dilation + tile.z.group;
+        let y = at.y * self.y.dilation + tile.y.group;
+        let x = at.x * self.x.dilation + tile.x.group;
+        let token = ((tile.batch * self.z.columns + z) * self.y.columns + y) * self.x.columns + x;
+        token * heads + head
+    }
+
+    /// From positions of rows to their vectors in a tensor with `strides`.
+    pub fn row_walk(&self, tile: &CubeTile, strides: &Strides) -> Walk {
+        let last = Position { z: tile.z.rows - 1, y: tile.y.rows - 1, x: tile.x.rows - 1 };
         self.walk(tile, strides, tile.head, last)
     }
 
-    /// From positions of keys to rows of `strides`.
-    pub fn key_walk(&self, tile: &CubeTile, strides: &Strides) -> Walk {
-        let last = Position { z: tile.z.keys - 1, y: tile.y.keys - 1, x: tile.x.keys - 1 };
-        self.walk(tile, strides, tile.head / self.group_size, last)
+    /// From positions of columns to their vectors, of head `head`.
+    pub fn column_walk(&self, tile: &CubeTile, strides: &Strides, head: usize) -> Walk {
+        let last =
+            Position { z: tile.z.columns - 1, y: tile.y.columns - 1, x: tile.x.columns - 1 };
+        self.walk(tile, strides, head, last)
     }
 
-    /// From numbers of additional tokens to rows of `strides`.
+    /// From numbers of additional tokens to their vectors.
     pub fn additional_walk(&self, tile: &CubeTile, strides: &Strides) -> Walk {
         Walk {
             base: tile.batch * strides.batch + tile.head / self.group_size * strides.head,
@@ -236,6 +277,71 @@ impl Space {
             x: strides.x * self.x.dilation,
             last,
         }
+    }
+}
+
+#[cube]
+impl CubeTile {
+    /// Whether the tile has any row: some dilation groups have a tile less than others.
+    pub fn has_rows(&self) -> bool {
+        self.z.row < self.z.rows && self.y.row < self.y.rows && self.x.row < self.x.rows
+    }
+
+    /// Whether a position of the tile's groups is a row's.
+    pub fn is_row(&self, at: &Position) -> bool {
+        at.z < self.z.rows && at.y < self.y.rows && at.x < self.x.rows
+    }
+
+    /// Position of row `row` of the cube.
+    pub fn position(&self, row: usize, #[comptime] blueprint: Blueprint) -> Position {
+        let corner = Position { z: self.z.row, y: self.y.row, x: self.x.row };
+        row_position(&corner, row, comptime!(blueprint.row_tile()))
+    }
+
+    /// Where the tile of columns with these numbers begins.
+    pub fn corner(
+        &self,
+        z: usize,
+        y: usize,
+        x: usize,
+        #[comptime] blueprint: Blueprint,
+    ) -> Position {
+        let columns = comptime!(blueprint.column_tile());
+        Position {
+            z: self.z.column + z * comptime!(columns[0]),
+            y: self.y.column + y * comptime!(columns[1]),
+            x: self.x.column + x * comptime!(columns[2]),
+        }
+    }
+
+    /// Whether every row of the cube sees every column of the tile with these numbers.
+    pub fn is_whole(
+        &self,
+        z: usize,
+        y: usize,
+        x: usize,
+        #[comptime] blueprint: Blueprint,
+    ) -> bool {
+        let mut is_whole = x >= self.x.whole_start && x < self.x.whole_end;
+        if comptime!(blueprint.rank > 1) {
+            is_whole = is_whole && y >= self.y.whole_start && y < self.y.whole_end;
+        }
+        if comptime!(blueprint.rank > 2) {
+            is_whole = is_whole && z >= self.z.whole_start && z < self.z.whole_end;
+        }
+        is_whole
+    }
+
+    /// Number of tiles of columns.
+    pub fn steps(&self, #[comptime] blueprint: Blueprint) -> usize {
+        let mut steps = self.x.count;
+        if comptime!(blueprint.rank > 1) {
+            steps *= self.y.count;
+        }
+        if comptime!(blueprint.rank > 2) {
+            steps *= self.z.count;
+        }
+        steps
     }
 }
 
@@ -279,7 +385,7 @@ fn nearest(position: usize, last: usize) -> usize {
 
 /// Position of row number `row` of the tile `shape` that begins at `corner`.
 #[cube]
-pub(super) fn row_position(
+fn row_position(
     corner: &Position,
     row: usize,
     #[comptime] shape: [usize; MAX_RANK],
@@ -292,38 +398,51 @@ pub(super) fn row_position(
     }
 }
 
-/// Tiles of queries along an axis: of all groups, and of one.
-fn axis_tiles(axis: &Axis, q_tile: usize) -> (usize, usize) {
-    let longest = axis.queries.div_ceil(axis.dilation);
-    let tiles = longest.div_ceil(q_tile);
-    (tiles * axis.dilation, tiles)
+/// Rows and columns of an axis.
+fn sides(axis: &Axis, pass: Pass) -> [usize; 2] {
+    match pass {
+        Pass::Forward | Pass::Queries => [axis.queries, axis.keys],
+        Pass::Keys => [axis.keys, axis.queries],
+    }
+}
+
+/// Tiles of rows of a dilation group.
+fn tiles(axis: &Axis, row_tile: usize, pass: Pass) -> usize {
+    sides(axis, pass)[0].div_ceil(axis.dilation).div_ceil(row_tile)
+}
+
+/// Heads of the rows.
+fn heads(problem: &Problem, pass: Pass) -> usize {
+    if pass == Pass::Keys { problem.heads_kv } else { problem.heads }
 }
 
 /// Cubes that a problem takes.
 pub(super) fn cubes(problem: &Problem, blueprint: &Blueprint) -> usize {
-    let axes = problem.axes.iter().zip(blueprint.q_tile);
-    let tiles: usize = axes.map(|(axis, q_tile)| axis_tiles(axis, q_tile).0).product();
-    tiles * problem.batch * problem.heads
+    let axes = problem.axes.iter().zip(blueprint.row_tile());
+    let tiles: usize =
+        axes.map(|(axis, tile)| axis.dilation * tiles(axis, tile, blueprint.pass)).product();
+    tiles * problem.batch * heads(problem, blueprint.pass)
 }
 
 /// Launch argument for a problem.
 pub(super) fn space(problem: &Problem, blueprint: &Blueprint) -> SpaceLaunch {
-    let mut index = 0;
-    let [z, y, x] = problem.axes.map(|axis| {
-        let (_, tiles) = axis_tiles(&axis, blueprint.q_tile[index]);
-        index += 1;
+    let pass = blueprint.pass;
+    let [z, y, x] = std::array::from_fn(|index| {
+        let axis = &problem.axes[index];
+        let [rows, columns] = sides(axis, pass);
         AxisSpaceLaunch::new(
-            axis.queries,
-            axis.keys,
+            rows,
+            columns,
             axis.kernel_size,
             axis.stride,
             axis.dilation,
-            tiles,
+            tiles(axis, blueprint.row_tile()[index], pass),
             axis.is_causal,
+            pass == Pass::Keys,
         )
     });
-    let cubes = cubes(problem, blueprint);
-    SpaceLaunch::new(z, y, x, problem.heads, problem.group_size(), problem.additional, cubes)
+    let (heads, cubes) = (heads(problem, pass), cubes(problem, blueprint));
+    SpaceLaunch::new(z, y, x, heads, problem.group_size(), problem.additional, cubes)
 }
 
 /// Launch argument for a tensor that is read in vectors of `vector` elements.
@@ -336,13 +455,14 @@ pub(super) fn strides(tensor: &Strided, vector: usize) -> StridesLaunch {
 #[cfg(feature = "cuda")]
 pub(super) fn space_compilation(blueprint: &Blueprint) -> SpaceCompilationArg {
     let [z, y, x] = blueprint.is_causal.map(|is_causal| AxisSpaceCompilationArg {
-        queries: (),
-        keys: (),
+        rows: (),
+        columns: (),
         kernel_size: (),
         stride: (),
         dilation: (),
         tiles: (),
         is_causal,
+        is_inverse: blueprint.pass == Pass::Keys,
     });
     SpaceCompilationArg { z, y, x, heads: (), group_size: (), additional: (), cubes: () }
 }

@@ -26,9 +26,17 @@ mod launch;
 mod layout;
 #[cfg(feature = "cuda")]
 pub mod offline;
+#[cfg(feature = "cube")]
+mod mask;
 mod plan;
+#[cfg(feature = "cube")]
+mod power;
+#[cfg(feature = "cube")]
+mod products;
+#[cfg(feature = "cube")]
+mod staging;
 
-pub use blueprint::{Blueprint, Exponential, Staging};
+pub use blueprint::{Blueprint, Exponential, Pass, Staging};
 pub use capability::Capability;
 #[cfg(feature = "cube")]
 pub use launch::{ForwardInputs, ForwardOutputs, TensorCoreError, forward, forward_with, vector};

@@ -1,7 +1,7 @@
 //! From a problem to a blueprint.
 
 use super::blueprint::{Blueprint, ROWS};
-use super::{Capability, Staging};
+use super::{Capability, Pass, Staging};
 use crate::Problem;
 use crate::tiling::Tiling;
 
@@ -75,6 +75,7 @@ pub fn candidates(problem: &Problem, capability: &Capability, vector: usize) -> 
         for q_tile in boxes(shape.planes * shape.blocks * ROWS, rank) {
             for kv_tile in boxes(shape.columns, rank) {
                 let blueprint = Blueprint {
+                    pass: Pass::Forward,
                     rank,
                     is_causal: problem.axes.map(|axis| axis.is_causal),
                     q_tile,
@@ -84,7 +85,7 @@ pub fn candidates(problem: &Problem, capability: &Capability, vector: usize) -> 
                     head_dim: problem.head_dim,
                     head_dim_v: problem.head_dim_v,
                     vector,
-                    holds_queries: shape.blocks * problem.head_dim.next_multiple_of(16) <= 128
+                    holds_rows: shape.blocks * problem.head_dim.next_multiple_of(16) <= 128
                         && shape.blocks * longest <= 128,
                     // An asynchronous copy takes 4, 8 or 16 bytes.
                     staging: if vector > 1 { capability.staging } else { Staging::Registers },

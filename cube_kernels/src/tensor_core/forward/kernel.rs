@@ -6,13 +6,13 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::blueprint::{Blueprint, COLUMNS, DEPTH, PLANE, ROWS, Staging};
+use super::super::blueprint::{Blueprint, COLUMNS, PLANE, ROWS, Staging};
 use super::super::geometry::{CubeTile, Position, Space, Strides, Walk};
-use super::mask::{WORDS, mask_line, mask_windows, write_windows};
-use super::products::{Fragments, accumulate, queries, scores, zeros};
+use super::super::mask::{WORDS, mask_line, mask_windows, write_windows};
+use super::super::products::{Fragments, accumulate, held, scores, zeros};
 use super::repair::repair;
 use super::softmax::{Statistics, statistics, weigh};
-use super::staging::{Stage, begin, clear, fetch, finish, put};
+use super::super::staging::{Stage, begin, clear, fetch, finish, put};
 use super::store::store;
 
 /// Strides of all inputs.
@@ -47,53 +47,46 @@ pub(in super::super) fn forward_kernel<F: Float, N: Size, NO: Size>(
         terminate!();
     }
     let tile = space.tile(CUBE_POS, blueprint);
-    // Some dilation groups have a tile less than others.
-    if tile.z.query >= tile.z.queries
-        || tile.y.query >= tile.y.queries
-        || tile.x.query >= tile.x.queries
-    {
+    if !tile.has_rows() {
         terminate!();
     }
     let unit = UNIT_POS as usize;
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
+    let head_kv = tile.head / space.group_size;
 
+    let first = comptime!(blueprint.first());
+    let second = comptime!(blueprint.second());
+    let (rows, columns) = comptime!((blueprint.rows(), blueprint.columns()));
     let mut shared_query =
-        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(blueprint.rows() * blueprint.pitch()), 16usize);
+        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * first.pitch), 16usize);
     let mut shared_key =
-        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(blueprint.columns() * blueprint.pitch()), 16usize);
+        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * first.pitch), 16usize);
     let shared_value =
-        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(blueprint.columns() * blueprint.pitch_v()), 16usize);
-    let mut windows =
-        Shared::<[u32]>::new_slice(comptime!(if blueprint.has_keys { blueprint.rows() * WORDS } else { 1 }));
+        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * second.pitch), 16usize);
+    let words = comptime!(if blueprint.has_keys { rows * WORDS } else { 1 });
+    let mut windows = Shared::<[u32]>::new_slice(words);
 
-    let query_stage = comptime!(Stage {
-        tile: blueprint.q_tile,
-        vector: blueprint.vector,
-        vectors: blueprint.head_dim / blueprint.vector,
-        pitch: blueprint.pitch(),
-        units: blueprint.units(),
-    });
+    let query_stage =
+        comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.q_tile));
     let key_stage = comptime!(Stage { tile: blueprint.kv_tile, ..query_stage });
-    let padded = comptime!(blueprint.dim() / blueprint.vector);
-    clear::<F, N>(&mut shared_query, unit, query_stage, padded);
-    clear::<F, N>(&mut shared_key, unit, key_stage, padded);
-    let corner = Position { z: tile.z.query, y: tile.y.query, x: tile.x.query };
-    let query_walk = space.query_walk(&tile, &strides.query);
-    let rows = fetch::<F, N>(query, &query_walk, &corner, unit, query_stage);
-    put::<F, N>(&rows, &mut shared_query, unit, query_stage);
+    clear::<F, N>(&mut shared_query, unit, 1usize, query_stage);
+    clear::<F, N>(&mut shared_key, unit, 1usize, key_stage);
+    let corner = Position { z: tile.z.row, y: tile.y.row, x: tile.x.row };
+    let query_walk = space.row_walk(&tile, &strides.query);
+    let fetched = fetch::<F, N>(query, &query_walk, &corner, unit, query_stage);
+    put::<F, N>(&fetched, &mut shared_query, unit, query_stage);
     if comptime!(blueprint.has_keys) {
         write_windows(&mut windows, &space, &tile, unit, blueprint);
     }
     sync_cube();
-    let pieces = comptime!(if blueprint.holds_queries { blueprint.dim() / DEPTH } else { 0 });
-    let held = queries::<F, N>(&shared_query, first_row, lane, 0usize, pieces, blueprint);
+    let held = held::<F, N>(&shared_query, first_row, lane, first);
 
     let mut sums = zeros(comptime!(blueprint.blocks * blueprint.dim_v() / COLUMNS));
     let mut state = statistics(comptime!(blueprint.blocks * 2));
     if comptime!(blueprint.has_keys) {
-        let key_walk = space.key_walk(&tile, &strides.key);
-        let value_walk = space.key_walk(&tile, &strides.value);
+        let key_walk = space.column_walk(&tile, &strides.key, head_kv);
+        let value_walk = space.column_walk(&tile, &strides.value, head_kv);
         sweep_windows::<F, N>(
             key,
             value,
@@ -173,22 +166,17 @@ fn sweep_windows<F: Float, N: Size>(
     unit: usize,
     #[comptime] blueprint: Blueprint,
 ) {
-    let key_stage = comptime!(stage(&blueprint, blueprint.kv_tile, true));
-    let value_stage = comptime!(stage(&blueprint, blueprint.kv_tile, false));
+    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
+    let key_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.kv_tile));
+    let value_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, blueprint.kv_tile));
     let is_async = comptime!(blueprint.staging == Staging::Async);
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
-    let mut steps = tile.x.count;
-    if comptime!(blueprint.rank > 1) {
-        steps *= tile.y.count;
-    }
-    if comptime!(blueprint.rank > 2) {
-        steps *= tile.z.count;
-    }
+    let steps = tile.steps(blueprint);
     let mut at_z = 0usize;
     let mut at_y = 0usize;
     let mut at_x = 0usize;
-    let corner = corner_of(tile, at_z, at_y, at_x, blueprint);
+    let corner = tile.corner(at_z, at_y, at_x, blueprint);
     if comptime!(is_async) {
         begin::<F, N>(key, &mut shared_key, key_walk, &corner, unit, key_stage);
     } else {
@@ -196,8 +184,8 @@ fn sweep_windows<F: Float, N: Size>(
         put::<F, N>(&rows, &mut shared_key, unit, key_stage);
     }
     for step in 0..steps {
-        let corner = corner_of(tile, at_z, at_y, at_x, blueprint);
-        let is_whole = is_whole(tile, at_z, at_y, at_x, blueprint);
+        let corner = tile.corner(at_z, at_y, at_x, blueprint);
+        let is_whole = tile.is_whole(at_z, at_y, at_x, blueprint);
         // The next tile.
         at_x += 1;
         if comptime!(blueprint.rank > 1) && at_x == tile.x.count {
@@ -208,16 +196,16 @@ fn sweep_windows<F: Float, N: Size>(
                 at_z += 1;
             }
         }
-        let next = corner_of(tile, at_z, at_y, at_x, blueprint);
+        let next = tile.corner(at_z, at_y, at_x, blueprint);
 
         if comptime!(is_async) {
             finish();
             sync_cube();
             begin::<F, N>(value, &mut shared_value, value_walk, &corner, unit, value_stage);
             let mut weights =
-                scores::<F, N>(shared_query, held, &shared_key, first_row, lane, blueprint);
+                scores::<F, N>(shared_query, held, &shared_key, first_row, lane, first);
             if !is_whole {
-                mask_windows(&mut weights, windows, &corner, first_row, lane, blueprint);
+                mask_windows(&mut weights, f32::min_value(), windows, &corner, first_row, lane, blueprint);
             }
             weigh(&mut weights, sums, state, factor, blueprint);
             finish();
@@ -225,21 +213,21 @@ fn sweep_windows<F: Float, N: Size>(
             if step + 1 < steps {
                 begin::<F, N>(key, &mut shared_key, key_walk, &next, unit, key_stage);
             }
-            accumulate::<F, N>(sums, &weights, &shared_value, lane, blueprint);
+            accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
         } else {
             sync_cube();
             let rows = fetch::<F, N>(value, value_walk, &corner, unit, value_stage);
             let mut weights =
-                scores::<F, N>(shared_query, held, &shared_key, first_row, lane, blueprint);
+                scores::<F, N>(shared_query, held, &shared_key, first_row, lane, first);
             if !is_whole {
-                mask_windows(&mut weights, windows, &corner, first_row, lane, blueprint);
+                mask_windows(&mut weights, f32::min_value(), windows, &corner, first_row, lane, blueprint);
             }
             weigh(&mut weights, sums, state, factor, blueprint);
             put::<F, N>(&rows, &mut shared_value, unit, value_stage);
             sync_cube();
             // Behind the last step this reads its tile again, which is there in any case.
             let rows = fetch::<F, N>(key, key_walk, &next, unit, key_stage);
-            accumulate::<F, N>(sums, &weights, &shared_value, lane, blueprint);
+            accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
             put::<F, N>(&rows, &mut shared_key, unit, key_stage);
         }
     }
@@ -265,77 +253,33 @@ fn sweep_additional<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
 ) {
     let columns = comptime!(blueprint.columns());
-    let key_stage = comptime!(stage(&blueprint, [1, 1, columns], true));
-    let value_stage = comptime!(stage(&blueprint, [1, 1, columns], false));
+    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
+    let key_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, [1, 1, columns]));
+    let value_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, [1, 1, columns]));
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
     for step in 0..(count + (columns - 1)) / columns {
-        let first = step * columns;
-        let corner = Position { z: 0usize, y: 0usize, x: first };
+        let token = step * columns;
+        let corner = Position { z: 0usize, y: 0usize, x: token };
         let keys = fetch::<F, N>(key, key_walk, &corner, unit, key_stage);
         put::<F, N>(&keys, &mut shared_key, unit, key_stage);
         let values = fetch::<F, N>(value, value_walk, &corner, unit, value_stage);
         put::<F, N>(&values, &mut shared_value, unit, value_stage);
         sync_cube();
         let mut weights =
-            scores::<F, N>(shared_query, held, &shared_key, first_row, lane, blueprint);
-        if first + columns > count {
-            let end = (count - first) as i32;
+            scores::<F, N>(shared_query, held, &shared_key, first_row, lane, first);
+        if token + columns > count {
+            let end = (count - token) as i32;
             #[unroll]
             for block in 0..comptime!(blueprint.blocks) {
                 #[unroll]
                 for half in 0..2usize {
-                    mask_line(&mut weights, 0i32, end, lane, block, half, blueprint);
+                    mask_line(&mut weights, f32::min_value(), 0i32, end, lane, block, half, blueprint);
                 }
             }
         }
         weigh(&mut weights, sums, state, factor, blueprint);
-        accumulate::<F, N>(sums, &weights, &shared_value, lane, blueprint);
+        accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
         sync_cube();
     }
-}
-
-/// A tile of keys, or of values, in memory.
-fn stage(blueprint: &Blueprint, tile: [usize; crate::MAX_RANK], is_key: bool) -> Stage {
-    let (dim, pitch) = match is_key {
-        true => (blueprint.head_dim, blueprint.pitch()),
-        false => (blueprint.head_dim_v, blueprint.pitch_v()),
-    };
-    let vector = blueprint.vector;
-    Stage { tile, vector, vectors: dim / vector, pitch, units: blueprint.units() }
-}
-
-/// Where the tile of keys with these numbers begins.
-#[cube]
-fn corner_of(
-    tile: &CubeTile,
-    z: usize,
-    y: usize,
-    x: usize,
-    #[comptime] blueprint: Blueprint,
-) -> Position {
-    Position {
-        z: tile.z.key + z * comptime!(blueprint.kv_tile[0]),
-        y: tile.y.key + y * comptime!(blueprint.kv_tile[1]),
-        x: tile.x.key + x * comptime!(blueprint.kv_tile[2]),
-    }
-}
-
-/// Whether every query of the cube sees every key of the tile with these numbers.
-#[cube]
-fn is_whole(
-    tile: &CubeTile,
-    z: usize,
-    y: usize,
-    x: usize,
-    #[comptime] blueprint: Blueprint,
-) -> bool {
-    let mut is_whole = x >= tile.x.whole_start && x < tile.x.whole_end;
-    if comptime!(blueprint.rank > 1) {
-        is_whole = is_whole && y >= tile.y.whole_start && y < tile.y.whole_end;
-    }
-    if comptime!(blueprint.rank > 2) {
-        is_whole = is_whole && z >= tile.z.whole_start && z < tile.z.whole_end;
-    }
-    is_whole
 }

@@ -6,11 +6,8 @@
 //! first.
 
 mod kernel;
-mod mask;
-mod products;
 mod repair;
 mod softmax;
-mod staging;
 mod store;
 
 use cubecl::client::Client;

@@ -12,7 +12,6 @@ use cubecl::prelude::*;
 use super::super::blueprint::{Blueprint, PLANE, ROWS};
 use super::super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space, Walk};
 use super::kernel::AllStrides;
-use super::store::{output_row, query_position};
 
 /// Index into the statistics of a row: the largest score so far.
 const MAXIMUM: usize = 0;
@@ -46,14 +45,15 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
     lane: usize,
     #[comptime] blueprint: Blueprint,
 ) {
+    let head_kv = tile.head / space.group_size;
     let slices = comptime!((blueprint.head_dim / blueprint.vector).div_ceil(PLANE));
     let slices_v = comptime!((blueprint.head_dim_v / blueprint.vector).div_ceil(PLANE));
     for row in 0..comptime!(ROWS * blueprint.blocks) {
         // Four units hold the row, at the same place of theirs.
         let flags = plane_shuffle(spoiled, (row % 8 * 4) as u32);
         if (flags >> (row / 8) as u32) & 1 == 1 {
-            let at = query_position(tile, first_row + row, blueprint);
-            let walk = space.query_walk(tile, &strides.query);
+            let at = tile.position(first_row + row, blueprint);
+            let walk = space.row_walk(tile, &strides.query);
             let from = walk.vector(&at, 0usize, comptime!([1, 1, 1]));
             let mut fixed = Array::<Vector<f32, N>>::new(slices);
             #[unroll]
@@ -73,8 +73,8 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
             state[MAXIMUM] = f32::min_value();
             state[SUM] = 0.0;
             if comptime!(blueprint.has_keys) {
-                let key_walk = space.key_walk(tile, &strides.key);
-                let value_walk = space.key_walk(tile, &strides.value);
+                let key_walk = space.column_walk(tile, &strides.key, head_kv);
+                let value_walk = space.column_walk(tile, &strides.value, head_kv);
                 let along_z = span(&space.z, &tile.z, at.z);
                 let along_y = span(&space.y, &tile.y, at.y);
                 let along_x = span(&space.x, &tile.x, at.x);
@@ -101,7 +101,7 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
                     );
                 }
             }
-            let place = output_row(space, tile, &at);
+            let place = space.row_place(tile, &at);
             if lane == 0 {
                 lse[place] = state[MAXIMUM] + state[SUM].ln();
             }
@@ -112,8 +112,8 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
 
 #[cube]
 fn span(space: &AxisSpace, tile: &AxisTile, position: usize) -> Span {
-    let start = space.start(position, tile.keys);
-    Span { start, end: space.end(position, start, tile.keys) }
+    let start = space.start(position, tile.columns);
+    Span { start, end: space.end(position, start, tile.rows, tile.columns) }
 }
 
 /// Takes the key at a position into the softmax of the row.

@@ -8,8 +8,9 @@
 
 use cubecl::prelude::*;
 
-use super::super::blueprint::{Blueprint, COLUMNS, Exponential};
-use super::products::{Fragments, Pair};
+use super::super::blueprint::{Blueprint, COLUMNS};
+use super::super::power::power;
+use super::super::products::{Fragments, Pair};
 
 /// The running maximum before the first score: far below what scores of rounded numbers reach, and far
 /// above what stands for a masked score, so that the difference of the two has no weight.
@@ -85,25 +86,4 @@ pub(in super::super) fn weigh(
             }
         }
     }
-}
-
-/// The power of e, or of 2.
-#[cube]
-fn power(argument: f32, #[comptime] exponential: Exponential) -> f32 {
-    match comptime!(exponential) {
-        Exponential::Library => argument.exp(),
-        Exponential::Instruction => exp2(argument),
-    }
-}
-
-#[cube]
-fn exp2(argument: f32) -> f32 {
-    let result: f32;
-    gpu_asm!(
-        "ex2.approx.ftz.f32 {}, {};",
-        out(_) result,
-        in(_) argument,
-        options(pure, nomem),
-    );
-    result
 }

@@ -6,37 +6,9 @@
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, COLUMNS, ROWS};
-use super::super::geometry::{CubeTile, Position, Space, row_position};
-use super::products::Fragments;
+use super::super::geometry::{CubeTile, Space};
+use super::super::products::Fragments;
 use super::softmax::{LOWEST, Statistics};
-
-/// Row of the output, numbered as it lies in memory, of row `row` of the cube.
-#[cube]
-pub(in super::super) fn output_row(
-    space: &Space,
-    tile: &CubeTile,
-    at: &Position,
-) -> usize {
-    let token = space.query_token(tile, at);
-    (tile.batch * space.queries() + token) * space.heads + tile.head
-}
-
-/// Whether a position of the tile's groups is a query's.
-#[cube]
-pub(in super::super) fn is_query(tile: &CubeTile, at: &Position) -> bool {
-    at.z < tile.z.queries && at.y < tile.y.queries && at.x < tile.x.queries
-}
-
-/// Position of row `row` of the cube.
-#[cube]
-pub(in super::super) fn query_position(
-    tile: &CubeTile,
-    row: usize,
-    #[comptime] blueprint: Blueprint,
-) -> Position {
-    let corner = Position { z: tile.z.query, y: tile.y.query, x: tile.x.query };
-    row_position(&corner, row, comptime!(blueprint.q_tile))
-}
 
 /// Writes the rows, and gives a bit for each of this unit's, set where it has to be computed again:
 /// something in it is not finite, or no score came near the maximum that the softmax began with.
@@ -87,17 +59,14 @@ pub(in super::super) fn store<F: Float, NO: Size>(
             nothing += plane_shuffle_xor(nothing, 1u32);
             nothing += plane_shuffle_xor(nothing, 2u32);
             let is_fine = nothing == 0.0 && state.maximum[row] > f32::new(LOWEST);
-            let at = query_position(
-                tile,
-                first_row + lane / 4 + comptime!(block * ROWS + half * 8),
-                blueprint,
-            );
-            let is_query = is_query(tile, &at);
+            let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
+            let at = tile.position(number, blueprint);
+            let is_query = tile.is_row(&at);
             if is_query && !is_fine {
                 spoiled |= comptime!(1u32 << row);
             }
             if is_query && is_fine {
-                let place = output_row(space, tile, &at);
+                let place = space.row_place(tile, &at);
                 if lane % 4 == 0 {
                     lse[place] = state.maximum[row] * scale + sum.ln();
                 }

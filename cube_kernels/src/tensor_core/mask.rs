@@ -1,4 +1,4 @@
-//! Keys outside a row's window are kept out of it by a score below all others.
+//! Columns outside a row's window are kept out of it: their scores give way to a number.
 //!
 //! The windows of the cube's rows lie in shared memory: for each axis its start and its end, as
 //! positions. With one axis, columns are compared with both. With more, a row's window within the tile is
@@ -6,23 +6,23 @@
 //! coordinates are in the bits of its number, of which the lowest three come from the unit.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::too_many_arguments)]
 
 use cubecl::prelude::*;
 
-use super::super::blueprint::{Blueprint, COLUMNS, ROWS};
-use super::super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space, row_position};
+use super::blueprint::{Blueprint, COLUMNS, ROWS};
+use super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space};
 use super::products::Fragments;
 use crate::MAX_RANK;
 
 /// Words of a row: start and end along each axis.
-pub(in super::super) const WORDS: usize = 2 * MAX_RANK;
-/// Longest tile of keys along an axis that is masked by bits.
+pub(super) const WORDS: usize = 2 * MAX_RANK;
+/// Longest tile of columns along an axis that is masked by bits.
 const MOST_BITS: i32 = 31;
 
-/// Writes the windows of the cube's rows; those behind the last query are like it.
+/// Writes the windows of the cube's rows; those behind the last row are like it.
 #[cube]
-pub(in super::super) fn write_windows(
+pub(super) fn write_windows(
     windows: &mut [u32],
     space: &Space,
     tile: &CubeTile,
@@ -31,11 +31,10 @@ pub(in super::super) fn write_windows(
 ) {
     let rows = comptime!(blueprint.rows());
     let units = comptime!(blueprint.units());
-    let corner = Position { z: tile.z.query, y: tile.y.query, x: tile.x.query };
     for turn in 0..comptime!(rows.div_ceil(units)) {
         let row = unit + turn * units;
         if row < rows {
-            let at = row_position(&corner, row, comptime!(blueprint.q_tile));
+            let at = tile.position(row, blueprint);
             let words = row * WORDS;
             write_window(windows, words, &space.x, &tile.x, at.x);
             if comptime!(blueprint.rank > 1) {
@@ -57,18 +56,19 @@ fn write_window(
     position: usize,
 ) {
     let mut position = position;
-    if position > tile.queries - 1 {
-        position = tile.queries - 1;
+    if position > tile.rows - 1 {
+        position = tile.rows - 1;
     }
-    let start = axis.start(position, tile.keys);
+    let start = axis.start(position, tile.columns);
     windows[word] = start as u32;
-    windows[word + 1] = axis.end(position, start, tile.keys) as u32;
+    windows[word + 1] = axis.end(position, start, tile.rows, tile.columns) as u32;
 }
 
-/// Masks the scores of the tile of keys at `corner`.
+/// Puts `masked` in place of scores, of the tile of columns at `corner`, that rows do not see.
 #[cube]
-pub(in super::super) fn mask_windows(
+pub(super) fn mask_windows(
     scores: &mut Fragments<f32>,
+    masked: f32,
     windows: &[u32],
     corner: &Position,
     first_row: usize,
@@ -84,9 +84,9 @@ pub(in super::super) fn mask_windows(
             if comptime!(blueprint.rank == 1) {
                 let start = windows[word] as i32 - corner.x as i32;
                 let end = windows[word + 1] as i32 - corner.x as i32;
-                mask_line(scores, start, end, lane, block, half, blueprint);
+                mask_line(scores, masked, start, end, lane, block, half, blueprint);
             } else {
-                mask_box(scores, windows, word, corner, lane, block, half, blueprint);
+                mask_box(scores, masked, windows, word, corner, lane, block, half, blueprint);
             }
         }
     }
@@ -94,8 +94,9 @@ pub(in super::super) fn mask_windows(
 
 /// Masks columns outside `start..end` of one row.
 #[cube]
-pub(in super::super) fn mask_line(
+pub(super) fn mask_line(
     scores: &mut Fragments<f32>,
+    masked: f32,
     start: i32,
     end: i32,
     lane: usize,
@@ -115,7 +116,7 @@ pub(in super::super) fn mask_line(
         for element in 0..2usize {
             let column = comptime!((matrix * COLUMNS + element) as i32);
             let visible = column >= start && column < end;
-            pair.insert(element, select(visible, pair.extract(element), f32::min_value()));
+            pair.insert(element, select(visible, pair.extract(element), masked));
         }
         fragment[half] = pair;
     }
@@ -124,6 +125,7 @@ pub(in super::super) fn mask_line(
 #[cube]
 fn mask_box(
     scores: &mut Fragments<f32>,
+    masked: f32,
     windows: &[u32],
     word: usize,
     corner: &Position,
@@ -132,8 +134,8 @@ fn mask_box(
     #[comptime] half: usize,
     #[comptime] blueprint: Blueprint,
 ) {
-    let size_x = comptime!(blueprint.kv_tile[2]);
-    let size_y = comptime!(blueprint.kv_tile[1]);
+    let size_x = comptime!(blueprint.column_tile()[2]);
+    let size_y = comptime!(blueprint.column_tile()[1]);
     let line = comptime!(size_x * size_y);
     let matrices = comptime!(blueprint.columns() / COLUMNS);
     // The unit's first column in every matrix.
@@ -158,7 +160,7 @@ fn mask_box(
         #[unroll]
         for element in 0..2usize {
             let is_visible = visible & comptime!(1u32 << element) != 0;
-            pair.insert(element, select(is_visible, pair.extract(element), f32::min_value()));
+            pair.insert(element, select(is_visible, pair.extract(element), masked));
         }
         fragment[half] = pair;
     }

@@ -8,18 +8,21 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::super::geometry::{Position, Walk};
+use super::blueprint::{Blueprint, Operand};
+use super::geometry::{Position, Walk};
 use crate::MAX_RANK;
 
 /// A tile's shape in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Stage {
+pub(super) struct Stage {
     /// Rows along each axis.
     pub tile: [usize; MAX_RANK],
     /// Elements of a vector.
     pub vector: usize,
     /// Vectors of a row.
     pub vectors: usize,
+    /// The same in whole matrices.
+    pub padded: usize,
     /// Vectors between rows in shared memory.
     pub pitch: usize,
     /// Units that share the work.
@@ -27,6 +30,24 @@ pub(in super::super) struct Stage {
 }
 
 impl Stage {
+    /// A tile of vectors of `dim` elements.
+    pub fn new(
+        blueprint: &Blueprint,
+        operand: Operand,
+        dim: usize,
+        tile: [usize; MAX_RANK],
+    ) -> Self {
+        let vector = blueprint.vector;
+        Self {
+            tile,
+            vector,
+            vectors: dim / vector,
+            padded: operand.dim / vector,
+            pitch: operand.pitch,
+            units: blueprint.units(),
+        }
+    }
+
     fn rows(&self) -> usize {
         self.tile.iter().product()
     }
@@ -49,7 +70,7 @@ impl Stage {
 
 /// Reads this unit's share of the tile at `corner`.
 #[cube]
-pub(in super::super) fn fetch<F: Float, N: Size>(
+pub(super) fn fetch<F: Float, N: Size>(
     source: &[Vector<F, N>],
     walk: &Walk,
     corner: &Position,
@@ -75,7 +96,7 @@ pub(in super::super) fn fetch<F: Float, N: Size>(
 
 /// Writes what [`fetch`] read.
 #[cube]
-pub(in super::super) fn put<F: Float, N: Size>(
+pub(super) fn put<F: Float, N: Size>(
     fetched: &Array<Vector<F, N>>,
     shared: &mut [Vector<F, N>],
     unit: usize,
@@ -96,7 +117,7 @@ pub(in super::super) fn put<F: Float, N: Size>(
 
 /// Begins to copy this unit's share of the tile at `corner`.
 #[cube]
-pub(in super::super) fn begin<F: Float, N: Size>(
+pub(super) fn begin<F: Float, N: Size>(
     source: &[Vector<F, N>],
     shared: &mut [Vector<F, N>],
     walk: &Walk,
@@ -125,26 +146,26 @@ pub(in super::super) fn begin<F: Float, N: Size>(
 
 /// Waits for the copies that this unit has begun.
 #[cube]
-pub(in super::super) fn finish() {
+pub(super) fn finish() {
     gpu_asm!("cp.async.wait_group 0;");
 }
 
-/// Zeros behind the ends of rows, which products read: `first..end` of each row's elements.
+/// Zeros behind the ends of the vectors of `tiles` tiles, which products read.
 #[cube]
-pub(in super::super) fn clear<F: Float, N: Size>(
+pub(super) fn clear<F: Float, N: Size>(
     shared: &mut [Vector<F, N>],
     unit: usize,
+    #[comptime] tiles: usize,
     #[comptime] stage: Stage,
-    #[comptime] padded: usize,
 ) {
-    let missing = comptime!(padded - stage.vectors);
+    let missing = comptime!(stage.padded - stage.vectors);
     if comptime!(missing > 0) {
-        let total = comptime!(stage.rows() * missing);
+        let total = comptime!(tiles * stage.rows() * missing);
         for turn in 0..comptime!(total.div_ceil(stage.units)) {
             let number = unit + turn * comptime!(stage.units);
             if number < total {
                 let row = number / missing;
-                let at = row * comptime!(stage.pitch) + stage.vectors + number % missing;
+                let at = row * comptime!(stage.pitch) + comptime!(stage.vectors) + number % missing;
                 shared[at] = Vector::new(F::new(0.0));
             }
         }

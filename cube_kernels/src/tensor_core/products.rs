@@ -11,16 +11,16 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::super::blueprint::{Blueprint, COLUMNS, DEPTH, ROWS};
+use super::blueprint::{COLUMNS, DEPTH, Operand, ROWS};
 
 /// Two neighboring elements.
-pub(in super::super) type Pair<F> = Vector<F, Const<2>>;
+pub(super) type Pair<F> = Vector<F, Const<2>>;
 /// Fragments of some matrices, a unit's share of each.
-pub(in super::super) type Fragments<F> = Sequence<Array<Pair<F>>>;
+pub(super) type Fragments<F> = Sequence<Array<Pair<F>>>;
 
 /// `matrices` results full of zeros.
 #[cube]
-pub(in super::super) fn zeros(#[comptime] matrices: usize) -> Fragments<f32> {
+pub(super) fn zeros(#[comptime] matrices: usize) -> Fragments<f32> {
     let mut fragments = Sequence::new();
     #[unroll]
     for _ in 0..matrices {
@@ -76,24 +76,24 @@ fn beside(lane: usize, pitch: usize, #[comptime] vector: usize) -> usize {
     (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * comptime!(8 / vector)
 }
 
-/// Fragments of the plane's queries, piece by piece of the vectors and for each the plane's blocks.
+/// Fragments of the plane's rows, piece by piece of the vectors and for each the plane's blocks.
 #[cube]
-pub(in super::super) fn queries<F: Float, N: Size>(
+pub(super) fn rows<F: Float, N: Size>(
     shared: &[Vector<F, N>],
     first_row: usize,
     lane: usize,
     #[comptime] piece: usize,
     #[comptime] pieces: usize,
-    #[comptime] blueprint: Blueprint,
+    #[comptime] operand: Operand,
 ) -> Fragments<F> {
-    let pitch = comptime!(blueprint.pitch());
-    let vector = comptime!(blueprint.vector);
+    let pitch = comptime!(operand.pitch);
+    let vector = comptime!(operand.vector);
     let at = first_row * pitch + below(lane, pitch, vector);
     let mut fragments = Sequence::new();
     #[unroll]
     for i in 0..pieces {
         #[unroll]
-        for block in 0..comptime!(blueprint.blocks) {
+        for block in 0..comptime!(operand.blocks) {
             let offset = comptime!((piece + i) * DEPTH / vector + block * ROWS * pitch);
             fragments.push(read::<F, N>(shared, at + offset, false));
         }
@@ -101,76 +101,90 @@ pub(in super::super) fn queries<F: Float, N: Size>(
     fragments
 }
 
-/// Scores of the plane's queries with a tile of keys: for each block, columns in order.
+/// The fragments of all rows' vectors where they are held, or else none.
 #[cube]
-pub(in super::super) fn scores<F: Float, N: Size>(
-    shared_query: &[Vector<F, N>],
-    held: &Fragments<F>,
-    shared_key: &[Vector<F, N>],
+pub(super) fn held<F: Float, N: Size>(
+    shared: &[Vector<F, N>],
     first_row: usize,
     lane: usize,
-    #[comptime] blueprint: Blueprint,
+    #[comptime] operand: Operand,
+) -> Fragments<F> {
+    let pieces = comptime!(if operand.is_held { operand.dim / DEPTH } else { 0 });
+    rows::<F, N>(shared, first_row, lane, 0usize, pieces, operand)
+}
+
+/// Products of the plane's rows with a tile of columns: for each block, columns in order.
+#[cube]
+pub(super) fn scores<F: Float, N: Size>(
+    shared_rows: &[Vector<F, N>],
+    held: &Fragments<F>,
+    shared_columns: &[Vector<F, N>],
+    first_row: usize,
+    lane: usize,
+    #[comptime] operand: Operand,
 ) -> Fragments<f32> {
-    let pitch = comptime!(blueprint.pitch());
-    let vector = comptime!(blueprint.vector);
-    let matrices = comptime!(blueprint.columns() / COLUMNS);
-    let mut scores = zeros(comptime!(blueprint.blocks * matrices));
-    let at = beside(lane, pitch, vector);
+    let mut scores = zeros(comptime!(operand.blocks * operand.matrices));
     #[unroll]
-    for piece in 0..comptime!(blueprint.dim() / DEPTH) {
-        if comptime!(blueprint.holds_queries) {
-            #[unroll]
-            for pair in 0..comptime!(matrices / 2) {
-                let offset = comptime!(pair * 2 * COLUMNS * pitch + piece * DEPTH / vector);
-                let keys = read::<F, N>(shared_key, at + offset, false);
-                #[unroll]
-                for block in 0..comptime!(blueprint.blocks) {
-                    let first = held.index(comptime!(piece * blueprint.blocks + block));
-                    let score = comptime!(block * matrices + 2 * pair);
-                    multiply::<F>(first, &half::<F>(&keys, 0usize), scores.index_mut(score));
-                    let score = comptime!(score + 1);
-                    multiply::<F>(first, &half::<F>(&keys, 2usize), scores.index_mut(score));
-                }
-            }
+    for piece in 0..comptime!(operand.dim / DEPTH) {
+        if comptime!(operand.is_held) {
+            let first = comptime!(piece * operand.blocks);
+            add_piece::<F, N>(&mut scores, held, shared_columns, lane, piece, first, operand);
         } else {
-            let rows = queries::<F, N>(shared_query, first_row, lane, piece, 1usize, blueprint);
-            #[unroll]
-            for pair in 0..comptime!(matrices / 2) {
-                let offset = comptime!(pair * 2 * COLUMNS * pitch + piece * DEPTH / vector);
-                let keys = read::<F, N>(shared_key, at + offset, false);
-                #[unroll]
-                for block in 0..comptime!(blueprint.blocks) {
-                    let first = rows.index(block);
-                    let score = comptime!(block * matrices + 2 * pair);
-                    multiply::<F>(first, &half::<F>(&keys, 0usize), scores.index_mut(score));
-                    let score = comptime!(score + 1);
-                    multiply::<F>(first, &half::<F>(&keys, 2usize), scores.index_mut(score));
-                }
-            }
+            let rows = rows::<F, N>(shared_rows, first_row, lane, piece, 1usize, operand);
+            add_piece::<F, N>(&mut scores, &rows, shared_columns, lane, piece, 0usize, operand);
         }
     }
     scores
 }
 
-/// `sums += weights * values`.
+/// Adds what one piece of the vectors gives; its fragments of the rows begin with number `first`.
 #[cube]
-pub(in super::super) fn accumulate<F: Float, N: Size>(
+fn add_piece<F: Float, N: Size>(
+    scores: &mut Fragments<f32>,
+    rows: &Fragments<F>,
+    shared_columns: &[Vector<F, N>],
+    lane: usize,
+    #[comptime] piece: usize,
+    #[comptime] first: usize,
+    #[comptime] operand: Operand,
+) {
+    let pitch = comptime!(operand.pitch);
+    let vector = comptime!(operand.vector);
+    let at = beside(lane, pitch, vector);
+    #[unroll]
+    for pair in 0..comptime!(operand.matrices / 2) {
+        let offset = comptime!(pair * 2 * COLUMNS * pitch + piece * DEPTH / vector);
+        let columns = read::<F, N>(shared_columns, at + offset, false);
+        #[unroll]
+        for block in 0..comptime!(operand.blocks) {
+            let row = rows.index(comptime!(first + block));
+            let score = comptime!(block * operand.matrices + 2 * pair);
+            multiply::<F>(row, &half::<F>(&columns, 0usize), scores.index_mut(score));
+            let score = comptime!(score + 1);
+            multiply::<F>(row, &half::<F>(&columns, 2usize), scores.index_mut(score));
+        }
+    }
+}
+
+/// `sums += weights * columns`.
+#[cube]
+pub(super) fn accumulate<F: Float, N: Size>(
     sums: &mut Fragments<f32>,
     weights: &Fragments<f32>,
-    shared_value: &[Vector<F, N>],
+    shared_columns: &[Vector<F, N>],
     lane: usize,
-    #[comptime] blueprint: Blueprint,
+    #[comptime] operand: Operand,
 ) {
-    let pitch = comptime!(blueprint.pitch_v());
-    let vector = comptime!(blueprint.vector);
-    let matrices = comptime!(blueprint.columns() / COLUMNS);
-    let matrices_v = comptime!(blueprint.dim_v() / COLUMNS);
+    let pitch = comptime!(operand.pitch);
+    let vector = comptime!(operand.vector);
+    let matrices = comptime!(operand.matrices);
+    let pieces = comptime!(operand.dim / COLUMNS);
     let at = below(lane, pitch, vector);
     #[unroll]
     for piece in 0..comptime!(matrices / 2) {
         let mut rows = Sequence::<Array<Pair<F>>>::new();
         #[unroll]
-        for block in 0..comptime!(blueprint.blocks) {
+        for block in 0..comptime!(operand.blocks) {
             let left = weights.index(comptime!(block * matrices + 2 * piece));
             let right = weights.index(comptime!(block * matrices + 2 * piece + 1));
             let mut row = Array::<Pair<F>>::new(4usize);
@@ -181,16 +195,16 @@ pub(in super::super) fn accumulate<F: Float, N: Size>(
             rows.push(row);
         }
         #[unroll]
-        for pair in 0..comptime!(matrices_v / 2) {
+        for pair in 0..comptime!(pieces / 2) {
             let offset = comptime!(piece * DEPTH * pitch + pair * 2 * COLUMNS / vector);
-            let values = read::<F, N>(shared_value, at + offset, true);
+            let columns = read::<F, N>(shared_columns, at + offset, true);
             #[unroll]
-            for block in 0..comptime!(blueprint.blocks) {
+            for block in 0..comptime!(operand.blocks) {
                 let first = rows.index(block);
-                let sum = comptime!(block * matrices_v + 2 * pair);
-                multiply::<F>(first, &half::<F>(&values, 0usize), sums.index_mut(sum));
+                let sum = comptime!(block * pieces + 2 * pair);
+                multiply::<F>(first, &half::<F>(&columns, 0usize), sums.index_mut(sum));
                 let sum = comptime!(sum + 1);
-                multiply::<F>(first, &half::<F>(&values, 2usize), sums.index_mut(sum));
+                multiply::<F>(first, &half::<F>(&columns, 2usize), sums.index_mut(sum));
             }
         }
     }
