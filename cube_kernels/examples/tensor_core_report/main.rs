@@ -1,24 +1,50 @@
-//! The compile gate of the tensor-core kernels.
-use burn_natten_kernels::tensor_core::offline::{Backend, translate};
-use burn_natten_kernels::tensor_core::{Capability, Exponential, Staging, candidates, plan};
-use burn_natten_kernels::catalogue;
-use cubecl::ir::{ElemType, FloatKind};
+//! The compile gate of the tensor-core kernels: translates candidates with both of CubeCL's compilers for
+//! CUDA, without a GPU, compiles what comes out for sm_80, sm_89 and sm_90a, and prints registers and spills
+//! as a Markdown table.
+//!
+//! `tensor_core_report [--all] [--keep FOLDER] [part of a name]`: what the selection chooses for the
+//! catalogue and a sweep over head dimensions, ranks and options; with `--all` every candidate. `--keep` writes the sources
+//! to a folder. Fails if one does not compile.
+//!
+//! Needs libnvrtc and CUDA's headers as well as ptxas: `CUDA_PATH` names a toolkit, or the folder of the wheels
+//! `nvidia-cuda-nvrtc`, `nvidia-cuda-nvcc`, `nvidia-nvvm`, `nvidia-cuda-cccl` and `nvidia-cuda-runtime`.
 
-fn main() {
-    let folder = std::env::args().nth(1).expect("a folder");
-    let name = std::env::args().nth(2).expect("a problem");
-    let problem = catalogue::find(&name).expect("a name").problem;
-    for (backend, capability) in [
-        (Backend::Cpp, Capability { staging: Staging::Async, exponential: Exponential::Instruction, shared_memory: 232448 }),
-        (Backend::Llvm, Capability { staging: Staging::Registers, exponential: Exponential::Library, shared_memory: 232448 }),
-    ] {
-        let blueprint = plan(&problem, &capability, 8).expect("a blueprint");
-        let all = candidates(&problem, &capability, 8);
-        println!("{blueprint} of {}", all.len());
-        let start = std::time::Instant::now();
-        let program = translate(&blueprint, ElemType::Float(FloatKind::BF16), 90, backend).expect("compiles");
-        let file = format!("{folder}/{name}_{blueprint}.{}", if backend == Backend::Cpp { "cu" } else { "ptx" });
-        println!("{file}: {} bytes shared, {:?}", program.shared_memory, start.elapsed());
-        std::fs::write(file, program.code).expect("written");
+use std::process::ExitCode;
+
+mod compile;
+mod kernels;
+
+fn main() -> ExitCode {
+    let mut all = false;
+    let mut keep = None;
+    let mut parts = vec![];
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--all" => all = true,
+            "--keep" => keep = arguments.next(),
+            _ => parts.push(argument),
+        }
     }
+    let Some(toolkit) = compile::Toolkit::find() else {
+        eprintln!("CUDA_PATH has to name the folder that holds bin/ptxas and include");
+        return ExitCode::FAILURE;
+    };
+    let mut kernels = kernels::kernels(all);
+    kernels.retain(|kernel| parts.iter().all(|part| kernel.name().contains(part)));
+    println!("| kernel | shared memory | architecture | registers | spills (bytes) |");
+    println!("|---|---|---|---|---|");
+    let mut failures = 0;
+    for kernel in &kernels {
+        match compile::report(kernel, &toolkit, keep.as_deref()) {
+            Ok(rows) => rows.iter().for_each(|row| println!("{row}")),
+            Err(text) => {
+                failures += 1;
+                println!("| {} | FAILED | | | |", kernel.name());
+                eprintln!("{}: {text}", kernel.name());
+            }
+        }
+    }
+    println!("\n{} kernels, {failures} failed", kernels.len());
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

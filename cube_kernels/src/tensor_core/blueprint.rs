@@ -99,6 +99,11 @@ pub struct Blueprint {
     pub vector: usize,
     /// Whether the rows' fragments stay in registers.
     pub holds_rows: bool,
+    /// Whether it sums gradients of the rows' first vectors, queries or keys. Always, but in the forward
+    /// pass, unless the sums of both take too many registers for one kernel.
+    pub has_first: bool,
+    /// Whether it sums gradients of values. In the keys' pass only.
+    pub has_second: bool,
     /// How tiles reach shared memory.
     pub staging: Staging,
     /// How exponentials are computed.
@@ -237,6 +242,11 @@ impl fmt::Display for Blueprint {
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}p{}b", self.planes, self.blocks)?;
+        f.write_str(match (self.pass, self.has_first, self.has_second) {
+            (Pass::Keys, true, false) => "_key",
+            (Pass::Keys, false, true) => "_value",
+            _ => "",
+        })?;
         f.write_str(if self.holds_rows { "_held" } else { "" })?;
         f.write_str(match self.staging {
             Staging::Registers => "_registers",

@@ -242,6 +242,23 @@ impl Space {
         token * heads + head
     }
 
+    /// Position of column number `column` of the tile that begins at `corner`, or of the nearest one there
+    /// is.
+    pub fn nearest_column(
+        &self,
+        tile: &CubeTile,
+        corner: &Position,
+        column: usize,
+        #[comptime] column_tile: [usize; MAX_RANK],
+    ) -> Position {
+        let at = row_position(corner, column, column_tile);
+        Position {
+            z: nearest(at.z, tile.z.columns - 1),
+            y: nearest(at.y, tile.y.columns - 1),
+            x: nearest(at.x, tile.x.columns - 1),
+        }
+    }
+
     /// From positions of rows to their vectors in a tensor with `strides`.
     pub fn row_walk(&self, tile: &CubeTile, strides: &Strides) -> Walk {
         let last = Position { z: tile.z.rows - 1, y: tile.y.rows - 1, x: tile.x.rows - 1 };
@@ -342,6 +359,14 @@ impl CubeTile {
             steps *= self.z.count;
         }
         steps
+    }
+}
+
+#[cube]
+impl Strides {
+    /// First vector of a token's head.
+    pub fn vector(&self, batch: usize, z: usize, y: usize, x: usize, head: usize) -> usize {
+        batch * self.batch + z * self.z + y * self.y + x * self.x + head * self.head
     }
 }
 

@@ -37,6 +37,9 @@ pub enum TensorCoreError {
         /// Bytes it has.
         actual: u64,
     },
+    /// The tokens of a tensor do not lie in one line, as additional tokens need it.
+    #[error("the tokens of {0} lie in no one line, as the gradients of additional tokens need it")]
+    Layout(&'static str),
     /// The problem has additional tokens without buffers for them, or the other way round.
     #[error("the problem has {0} additional tokens, which does not fit the buffers given for them")]
     Additional(usize),
@@ -82,18 +85,18 @@ pub fn forward(
     outputs: &ForwardOutputs,
 ) -> Result<(), TensorCoreError> {
     let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
-    if let Some(reason) = unsupported(problem) {
-        return Err(TensorCoreError::Problem(reason));
-    }
+    static KNOWN: Choices<Blueprint> = LazyLock::new(Mutex::default);
     let vector = vector(problem, inputs);
-    let blueprint = remembered(problem, capability, vector, tiling)
-        .ok_or_else(|| TensorCoreError::Problem("no blueprint fits the device".to_string()))?;
+    let blueprint = remembered(&KNOWN, problem, capability, vector, tiling, || {
+        let tiled = tiling.and_then(|tiling| plan_tiled(problem, &capability, vector, tiling));
+        tiled.or_else(|| plan(problem, &capability, vector))
+    })?;
     forward_with(client, &blueprint, problem, dtype, inputs, outputs)
 }
 
 /// What a choice of blueprints depends on: a problem without its scale, and how it can be run.
 #[derive(PartialEq, Eq, Hash)]
-struct Key {
+pub(super) struct Key {
     capability: Capability,
     vector: usize,
     tiling: Option<Tiling>,
@@ -101,25 +104,32 @@ struct Key {
     sizes: [usize; 6],
 }
 
-/// The blueprint for a problem. One among hundreds is not chosen at every call.
-fn remembered(
+/// Choices that were made before. One among hundreds of blueprints is not made at every call.
+pub(super) type Choices<T> = LazyLock<Mutex<HashMap<Key, T>>>;
+
+/// What `choose` gives for a problem, or gave.
+pub(super) fn remembered<T: Clone>(
+    choices: &Choices<T>,
     problem: &Problem,
     capability: Capability,
     vector: usize,
     tiling: Option<Tiling>,
-) -> Option<Blueprint> {
-    static KNOWN: LazyLock<Mutex<HashMap<Key, Blueprint>>> = LazyLock::new(Mutex::default);
+    choose: impl FnOnce() -> Option<T>,
+) -> Result<T, TensorCoreError> {
+    if let Some(reason) = unsupported(problem) {
+        return Err(TensorCoreError::Problem(reason));
+    }
     let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
     let sizes = [batch, heads, heads_kv, head_dim, head_dim_v, additional];
     let key = Key { capability, vector, tiling, axes, sizes };
-    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(blueprint) = known.get(&key) {
-        return Some(*blueprint);
+    let mut known = choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(choice) = known.get(&key) {
+        return Ok(choice.clone());
     }
-    let tiled = tiling.and_then(|tiling| plan_tiled(problem, &capability, vector, tiling));
-    let blueprint = tiled.or_else(|| plan(problem, &capability, vector))?;
-    known.insert(key, blueprint);
-    Some(blueprint)
+    let choice = choose()
+        .ok_or_else(|| TensorCoreError::Problem("no blueprint fits the device".to_string()))?;
+    known.insert(key, choice.clone());
+    Ok(choice)
 }
 
 /// [`forward()`] by a given blueprint, which has to be one of the problem's candidates.
@@ -140,32 +150,52 @@ pub fn forward_with(
     outputs: &ForwardOutputs,
 ) -> Result<(), TensorCoreError> {
     assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
-    if !matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16)) {
-        return Err(TensorCoreError::ElementType(dtype));
-    }
-    if inputs.additional.is_some() != (problem.additional > 0) {
-        return Err(TensorCoreError::Additional(problem.additional));
-    }
-    let mut largest = problem.largest_tensor();
-    for (name, tensor, dim, lengths) in tensors(problem, inputs) {
-        tensor.check(name, dim, lengths)?;
-        let last: usize = tensor.strides.iter().zip(lengths).map(|(s, n)| s * n).sum();
-        largest = largest.max(last);
-    }
+    let address_type = check(client, problem, dtype, &tensors(problem, inputs), &inputs.additional)?;
     let rows = (problem.batch * problem.queries() * problem.heads) as u64;
-    check_output("out", &outputs.out, 2 * rows * problem.head_dim_v as u64)?;
-    check_output("lse", &outputs.lse, 4 * rows)?;
-    let address_type = AddressType::from_len_signed(largest);
-    if !client.properties().supports_address(address_type) {
-        return Err(TensorCoreError::Addressing(largest));
-    }
+    check_buffer("out", &outputs.out, 2 * rows * problem.head_dim_v as u64)?;
+    check_buffer("lse", &outputs.lse, 4 * rows)?;
     if rows > 0 {
         super::forward::launch(client, problem, dtype, blueprint, address_type, inputs, outputs);
     }
     Ok(())
 }
 
-fn check_output(name: &'static str, handle: &Handle, expected: u64) -> Result<(), TensorCoreError> {
+/// An input with its name, the length of its vectors and of its axes.
+pub(super) type Named<'a> = (&'static str, &'a Strided, usize, [usize; 5]);
+
+/// Checks what both passes read, and gives the type of their indices.
+pub(super) fn check(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    tensors: &[Named<'_>],
+    additional: &Option<(Strided, Strided)>,
+) -> Result<AddressType, TensorCoreError> {
+    if !matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16)) {
+        return Err(TensorCoreError::ElementType(dtype));
+    }
+    if additional.is_some() != (problem.additional > 0) {
+        return Err(TensorCoreError::Additional(problem.additional));
+    }
+    let mut largest = problem.largest_tensor();
+    for (name, tensor, dim, lengths) in tensors {
+        tensor.check(name, *dim, *lengths)?;
+        let last: usize = tensor.strides.iter().zip(lengths).map(|(s, n)| s * n).sum();
+        largest = largest.max(last);
+    }
+    let address_type = AddressType::from_len_signed(largest);
+    if !client.properties().supports_address(address_type) {
+        return Err(TensorCoreError::Addressing(largest));
+    }
+    Ok(address_type)
+}
+
+/// Fails if a buffer is smaller than `expected` bytes.
+pub(super) fn check_buffer(
+    name: &'static str,
+    handle: &Handle,
+    expected: u64,
+) -> Result<(), TensorCoreError> {
     let actual = handle.size_in_used();
     if actual < expected {
         return Err(TensorCoreError::Buffer { name, expected, actual });
@@ -173,21 +203,27 @@ fn check_output(name: &'static str, handle: &Handle, expected: u64) -> Result<()
     Ok(())
 }
 
-/// The inputs with their names, the lengths of their vectors and of their axes.
-fn tensors<'a>(
+fn tensors<'a>(problem: &Problem, inputs: &'a ForwardInputs) -> Vec<Named<'a>> {
+    let ForwardInputs { query, key, value, additional } = inputs;
+    named(problem, [query, key, value], additional)
+}
+
+/// What both passes read.
+pub(super) fn named<'a>(
     problem: &Problem,
-    inputs: &'a ForwardInputs,
-) -> Vec<(&'static str, &'a Strided, usize, [usize; 5])> {
+    [query, key, value]: [&'a Strided; 3],
+    more: &'a Option<(Strided, Strided)>,
+) -> Vec<Named<'a>> {
     let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, .. } = *problem;
     let [q_z, q_y, q_x] = problem.axes.map(|axis| axis.queries);
     let [k_z, k_y, k_x] = problem.axes.map(|axis| axis.keys);
     let keys = [batch, k_z, k_y, k_x, heads_kv];
     let mut tensors = vec![
-        ("query", &inputs.query, head_dim, [batch, q_z, q_y, q_x, heads]),
-        ("key", &inputs.key, head_dim, keys),
-        ("value", &inputs.value, head_dim_v, keys),
+        ("query", query, head_dim, [batch, q_z, q_y, q_x, heads]),
+        ("key", key, head_dim, keys),
+        ("value", value, head_dim_v, keys),
     ];
-    if let Some((key, value)) = &inputs.additional {
+    if let Some((key, value)) = more {
         let lengths = [batch, 1, 1, additional, heads_kv];
         tensors.push(("additional key", key, head_dim, lengths));
         tensors.push(("additional value", value, head_dim_v, lengths));
@@ -197,6 +233,11 @@ fn tensors<'a>(
 
 /// Elements of a load: the most that every row of every input allows.
 pub fn vector(problem: &Problem, inputs: &ForwardInputs) -> usize {
-    let sizes = tensors(problem, inputs);
-    sizes.iter().map(|(_, tensor, dim, lengths)| tensor.vector(*dim, *lengths)).min().unwrap_or(1)
+    common_vector(&tensors(problem, inputs))
+}
+
+/// The most elements that every row of all tensors can be read in.
+pub(super) fn common_vector(tensors: &[Named<'_>]) -> usize {
+    let sizes = tensors.iter().map(|(_, tensor, dim, lengths)| tensor.vector(*dim, *lengths));
+    sizes.min().unwrap_or(1)
 }

@@ -1,5 +1,7 @@
 //! Tensors as the kernels take them.
 
+use cubecl::client::Client;
+use cubecl::prelude::{BufferArg, CubeCount};
 use cubecl::server::Handle;
 
 use super::launch::TensorCoreError;
@@ -57,4 +59,38 @@ impl Strided {
         }
         Ok(())
     }
+}
+
+impl Strided {
+    /// The same with its tokens as one axis, the fastest; `None` where they lie in no such order.
+    pub(super) fn line(&self, tokens: [usize; MAX_RANK]) -> Option<Self> {
+        let [batch, z, y, x, head] = self.strides;
+        // From the fastest to the slowest axis that has neighbors.
+        let (mut step, mut length) = (0, 1);
+        for (stride, size) in [(x, tokens[2]), (y, tokens[1]), (z, tokens[0])] {
+            if size == 1 {
+                continue;
+            }
+            if length > 1 && stride != step * length {
+                return None;
+            }
+            step = if length == 1 { stride } else { step };
+            length *= size;
+        }
+        Some(Self { handle: self.handle.clone(), strides: [batch, 0, 0, step, head] })
+    }
+}
+
+/// A kernel argument. The kernels take every length from the problem, so that the one given here only has
+/// to be inside the buffer.
+pub(super) fn buffer(handle: &Handle) -> BufferArg {
+    // SAFETY: a length of zero is inside any buffer.
+    unsafe { BufferArg::from_raw_parts(handle.clone(), 0) }
+}
+
+/// A grid of at least `cubes` cubes.
+pub(super) fn cube_count(client: &Client, cubes: usize) -> CubeCount {
+    let (widest, _, _) = client.properties().hardware.max_cube_count;
+    let along_x = cubes.clamp(1, widest as usize);
+    CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1)
 }

@@ -13,6 +13,8 @@
 //! Keys that a query does not see cannot reach it, whatever they hold: a row that does not come out finite
 //! is computed again from its own window alone.
 
+#[cfg(feature = "cube")]
+mod backward;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 mod capability;
@@ -20,6 +22,8 @@ mod capability;
 mod forward;
 #[cfg(feature = "cube")]
 mod geometry;
+#[cfg(feature = "cube")]
+mod gradients;
 #[cfg(feature = "cube")]
 mod launch;
 #[cfg(feature = "cube")]
@@ -34,12 +38,21 @@ mod power;
 #[cfg(feature = "cube")]
 mod products;
 #[cfg(feature = "cube")]
+mod results;
+#[cfg(feature = "cube")]
 mod staging;
 
 pub use blueprint::{Blueprint, Exponential, Pass, Staging};
 pub use capability::Capability;
 #[cfg(feature = "cube")]
+pub use gradients::{
+    BackwardInputs, BackwardOutputs, backward, backward_vector, backward_with,
+};
+#[cfg(feature = "cube")]
 pub use launch::{ForwardInputs, ForwardOutputs, TensorCoreError, forward, forward_with, vector};
 #[cfg(feature = "cube")]
 pub use layout::Strided;
-pub use plan::{candidates, estimate, plan, plan_tiled, unsupported, widest_vector};
+pub use plan::{
+    BackwardPlan, backward_candidates, candidates, estimate, plan, plan_backward, plan_tiled,
+    unsupported, widest_vector,
+};

@@ -18,8 +18,7 @@ use cubecl_cuda::{CudaCompilationOptions, CudaCompiler, CudaRepresentation, Cuda
 
 use cubecl_server::runtime::Runtime;
 
-use super::Blueprint;
-use super::forward::definition;
+use super::{Blueprint, Pass, backward, forward};
 
 /// A compiler of CubeCL's for CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +38,7 @@ pub struct Program {
     pub shared_memory: usize,
 }
 
-/// Translates the forward kernel of a blueprint for compute capability `arch`, as 80 or 90.
+/// Translates the kernel of a blueprint for compute capability `arch`, as 80 or 90.
 ///
 /// # Errors
 ///
@@ -56,6 +55,10 @@ pub fn translate(
         AddressType::U32,
     );
     let target = Arc::new(<CudaRuntime as Runtime>::target_properties());
+    let definition = match blueprint.pass {
+        Pass::Forward => forward::definition,
+        Pass::Queries | Pass::Keys => backward::definition,
+    };
     let kernel = definition(blueprint, dtype, settings, properties(), target);
     let mut options =
         CudaCompilationOptions { arch: Some(SmArch::new(arch, true)), ..Default::default() };

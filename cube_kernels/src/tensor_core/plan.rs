@@ -2,8 +2,8 @@
 
 use super::blueprint::{Blueprint, ROWS};
 use super::{Capability, Pass, Staging};
-use crate::Problem;
 use crate::tiling::Tiling;
+use crate::{Axis, Problem};
 
 /// Scales outside of these would let masked scores through, or take the numbers that stand for them
 /// beyond what f32 holds.
@@ -56,7 +56,75 @@ fn fastest(blueprints: Vec<Blueprint>, problem: &Problem) -> Option<Blueprint> {
     timed.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, blueprint)| blueprint)
 }
 
-/// A cube's shape: planes, blocks of 16 queries of each, and keys of a step.
+/// The kernels of a backward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BackwardPlan {
+    /// The gradient of the queries.
+    pub queries: Blueprint,
+    /// The gradients of keys and values, in one kernel or in one each; none where there are no keys.
+    pub keys: Vec<Blueprint>,
+    /// Those of the additional keys and values, of the problem that [`additional_problem`] gives.
+    pub additional: Vec<Blueprint>,
+}
+
+impl BackwardPlan {
+    /// Its kernels.
+    pub fn blueprints(&self) -> impl Iterator<Item = &Blueprint> {
+        [&self.queries].into_iter().chain(&self.keys).chain(&self.additional)
+    }
+}
+
+/// The kernels with the least [`estimate`]d times; `None` where one does not fit the device.
+pub fn plan_backward(
+    problem: &Problem,
+    capability: &Capability,
+    vector: usize,
+) -> Option<BackwardPlan> {
+    let fastest_of = |problem: &Problem, pass, parts| {
+        fastest(candidates_of(problem, capability, vector, pass, parts), problem)
+    };
+    let keys = |problem: &Problem| -> Option<Vec<Blueprint>> {
+        let parts = key_parts(problem);
+        parts.iter().map(|parts| fastest_of(problem, Pass::Keys, *parts)).collect()
+    };
+    Some(BackwardPlan {
+        queries: fastest_of(problem, Pass::Queries, [true, false])?,
+        keys: if problem.keys() > 0 { keys(problem)? } else { vec![] },
+        additional: match problem.additional {
+            0 => vec![],
+            _ => keys(&additional_problem(problem))?,
+        },
+    })
+}
+
+/// Every blueprint of a pass; none where [`unsupported`] says why.
+pub fn backward_candidates(
+    problem: &Problem,
+    capability: &Capability,
+    vector: usize,
+    pass: Pass,
+) -> Vec<Blueprint> {
+    let parts = match pass {
+        Pass::Keys => key_parts(problem)[0],
+        Pass::Forward => [false, false],
+        Pass::Queries => [true, false],
+    };
+    candidates_of(problem, capability, vector, pass, parts)
+}
+
+/// Which of the two gradients of keys and of values each kernel sums: both where registers suffice.
+fn key_parts(problem: &Problem) -> &'static [[bool; 2]] {
+    let dims = problem.head_dim.next_multiple_of(16) + problem.head_dim_v.next_multiple_of(16);
+    if dims <= 256 { &[[true, true]] } else { &[[true, false], [false, true]] }
+}
+
+/// Dense attention of all queries to the additional keys, as the gradients of those see it.
+pub(super) fn additional_problem(problem: &Problem) -> Problem {
+    let line = Axis::dense(problem.queries(), problem.additional, false);
+    Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
+}
+
+/// A cube's shape: planes, blocks of 16 rows of each, and columns of a step.
 struct Shape {
     planes: usize,
     blocks: usize,
@@ -65,17 +133,30 @@ struct Shape {
 
 /// Every blueprint that computes the problem on such a device; none where [`unsupported`] says why.
 pub fn candidates(problem: &Problem, capability: &Capability, vector: usize) -> Vec<Blueprint> {
+    candidates_of(problem, capability, vector, Pass::Forward, [false, false])
+}
+
+fn candidates_of(
+    problem: &Problem,
+    capability: &Capability,
+    vector: usize,
+    pass: Pass,
+    [has_first, has_second]: [bool; 2],
+) -> Vec<Blueprint> {
     if unsupported(problem).is_some() {
         return vec![];
     }
     let rank = problem.rank();
-    let longest = problem.head_dim.max(problem.head_dim_v);
     let mut blueprints = vec![];
-    for shape in shapes(longest, capability.staging) {
-        for q_tile in boxes(shape.planes * shape.blocks * ROWS, rank) {
-            for kv_tile in boxes(shape.columns, rank) {
+    for shape in shapes(problem, capability.staging, pass) {
+        for row_tile in boxes(shape.planes * shape.blocks * ROWS, rank) {
+            for column_tile in boxes(shape.columns, rank) {
+                let (q_tile, kv_tile) = match pass {
+                    Pass::Forward | Pass::Queries => (row_tile, column_tile),
+                    Pass::Keys => (column_tile, row_tile),
+                };
                 let blueprint = Blueprint {
-                    pass: Pass::Forward,
+                    pass,
                     rank,
                     is_causal: problem.axes.map(|axis| axis.is_causal),
                     q_tile,
@@ -85,13 +166,14 @@ pub fn candidates(problem: &Problem, capability: &Capability, vector: usize) -> 
                     head_dim: problem.head_dim,
                     head_dim_v: problem.head_dim_v,
                     vector,
-                    holds_rows: shape.blocks * problem.head_dim.next_multiple_of(16) <= 128
-                        && shape.blocks * longest <= 128,
+                    holds_rows: holds_rows(problem, &shape, pass),
+                    has_first,
+                    has_second,
                     // An asynchronous copy takes 4, 8 or 16 bytes.
                     staging: if vector > 1 { capability.staging } else { Staging::Registers },
                     exponential: capability.exponential,
                     has_keys: problem.keys() > 0,
-                    has_additional: problem.additional > 0,
+                    has_additional: problem.additional > 0 && pass != Pass::Keys,
                 };
                 if blueprint.shared_memory() <= capability.shared_memory {
                     blueprints.push(blueprint);
@@ -102,14 +184,31 @@ pub fn candidates(problem: &Problem, capability: &Capability, vector: usize) -> 
     blueprints
 }
 
-/// The shapes for vectors of up to `dim` elements: sums and scores have to fit into registers.
-fn shapes(dim: usize, staging: Staging) -> Vec<Shape> {
+/// Whether registers suffice to hold the rows' fragments.
+fn holds_rows(problem: &Problem, shape: &Shape, pass: Pass) -> bool {
+    let longest = problem.head_dim.max(problem.head_dim_v);
+    match pass {
+        Pass::Forward => shape.blocks * longest <= 128,
+        Pass::Queries | Pass::Keys => shape.blocks * longest <= 64,
+    }
+}
+
+/// The shapes for a problem's vectors: sums and scores have to fit into registers.
+fn shapes(problem: &Problem, staging: Staging, pass: Pass) -> Vec<Shape> {
     let shape = |planes, blocks, columns| Shape { planes, blocks, columns };
-    match (dim, staging) {
-        (..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],
-        (65..=128, Staging::Async) => vec![shape(4, 2, 64), shape(4, 1, 64)],
-        (65..=128, Staging::Registers) => vec![shape(4, 2, 32), shape(4, 1, 64)],
-        _ => vec![shape(4, 1, 32)],
+    let longest = problem.head_dim.max(problem.head_dim_v);
+    match (pass, longest, staging) {
+        (Pass::Forward, ..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],
+        (Pass::Forward, 65..=128, Staging::Async) => vec![shape(4, 2, 64), shape(4, 1, 64)],
+        (Pass::Forward, 65..=128, Staging::Registers) => vec![shape(4, 2, 32), shape(4, 1, 64)],
+        (Pass::Forward, ..) => vec![shape(4, 1, 32), shape(2, 1, 32)],
+        (_, ..=64, _) => vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 2, 32)],
+        (Pass::Queries, 65..=128, Staging::Async) => {
+            vec![shape(4, 1, 64), shape(4, 2, 32), shape(4, 1, 32)]
+        }
+        (_, 65..=128, Staging::Async) => vec![shape(4, 1, 64), shape(4, 1, 32)],
+        (_, 65..=128, Staging::Registers) => vec![shape(4, 1, 32)],
+        _ => vec![shape(4, 1, 32), shape(2, 1, 16)],
     }
 }
 
@@ -132,17 +231,23 @@ fn boxes(volume: usize, rank: usize) -> Vec<[usize; 3]> {
 
 /// Relative time that a blueprint is expected to take.
 pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
-    let tiling: Tiling = blueprint.tiling();
-    let count = tiling.count(problem);
-    let heads = (problem.batch * problem.heads) as f64;
+    let tiling = blueprint.tiling();
+    let (count, heads) = match blueprint.pass {
+        Pass::Forward | Pass::Queries => (tiling.count(problem), problem.heads),
+        // Every tile of keys is visited by the heads of a group in turn.
+        Pass::Keys => (tiling.count_visitors(problem), problem.heads),
+    };
     let scores = (blueprint.rows() * blueprint.columns()) as f64;
     let dims = (blueprint.dim() + blueprint.dim_v()) as f64;
-    // Instructions of a plane: products, softmax, masks, loads.
+    // Issue slots for a score: products, softmax, masks, vectors loaded for a tile and read from shared
+    // memory.
+    let products = dims * if blueprint.pass == Pass::Forward { 0.25 } else { 0.45 };
     let softmax = 24.0;
     let mask = 10.0 * count.mixed() as f64 / count.visited.max(1) as f64;
     let loads = dims * 16.0 / blueprint.rows() as f64;
     let shared = dims / (8.0 * blueprint.blocks as f64);
-    let step = scores * (dims / 4.0 + softmax + mask + loads + shared);
+    let step = scores * (products + softmax + mask + loads + shared);
     let tile = blueprint.rows() as f64 * dims * 24.0;
+    let heads = (problem.batch * heads) as f64;
     heads * (count.visited as f64 * step + count.q_tiles as f64 * tile)
 }

@@ -127,7 +127,7 @@ pub(in super::super) fn forward_kernel<F: Float, N: Size, NO: Size>(
     }
 
     let spoiled =
-        store::<F, NO>(&mut sums, &state, out, lse, &space, &tile, scale, first_row, lane, blueprint);
+        store::<F, NO>(&sums, &state, out, lse, &space, &tile, scale, first_row, lane, blueprint);
     repair::<F, N, NO>(
         query,
         key,

@@ -13,24 +13,17 @@ mod store;
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
 use super::blueprint::Blueprint;
 use super::geometry::{cubes, space, strides};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
+use super::layout::{buffer, cube_count};
 use super::launch::{ForwardInputs, ForwardOutputs};
 use crate::Problem;
 #[cfg(feature = "cuda")]
 use kernel::AllStridesCompilationArg;
 use kernel::{AllStridesLaunch, forward_kernel};
-
-/// A kernel argument. The kernels take every length from the problem, so that the one given here only has
-/// to be inside the buffer.
-fn buffer(handle: &Handle) -> BufferArg {
-    // SAFETY: a length of zero is inside any buffer.
-    unsafe { BufferArg::from_raw_parts(handle.clone(), 0) }
-}
 
 /// Launches the kernel.
 pub(super) fn launch(
@@ -42,10 +35,7 @@ pub(super) fn launch(
     inputs: &ForwardInputs,
     outputs: &ForwardOutputs,
 ) {
-    let cubes = cubes(problem, blueprint);
-    let (widest, _, _) = client.properties().hardware.max_cube_count;
-    let along_x = cubes.min(widest as usize);
-    let cube_count = CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1);
+    let cube_count = cube_count(client, cubes(problem, blueprint));
     let cube_dim = CubeDim::new_1d(blueprint.units() as u32);
     // Empty buffers cannot be bound.
     let has_keys = problem.keys() > 0;

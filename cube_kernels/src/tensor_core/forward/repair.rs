@@ -11,6 +11,7 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, PLANE, ROWS};
 use super::super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space, Walk};
+use super::super::results::{load_vectors, write_vectors};
 use super::kernel::AllStrides;
 
 /// Index into the statistics of a row: the largest score so far.
@@ -46,8 +47,9 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
     #[comptime] blueprint: Blueprint,
 ) {
     let head_kv = tile.head / space.group_size;
-    let slices = comptime!((blueprint.head_dim / blueprint.vector).div_ceil(PLANE));
-    let slices_v = comptime!((blueprint.head_dim_v / blueprint.vector).div_ceil(PLANE));
+    let vectors = comptime!(blueprint.head_dim / blueprint.vector);
+    let vectors_v = comptime!(blueprint.head_dim_v / blueprint.vector);
+    let slices_v = comptime!(vectors_v.div_ceil(PLANE));
     for row in 0..comptime!(ROWS * blueprint.blocks) {
         // Four units hold the row, at the same place of theirs.
         let flags = plane_shuffle(spoiled, (row % 8 * 4) as u32);
@@ -55,15 +57,7 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
             let at = tile.position(first_row + row, blueprint);
             let walk = space.row_walk(tile, &strides.query);
             let from = walk.vector(&at, 0usize, comptime!([1, 1, 1]));
-            let mut fixed = Array::<Vector<f32, N>>::new(slices);
-            #[unroll]
-            for slice in 0..slices {
-                fixed[slice] = Vector::new(0.0f32);
-                let vector = lane + comptime!(slice * PLANE);
-                if vector < comptime!(blueprint.head_dim / blueprint.vector) {
-                    fixed[slice] = Vector::cast_from(query[from + vector]);
-                }
-            }
+            let fixed = load_vectors::<F, N>(query, from, lane, vectors);
             let mut sums = Array::<Vector<f32, N>>::new(slices_v);
             #[unroll]
             for slice in 0..slices_v {
@@ -105,7 +99,9 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
             if lane == 0 {
                 lse[place] = state[MAXIMUM] + state[SUM].ln();
             }
-            write::<F, N, NO>(&sums, 1.0 / state[SUM], out, place, lane, blueprint);
+            let (size, vector) = comptime!((blueprint.vector_out(), blueprint.vector));
+            let inverse = 1.0 / state[SUM];
+            write_vectors::<F, N, NO>(&sums, inverse, out, place, lane, vectors_v, vector, size);
         }
     }
 }
@@ -134,14 +130,11 @@ fn attend<F: Float, N: Size>(
     let vectors = comptime!(blueprint.head_dim / blueprint.vector);
     let vectors_v = comptime!(blueprint.head_dim_v / blueprint.vector);
     let from = key_walk.vector(at, 0usize, comptime!([1, 1, 1]));
+    let elements = load_vectors::<F, N>(key, from, lane, vectors);
     let mut product = 0.0f32;
     #[unroll]
     for slice in 0..comptime!(vectors.div_ceil(PLANE)) {
-        let vector = lane + comptime!(slice * PLANE);
-        if vector < vectors {
-            let elements = Vector::<f32, N>::cast_from(key[from + vector]);
-            product += (fixed[slice] * elements).vector_sum();
-        }
+        product += (fixed[slice] * elements[slice]).vector_sum();
     }
     let score = plane_sum(product) * scale;
     let maximum = max(state[MAXIMUM], score);
@@ -150,43 +143,9 @@ fn attend<F: Float, N: Size>(
     state[MAXIMUM] = maximum;
     state[SUM] = state[SUM] * decay + weight;
     let from = value_walk.vector(at, 0usize, comptime!([1, 1, 1]));
+    let elements = load_vectors::<F, N>(value, from, lane, vectors_v);
     #[unroll]
     for slice in 0..comptime!(vectors_v.div_ceil(PLANE)) {
-        let vector = lane + comptime!(slice * PLANE);
-        if vector < vectors_v {
-            let elements = Vector::<f32, N>::cast_from(value[from + vector]);
-            sums[slice] = sums[slice] * Vector::new(decay) + elements * Vector::new(weight);
-        }
-    }
-}
-
-/// Writes the row's output.
-#[cube]
-fn write<F: Float, N: Size, NO: Size>(
-    sums: &Array<Vector<f32, N>>,
-    factor: f32,
-    out: &mut [Vector<F, NO>],
-    place: usize,
-    lane: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let vectors_v = comptime!(blueprint.head_dim_v / blueprint.vector);
-    let size = comptime!(blueprint.vector_out());
-    let parts = comptime!(blueprint.vector / size);
-    #[unroll]
-    for slice in 0..comptime!(vectors_v.div_ceil(PLANE)) {
-        let vector = lane + comptime!(slice * PLANE);
-        if vector < vectors_v {
-            #[unroll]
-            for part in 0..parts {
-                let mut piece = Vector::<f32, NO>::new(0.0f32);
-                #[unroll]
-                for element in 0..size {
-                    let value = sums[slice].extract(comptime!(part * size + element));
-                    piece.insert(element, value * factor);
-                }
-                out[(place * vectors_v + vector) * parts + part] = Vector::cast_from(piece);
-            }
-        }
+        sums[slice] = sums[slice] * Vector::new(decay) + elements[slice] * Vector::new(weight);
     }
 }

@@ -1,0 +1,559 @@
+//! The kernel: how a cube goes through the columns of its rows.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs, clippy::too_many_arguments)]
+
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::super::blueprint::{Blueprint, COLUMNS, PLANE, Pass, ROWS, Staging};
+use super::super::geometry::{CubeTile, Position, Space, Strides};
+use super::super::mask::{WORDS, mask_line, mask_windows, write_windows};
+use super::super::power::power;
+use super::super::products::{Fragments, accumulate, held, scores, zeros};
+use super::super::staging::{Stage, begin, clear, fetch, finish, put};
+use super::repair::repair;
+use super::statistics::STATISTICS;
+use super::store::store;
+
+/// Strides of all inputs.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(in super::super) struct PairStrides {
+    pub row_first: Strides,
+    pub row_second: Strides,
+    pub column_first: Strides,
+    pub column_second: Strides,
+    pub additional_first: Strides,
+    pub additional_second: Strides,
+}
+
+/// Sums of the gradients of the rows' first and second vectors.
+#[derive(CubeType)]
+pub(in super::super) struct Sums {
+    pub first: Fragments<f32>,
+    pub second: Fragments<f32>,
+}
+
+/// A unit's part of the statistics of its rows: scaled logsumexp and delta, two rows of each block.
+#[derive(CubeType)]
+struct RowStatistics {
+    lse: Array<f32>,
+    delta: Array<f32>,
+}
+
+/// First vectors are queries and keys, second ones the output's gradient and values; those of the rows
+/// stay in shared memory, those of the columns pass through it.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
+    row_first: &[Vector<F, N>],
+    row_second: &[Vector<F, N>],
+    column_first: &[Vector<F, N>],
+    column_second: &[Vector<F, N>],
+    additional_first: &[Vector<F, N>],
+    additional_second: &[Vector<F, N>],
+    statistics: &[f32],
+    out_first: &mut [Vector<F, NO>],
+    out_second: &mut [Vector<F, NO>],
+    space: Space,
+    strides: PairStrides,
+    factor: f32,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+    #[define(F)] _dtype: ElemType,
+) {
+    if CUBE_POS >= space.cubes {
+        terminate!();
+    }
+    let tile = space.tile(CUBE_POS, blueprint);
+    if !tile.has_rows() {
+        terminate!();
+    }
+    let unit = UNIT_POS as usize;
+    let lane = unit % PLANE;
+    let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
+
+    let first = comptime!(blueprint.first());
+    let second = comptime!(blueprint.second());
+    let (rows, columns) = comptime!((blueprint.rows(), blueprint.columns()));
+    let mut shared_rows_first =
+        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * first.pitch), 16usize);
+    let mut shared_rows_second =
+        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * second.pitch), 16usize);
+    let mut shared_first =
+        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(2 * columns * first.pitch), 16usize);
+    let mut shared_second =
+        Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(2 * columns * second.pitch), 16usize);
+    let words = comptime!(if blueprint.has_keys { rows * WORDS } else { 1 });
+    let mut windows = Shared::<[u32]>::new_slice(words);
+    let numbers =
+        comptime!(if blueprint.pass == Pass::Keys { 2 * STATISTICS * columns } else { 1 });
+    let shared_statistics = Shared::<[f32]>::new_slice(numbers);
+
+    let row_tile = comptime!(blueprint.row_tile());
+    let first_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, row_tile));
+    let second_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, row_tile));
+    clear::<F, N>(&mut shared_rows_first, unit, 1usize, first_stage);
+    clear::<F, N>(&mut shared_rows_second, unit, 1usize, second_stage);
+    let column_tile = comptime!(blueprint.column_tile());
+    let cleared = comptime!(Stage { tile: column_tile, ..first_stage });
+    clear::<F, N>(&mut shared_first, unit, 2usize, cleared);
+    let cleared = comptime!(Stage { tile: column_tile, ..second_stage });
+    clear::<F, N>(&mut shared_second, unit, 2usize, cleared);
+    let corner = Position { z: tile.z.row, y: tile.y.row, x: tile.x.row };
+    let walk = space.row_walk(&tile, &strides.row_first);
+    let fetched = fetch::<F, N>(row_first, &walk, &corner, unit, first_stage);
+    put::<F, N>(&fetched, &mut shared_rows_first, unit, first_stage);
+    let walk = space.row_walk(&tile, &strides.row_second);
+    let fetched = fetch::<F, N>(row_second, &walk, &corner, unit, second_stage);
+    put::<F, N>(&fetched, &mut shared_rows_second, unit, second_stage);
+    if comptime!(blueprint.has_keys) {
+        write_windows(&mut windows, &space, &tile, unit, blueprint);
+    }
+    let own = row_statistics(statistics, &space, &tile, first_row, lane, blueprint);
+    sync_cube();
+    let held_first = held::<F, N>(&shared_rows_first, first_row, lane, first);
+    let held_second = held::<F, N>(&shared_rows_second, first_row, lane, second);
+
+    let pieces = comptime!(match blueprint.has_first {
+        true => blueprint.blocks * blueprint.dim() / COLUMNS,
+        false => 0,
+    });
+    let pieces_second = comptime!(match blueprint.has_second {
+        true => blueprint.blocks * blueprint.dim_v() / COLUMNS,
+        false => 0,
+    });
+    let mut sums = Sums { first: zeros(pieces), second: zeros(pieces_second) };
+    if comptime!(blueprint.has_keys) {
+        sweep::<F, N>(
+            column_first,
+            column_second,
+            statistics,
+            &space,
+            &strides,
+            &tile,
+            &shared_rows_first,
+            &shared_rows_second,
+            &held_first,
+            &held_second,
+            shared_first.clone(),
+            shared_second.clone(),
+            shared_statistics.clone(),
+            &windows,
+            &own,
+            &mut sums,
+            factor,
+            unit,
+            blueprint,
+        );
+    }
+    if comptime!(blueprint.has_additional) {
+        sweep_additional::<F, N>(
+            additional_first,
+            additional_second,
+            &space,
+            &strides,
+            &tile,
+            &shared_rows_first,
+            &shared_rows_second,
+            &held_first,
+            &held_second,
+            shared_first.clone(),
+            shared_second.clone(),
+            &shared_statistics,
+            &own,
+            &mut sums,
+            factor,
+            unit,
+            blueprint,
+        );
+    }
+    let spoiled = store::<F, NO>(
+        &sums, out_first, out_second, &space, &tile, scale, first_row, lane, blueprint,
+    );
+    repair::<F, N, NO>(
+        row_first,
+        row_second,
+        column_first,
+        column_second,
+        additional_first,
+        additional_second,
+        statistics,
+        out_first,
+        out_second,
+        &space,
+        &strides,
+        &tile,
+        spoiled,
+        factor,
+        scale,
+        first_row,
+        lane,
+        blueprint,
+    );
+}
+
+/// Statistics of this unit's rows, where rows are queries.
+#[cube]
+fn row_statistics(
+    statistics: &[f32],
+    space: &Space,
+    tile: &CubeTile,
+    first_row: usize,
+    lane: usize,
+    #[comptime] blueprint: Blueprint,
+) -> RowStatistics {
+    let rows = comptime!(2 * blueprint.blocks);
+    let mut lse = Array::<f32>::new(rows);
+    let mut delta = Array::<f32>::new(rows);
+    #[unroll]
+    for row in 0..rows {
+        lse[row] = 0.0f32;
+        delta[row] = 0.0f32;
+        if comptime!(blueprint.pass != Pass::Keys) {
+            let at = tile.position(first_row + lane / 4 + comptime!(row * 8), blueprint);
+            if tile.is_row(&at) {
+                let place = STATISTICS * space.row_place(tile, &at);
+                lse[row] = statistics[place];
+                delta[row] = statistics[place + 1];
+            }
+        }
+    }
+    RowStatistics { lse, delta }
+}
+
+/// Takes all columns that the cube's rows see into the sums, tile by tile; where rows are keys, those of
+/// one head of the queries after the other.
+#[cube]
+fn sweep<F: Float, N: Size>(
+    column_first: &[Vector<F, N>],
+    column_second: &[Vector<F, N>],
+    statistics: &[f32],
+    space: &Space,
+    strides: &PairStrides,
+    tile: &CubeTile,
+    shared_rows_first: &[Vector<F, N>],
+    shared_rows_second: &[Vector<F, N>],
+    held_first: &Fragments<F>,
+    held_second: &Fragments<F>,
+    mut shared_first: Shared<[Vector<F, N>]>,
+    mut shared_second: Shared<[Vector<F, N>]>,
+    mut shared_statistics: Shared<[f32]>,
+    windows: &[u32],
+    own: &RowStatistics,
+    sums: &mut Sums,
+    factor: f32,
+    unit: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
+    let columns = comptime!(blueprint.columns());
+    let column_tile = comptime!(blueprint.column_tile());
+    let first_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, column_tile));
+    let second_stage =
+        comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, column_tile));
+    let is_async = comptime!(blueprint.staging == Staging::Async);
+    let is_keys = comptime!(blueprint.pass == Pass::Keys);
+    let first_size = comptime!(columns * first.pitch);
+    let second_size = comptime!(columns * second.pitch);
+    let numbers = comptime!(STATISTICS * columns);
+    let lane = unit % PLANE;
+    let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
+
+    let mut head = tile.head / space.group_size;
+    let mut heads = 1usize;
+    let mut steps = tile.steps(blueprint);
+    if comptime!(is_keys) {
+        head = tile.head * space.group_size;
+        heads = space.heads * space.group_size;
+        steps *= space.group_size;
+    }
+    let mut at_z = 0usize;
+    let mut at_y = 0usize;
+    let mut at_x = 0usize;
+    if steps > 0 {
+        let corner = tile.corner(at_z, at_y, at_x, blueprint);
+        let walk = space.column_walk(tile, &strides.column_first, head);
+        let walk_second = space.column_walk(tile, &strides.column_second, head);
+        if comptime!(is_async) {
+            let to = &mut shared_first[0..first_size];
+            begin::<F, N>(column_first, to, &walk, &corner, unit, first_stage);
+            let to = &mut shared_second[0..second_size];
+            begin::<F, N>(column_second, to, &walk_second, &corner, unit, second_stage);
+        } else {
+            let fetched = fetch::<F, N>(column_first, &walk, &corner, unit, first_stage);
+            put::<F, N>(&fetched, &mut shared_first[0..first_size], unit, first_stage);
+            let fetched = fetch::<F, N>(column_second, &walk_second, &corner, unit, second_stage);
+            put::<F, N>(&fetched, &mut shared_second[0..second_size], unit, second_stage);
+        }
+        if comptime!(is_keys) && unit < columns {
+            let at = space.nearest_column(tile, &corner, unit, column_tile);
+            let place = STATISTICS * space.column_place(tile, &at, head, heads);
+            shared_statistics[unit] = statistics[place];
+            shared_statistics[unit + columns] = statistics[place + 1];
+        }
+    }
+    for step in 0..steps {
+        let corner = tile.corner(at_z, at_y, at_x, blueprint);
+        let is_whole = tile.is_whole(at_z, at_y, at_x, blueprint);
+        let now = step % 2;
+        let then = 1 - now;
+        // The next tile.
+        at_x += 1;
+        if at_x == tile.x.count {
+            at_x = 0;
+            if comptime!(blueprint.rank > 1) {
+                at_y += 1;
+                if at_y == tile.y.count {
+                    at_y = 0;
+                    if comptime!(blueprint.rank > 2) {
+                        at_z += 1;
+                        if at_z == tile.z.count {
+                            at_z = 0;
+                        }
+                    }
+                }
+            }
+            if comptime!(is_keys) && at_x + at_y + at_z == 0 && step + 1 < steps {
+                head += 1;
+            }
+        }
+        let next = tile.corner(at_z, at_y, at_x, blueprint);
+        let walk = space.column_walk(tile, &strides.column_first, head);
+        let walk_second = space.column_walk(tile, &strides.column_second, head);
+        let mut next_lse = 0.0f32;
+        let mut next_delta = 0.0f32;
+        if comptime!(is_async) {
+            finish();
+        }
+        sync_cube();
+        if comptime!(is_keys) && unit < columns {
+            let at = space.nearest_column(tile, &next, unit, column_tile);
+            let place = STATISTICS * space.column_place(tile, &at, head, heads);
+            next_lse = statistics[place];
+            next_delta = statistics[place + 1];
+        }
+        let now_first = now * first_size;
+        let now_second = now * second_size;
+        let then_first = then * first_size;
+        let then_second = then * second_size;
+        if comptime!(is_async) {
+            if step + 1 < steps {
+                let to = &mut shared_first[then_first..then_first + first_size];
+                begin::<F, N>(column_first, to, &walk, &next, unit, first_stage);
+                let to = &mut shared_second[then_second..then_second + second_size];
+                begin::<F, N>(column_second, to, &walk_second, &next, unit, second_stage);
+            }
+            take::<F, N>(
+                shared_rows_first,
+                shared_rows_second,
+                held_first,
+                held_second,
+                &shared_first[now_first..now_first + first_size],
+                &shared_second[now_second..now_second + second_size],
+                &shared_statistics[now * numbers..now * numbers + numbers],
+                windows,
+                own,
+                sums,
+                &corner,
+                !is_whole,
+                factor,
+                first_row,
+                lane,
+                blueprint,
+            );
+        } else {
+            // Behind the last step these are read in vain.
+            let fetched = fetch::<F, N>(column_first, &walk, &next, unit, first_stage);
+            let fetched_second =
+                fetch::<F, N>(column_second, &walk_second, &next, unit, second_stage);
+            take::<F, N>(
+                shared_rows_first,
+                shared_rows_second,
+                held_first,
+                held_second,
+                &shared_first[now_first..now_first + first_size],
+                &shared_second[now_second..now_second + second_size],
+                &shared_statistics[now * numbers..now * numbers + numbers],
+                windows,
+                own,
+                sums,
+                &corner,
+                !is_whole,
+                factor,
+                first_row,
+                lane,
+                blueprint,
+            );
+            let to = &mut shared_first[then_first..then_first + first_size];
+            put::<F, N>(&fetched, to, unit, first_stage);
+            let to = &mut shared_second[then_second..then_second + second_size];
+            put::<F, N>(&fetched_second, to, unit, second_stage);
+        }
+        if comptime!(is_keys) && unit < columns {
+            shared_statistics[then * numbers + unit] = next_lse;
+            shared_statistics[then * numbers + columns + unit] = next_delta;
+        }
+    }
+    sync_cube();
+}
+
+/// Takes the additional columns, which every row sees, into the sums.
+#[cube]
+fn sweep_additional<F: Float, N: Size>(
+    additional_first: &[Vector<F, N>],
+    additional_second: &[Vector<F, N>],
+    space: &Space,
+    strides: &PairStrides,
+    tile: &CubeTile,
+    shared_rows_first: &[Vector<F, N>],
+    shared_rows_second: &[Vector<F, N>],
+    held_first: &Fragments<F>,
+    held_second: &Fragments<F>,
+    mut shared_first: Shared<[Vector<F, N>]>,
+    mut shared_second: Shared<[Vector<F, N>]>,
+    shared_statistics: &[f32],
+    own: &RowStatistics,
+    sums: &mut Sums,
+    factor: f32,
+    unit: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
+    let columns = comptime!(blueprint.columns());
+    let line = comptime!([1, 1, columns]);
+    let first_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, line));
+    let second_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, line));
+    let lane = unit % PLANE;
+    let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
+    let count = space.additional;
+    let walk = space.additional_walk(tile, &strides.additional_first);
+    let walk_second = space.additional_walk(tile, &strides.additional_second);
+    for step in 0..(count + (columns - 1)) / columns {
+        let token = step * columns;
+        let corner = Position { z: 0usize, y: 0usize, x: token };
+        let fetched = fetch::<F, N>(additional_first, &walk, &corner, unit, first_stage);
+        put::<F, N>(&fetched, &mut shared_first, unit, first_stage);
+        let fetched = fetch::<F, N>(additional_second, &walk_second, &corner, unit, second_stage);
+        put::<F, N>(&fetched, &mut shared_second, unit, second_stage);
+        sync_cube();
+        let mut weights =
+            scores::<F, N>(shared_rows_first, held_first, &shared_first, first_row, lane, first);
+        let mut gradients =
+            scores::<F, N>(shared_rows_second, held_second, &shared_second, first_row, lane, second);
+        differentiate(
+            &mut weights, &mut gradients, shared_statistics, own, factor, lane, blueprint,
+        );
+        if token + columns > count {
+            let end = (count - token) as i32;
+            #[unroll]
+            for block in 0..comptime!(blueprint.blocks) {
+                #[unroll]
+                for half in 0..2usize {
+                    mask_line(&mut gradients, 0.0, 0i32, end, lane, block, half, blueprint);
+                }
+            }
+        }
+        accumulate::<F, N>(&mut sums.first, &gradients, &shared_first, lane, first);
+        sync_cube();
+    }
+}
+
+/// Takes a tile of columns into the sums.
+#[cube]
+fn take<F: Float, N: Size>(
+    shared_rows_first: &[Vector<F, N>],
+    shared_rows_second: &[Vector<F, N>],
+    held_first: &Fragments<F>,
+    held_second: &Fragments<F>,
+    shared_first: &[Vector<F, N>],
+    shared_second: &[Vector<F, N>],
+    shared_statistics: &[f32],
+    windows: &[u32],
+    own: &RowStatistics,
+    sums: &mut Sums,
+    corner: &Position,
+    is_masked: bool,
+    factor: f32,
+    first_row: usize,
+    lane: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
+    let mut weights =
+        scores::<F, N>(shared_rows_first, held_first, shared_first, first_row, lane, first);
+    if comptime!(blueprint.has_first) {
+        let mut gradients =
+            scores::<F, N>(shared_rows_second, held_second, shared_second, first_row, lane, second);
+        differentiate(
+            &mut weights, &mut gradients, shared_statistics, own, factor, lane, blueprint,
+        );
+        if is_masked {
+            if comptime!(blueprint.has_second) {
+                mask_windows(&mut weights, 0.0, windows, corner, first_row, lane, blueprint);
+            }
+            mask_windows(&mut gradients, 0.0, windows, corner, first_row, lane, blueprint);
+        }
+        if comptime!(blueprint.has_second) {
+            accumulate::<F, N>(&mut sums.second, &weights, shared_second, lane, second);
+        }
+        accumulate::<F, N>(&mut sums.first, &gradients, shared_first, lane, first);
+    } else {
+        // Gradients that nothing reads, which the compiler drops.
+        let mut gradients = zeros(comptime!(second.blocks * second.matrices));
+        differentiate(
+            &mut weights, &mut gradients, shared_statistics, own, factor, lane, blueprint,
+        );
+        if is_masked {
+            mask_windows(&mut weights, 0.0, windows, corner, first_row, lane, blueprint);
+        }
+        accumulate::<F, N>(&mut sums.second, &weights, shared_second, lane, second);
+    }
+}
+
+/// Makes weights of scores, and gradients of the scores of those of the weights.
+#[cube]
+fn differentiate(
+    weights: &mut Fragments<f32>,
+    gradients: &mut Fragments<f32>,
+    shared_statistics: &[f32],
+    own: &RowStatistics,
+    factor: f32,
+    lane: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let columns = comptime!(blueprint.columns());
+    let matrices = comptime!(columns / COLUMNS);
+    #[unroll]
+    for matrix in 0..matrices {
+        #[unroll]
+        for element in 0..2usize {
+            let mut lse = 0.0f32;
+            let mut delta = 0.0f32;
+            if comptime!(blueprint.pass == Pass::Keys) {
+                let column = comptime!(matrix * COLUMNS + element) + lane % 4 * 2;
+                lse = shared_statistics[column];
+                delta = shared_statistics[column + columns];
+            }
+            #[unroll]
+            for row in 0..comptime!(2 * blueprint.blocks) {
+                if comptime!(blueprint.pass != Pass::Keys) {
+                    lse = own.lse[row];
+                    delta = own.delta[row];
+                }
+                let number = comptime!(row / 2 * matrices + matrix);
+                let half = comptime!(row % 2);
+                let fragment = weights.index_mut(number);
+                let mut pair = fragment[half];
+                let argument = fma(pair.extract(element), factor, -lse);
+                let weight = power(argument, comptime!(blueprint.exponential));
+                pair.insert(element, weight);
+                fragment[half] = pair;
+                let fragment = gradients.index_mut(number);
+                let mut pair = fragment[half];
+                pair.insert(element, weight * (pair.extract(element) - delta));
+                fragment[half] = pair;
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Backward, without atomics: every gradient row is summed by one cube, in a fixed order, so that results
+//! repeat bit by bit.
+//!
+//! With `delta = rowsum(dout * out) - dlse`, `p = exp(scale * q k - lse)` and
+//! `ds = p * (dout v - delta)`:
+//!
+//! ```text
+//! dq = scale * sum over keys of ds k        a cube per tile of queries
+//! dk = scale * sum over queries of ds q     a cube per tile of keys,
+//! dv =         sum over queries of p dout     over the queries and heads that see them
+//! ```
+//!
+//! Both are one kernel that keeps rows, queries or keys, and sweeps over columns, the others: seven
+//! products of tiles, where a kernel that adds up dq in memory has five. Tiles of columns pass through two
+//! buffers in shared memory, so that the next is on its way while one is worked on. `lse` and `delta` go
+//! into a workspace `[batch, queries, heads, 2]` of `f32`.
+
+mod kernel;
+mod repair;
+mod statistics;
+mod store;
+
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::blueprint::{Blueprint, Exponential};
+use super::geometry::{cubes, space, strides};
+use super::layout::{Strided, buffer, cube_count};
+#[cfg(feature = "cuda")]
+use super::geometry::{space_compilation, strides_compilation};
+use crate::Problem;
+#[cfg(feature = "cuda")]
+use kernel::PairStridesCompilationArg;
+use kernel::{PairStridesLaunch, backward_kernel};
+pub(super) use statistics::STATISTICS;
+use statistics::statistics_kernel;
+
+/// Units of a cube of the statistics' kernel.
+const UNITS: u32 = 128;
+
+/// Launches the kernel that makes the statistics of the queries.
+pub(super) fn launch_statistics(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    exponential: Exponential,
+    address_type: AddressType,
+    vector: usize,
+    [out, dout]: [&Strided; 2],
+    [lse, dlse, statistics]: [&Handle; 3],
+) {
+    let rows = problem.batch * problem.queries() * problem.heads;
+    let [z, y, x] = problem.axes.map(|axis| axis.queries);
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        statistics_kernel::launch_unchecked(
+            client,
+            cube_count(client, rows.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            address_type,
+            vector,
+            buffer(&out.handle),
+            buffer(&dout.handle),
+            buffer(lse),
+            buffer(dlse),
+            buffer(statistics),
+            strides(out, vector),
+            strides(dout, vector),
+            problem.heads,
+            x,
+            y,
+            z,
+            rows,
+            exponential.factor(1.0),
+            problem.head_dim_v / vector,
+            dtype,
+        );
+    }
+}
+
+/// What a launch reads and writes. First vectors are queries and keys, second ones the output's gradient
+/// and values.
+pub(super) struct Tensors<'a> {
+    pub rows: [&'a Strided; 2],
+    pub columns: [&'a Strided; 2],
+    pub additional: Option<[&'a Strided; 2]>,
+    pub statistics: &'a Handle,
+    pub gradients: [&'a Handle; 2],
+}
+
+/// Launches the kernel of a blueprint.
+pub(super) fn launch(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    blueprint: &Blueprint,
+    address_type: AddressType,
+    tensors: &Tensors<'_>,
+) {
+    let [row_first, row_second] = tensors.rows;
+    // Empty buffers cannot be bound.
+    let [first, second] = if blueprint.has_keys { tensors.columns } else { tensors.rows };
+    let [more_first, more_second] = tensors.additional.unwrap_or(tensors.rows);
+    let strides = |tensor| strides(tensor, blueprint.vector);
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        backward_kernel::launch_unchecked(
+            client,
+            cube_count(client, cubes(problem, blueprint)),
+            CubeDim::new_1d(blueprint.units() as u32),
+            address_type,
+            blueprint.vector,
+            blueprint.vector_out(),
+            buffer(&row_first.handle),
+            buffer(&row_second.handle),
+            buffer(&first.handle),
+            buffer(&second.handle),
+            buffer(&more_first.handle),
+            buffer(&more_second.handle),
+            buffer(tensors.statistics),
+            buffer(tensors.gradients[0]),
+            buffer(tensors.gradients[1]),
+            space(problem, blueprint),
+            PairStridesLaunch::new(
+                strides(row_first),
+                strides(row_second),
+                strides(first),
+                strides(second),
+                strides(more_first),
+                strides(more_second),
+            ),
+            blueprint.exponential.factor(problem.scale),
+            problem.scale as f32,
+            *blueprint,
+            dtype,
+        );
+    }
+}
+
+/// The kernel of a blueprint, to be compiled without a device.
+#[cfg(feature = "cuda")]
+pub(super) fn definition(
+    blueprint: &Blueprint,
+    dtype: ElemType,
+    settings: cubecl::ir::settings::KernelSettings,
+    properties: std::sync::Arc<cubecl::ir::DeviceProperties>,
+    target: std::sync::Arc<TargetProperties>,
+) -> KernelDefinition {
+    let buffer = || BufferCompilationArg { inplace: None };
+    let strides = strides_compilation;
+    let pair_strides = PairStridesCompilationArg {
+        row_first: strides(),
+        row_second: strides(),
+        column_first: strides(),
+        column_second: strides(),
+        additional_first: strides(),
+        additional_second: strides(),
+    };
+    let kernel = backward_kernel::BackwardKernel::new(
+        settings,
+        properties,
+        target,
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        space_compilation(blueprint),
+        pair_strides,
+        (),
+        (),
+        blueprint.vector,
+        blueprint.vector_out(),
+        *blueprint,
+        dtype,
+    );
+    kernel.define()
+}

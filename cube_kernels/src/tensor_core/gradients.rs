@@ -1,0 +1,196 @@
+//! Launches of the backward pass.
+
+use std::sync::{Arc, LazyLock, Mutex};
+
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::server::Handle;
+
+use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
+use super::launch::{Choices, Named, check, check_buffer, common_vector, named, remembered};
+use super::layout::Strided;
+use super::plan::additional_problem;
+use super::{BackwardPlan, Capability, TensorCoreError, plan_backward};
+use crate::Problem;
+
+/// What [`backward()`] reads, in f16 or bf16 but for the logsumexp and its gradient.
+#[derive(Clone, Debug)]
+pub struct BackwardInputs {
+    /// `[batch, queries, heads, head_dim]`.
+    pub query: Strided,
+    /// `[batch, keys, heads_kv, head_dim]`.
+    pub key: Strided,
+    /// `[batch, keys, heads_kv, head_dim_v]`.
+    pub value: Strided,
+    /// Key and value of the additional tokens, `[batch, 1, 1, tokens, heads_kv, dim]`: there if, and
+    /// only if, [`Problem::additional`] is not zero.
+    pub additional: Option<(Strided, Strided)>,
+    /// The forward pass's output, `[batch, queries, heads, head_dim_v]`.
+    pub out: Strided,
+    /// Gradient of the output, of its shape.
+    pub dout: Strided,
+    /// The forward pass's logsumexp, contiguous `[batch, queries, heads]`, `f32`.
+    pub lse: Handle,
+    /// Gradient of the logsumexp, of its shape, `f32`.
+    pub dlse: Handle,
+}
+
+/// What [`backward()`] writes; all contiguous, in the inputs' element type.
+#[derive(Clone, Debug)]
+pub struct BackwardOutputs {
+    /// Of the shape of the query.
+    pub dq: Handle,
+    /// Of the shape of the key.
+    pub dk: Handle,
+    /// Of the shape of the value.
+    pub dv: Handle,
+    /// Of the shapes of the additional key and value, where there are some.
+    pub additional: Option<(Handle, Handle)>,
+}
+
+/// The gradients of attention, by the blueprints that [`plan_backward()`] chooses. Results repeat bit by
+/// bit. Workspace: 8 bytes for each row of the queries.
+///
+/// Returns when the work is enqueued; the first use of a blueprint compiles it.
+///
+/// # Errors
+///
+/// If the device cannot run the problem or a buffer is too small; then nothing was launched.
+pub fn backward(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+) -> Result<(), TensorCoreError> {
+    static KNOWN: Choices<Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+    let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
+    let vector = backward_vector(problem, inputs);
+    let plan = remembered(&KNOWN, problem, capability, vector, None, || {
+        plan_backward(problem, &capability, vector).map(Arc::new)
+    })?;
+    backward_with(client, &plan, problem, dtype, inputs, outputs)
+}
+
+/// [`backward()`] by given blueprints, which have to be ones for the problem.
+///
+/// # Errors
+///
+/// If the device cannot run the problem or a buffer is too small; then nothing was launched.
+///
+/// # Panics
+///
+/// If a blueprint is none for the problem.
+pub fn backward_with(
+    client: &Client,
+    plan: &BackwardPlan,
+    problem: &Problem,
+    dtype: ElemType,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+) -> Result<(), TensorCoreError> {
+    let additional = additional_problem(problem);
+    for blueprint in [&plan.queries].into_iter().chain(&plan.keys) {
+        assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
+    }
+    for blueprint in &plan.additional {
+        assert!(blueprint.fits(&additional), "{blueprint} is no blueprint for {additional:?}");
+    }
+    let tensors = tensors(problem, inputs);
+    let address_type = check(client, problem, dtype, &tensors, &inputs.additional)?;
+    check_buffers(problem, inputs, outputs)?;
+    let queries = problem.axes.map(|axis| axis.queries);
+    let line = |name, tensor: &Strided| tensor.line(queries).ok_or(TensorCoreError::Layout(name));
+    let lines = match problem.additional {
+        0 => None,
+        _ => Some([line("query", &inputs.query)?, line("dout", &inputs.dout)?]),
+    };
+    let rows = problem.batch * problem.queries() * problem.heads;
+    let statistics = client.empty((rows * STATISTICS * size_of::<f32>()).max(1));
+    if rows > 0 {
+        launch_statistics(
+            client,
+            problem,
+            dtype,
+            plan.queries.exponential,
+            address_type,
+            plan.queries.vector,
+            [&inputs.out, &inputs.dout],
+            [&inputs.lse, &inputs.dlse, &statistics],
+        );
+        let tensors = Tensors {
+            rows: [&inputs.query, &inputs.dout],
+            columns: [&inputs.key, &inputs.value],
+            additional: inputs.additional.as_ref().map(|(key, value)| [key, value]),
+            statistics: &statistics,
+            gradients: [&outputs.dq, &outputs.dq],
+        };
+        launch(client, problem, dtype, &plan.queries, address_type, &tensors);
+    }
+    for blueprint in &plan.keys {
+        let tensors = Tensors {
+            rows: [&inputs.key, &inputs.value],
+            columns: [&inputs.query, &inputs.dout],
+            additional: None,
+            statistics: &statistics,
+            gradients: [&outputs.dk, &outputs.dv],
+        };
+        launch(client, problem, dtype, blueprint, address_type, &tensors);
+    }
+    if let (Some((key, value)), Some((dk, dv)), Some([query, dout])) =
+        (&inputs.additional, &outputs.additional, &lines)
+    {
+        for blueprint in &plan.additional {
+            let tensors = Tensors {
+                rows: [key, value],
+                columns: [query, dout],
+                additional: None,
+                statistics: &statistics,
+                gradients: [dk, dv],
+            };
+            launch(client, &additional, dtype, blueprint, address_type, &tensors);
+        }
+    }
+    Ok(())
+}
+
+/// All inputs that have strides.
+fn tensors<'a>(problem: &Problem, inputs: &'a BackwardInputs) -> Vec<Named<'a>> {
+    let BackwardInputs { query, key, value, additional, out, dout, .. } = inputs;
+    let mut tensors = named(problem, [query, key, value], additional);
+    let [z, y, x] = problem.axes.map(|axis| axis.queries);
+    let lengths = [problem.batch, z, y, x, problem.heads];
+    tensors.push(("out", out, problem.head_dim_v, lengths));
+    tensors.push(("dout", dout, problem.head_dim_v, lengths));
+    tensors
+}
+
+/// Elements of a load: the most that every row of every input allows.
+pub fn backward_vector(problem: &Problem, inputs: &BackwardInputs) -> usize {
+    common_vector(&tensors(problem, inputs))
+}
+
+/// Checks the buffers that are contiguous.
+fn check_buffers(
+    problem: &Problem,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+) -> Result<(), TensorCoreError> {
+    let queries = (problem.batch * problem.queries() * problem.heads) as u64;
+    let keys = (problem.batch * problem.keys() * problem.heads_kv) as u64;
+    let more = (problem.batch * problem.additional * problem.heads_kv) as u64;
+    let (dim, dim_v) = (2 * problem.head_dim as u64, 2 * problem.head_dim_v as u64);
+    check_buffer("lse", &inputs.lse, 4 * queries)?;
+    check_buffer("dlse", &inputs.dlse, 4 * queries)?;
+    check_buffer("dq", &outputs.dq, queries * dim)?;
+    check_buffer("dk", &outputs.dk, keys * dim)?;
+    check_buffer("dv", &outputs.dv, keys * dim_v)?;
+    if outputs.additional.is_some() != (problem.additional > 0) {
+        return Err(TensorCoreError::Additional(problem.additional));
+    }
+    if let Some((dk, dv)) = &outputs.additional {
+        check_buffer("additional dk", dk, more * dim)?;
+        check_buffer("additional dv", dv, more * dim_v)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! Sums of a row as it is written, and rows that a plane holds one at a time.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs, clippy::too_many_arguments)]
+
+use cubecl::prelude::*;
+
+use super::blueprint::{COLUMNS, PLANE};
+use super::products::Fragments;
+
+/// Which row of a plane's sums: half of a block, whose vectors have `dim` elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Row {
+    /// Number of the block.
+    pub block: usize,
+    /// Which of the unit's two rows in it.
+    pub half: usize,
+    /// Elements.
+    pub dim: usize,
+    /// The same in whole matrices.
+    pub padded: usize,
+}
+
+impl Row {
+    /// Fragments of the row.
+    fn matrices(&self) -> usize {
+        self.padded / COLUMNS
+    }
+
+    /// Number of a fragment among those of the plane.
+    fn fragment(&self, matrix: usize) -> usize {
+        self.block * self.matrices() + matrix
+    }
+
+    /// Whether a fragment lies inside the vector.
+    fn is_inside(&self, matrix: usize) -> bool {
+        (matrix + 1) * COLUMNS <= self.dim
+    }
+}
+
+/// Zero, unless a number in the row is not finite; of this unit's part. What lies behind the end of the
+/// vector may be anything.
+#[cube]
+pub(super) fn residue(sums: &Fragments<f32>, lane: usize, #[comptime] row: Row) -> f32 {
+    let mut residue = 0.0f32;
+    #[unroll]
+    for matrix in 0..comptime!(row.matrices()) {
+        let pair = sums.index(comptime!(row.fragment(matrix)))[comptime!(row.half)];
+        #[unroll]
+        for element in 0..2usize {
+            let column = matrix * COLUMNS + lane % 4 * 2 + element;
+            if comptime!(row.is_inside(matrix)) {
+                residue += 0.0 * pair.extract(element);
+            } else if column < comptime!(row.dim) {
+                residue += 0.0 * pair.extract(element);
+            }
+        }
+    }
+    residue
+}
+
+/// The sum over the four units that hold a row.
+#[cube]
+pub(super) fn row_sum(value: f32) -> f32 {
+    let value = value + plane_shuffle_xor(value, 1u32);
+    value + plane_shuffle_xor(value, 2u32)
+}
+
+/// Writes this unit's part of the row, times `factor`, to vector number `place`, in pieces of `size`
+/// elements.
+#[cube]
+pub(super) fn write_row<F: Float, NO: Size>(
+    sums: &Fragments<f32>,
+    factor: f32,
+    out: &mut [Vector<F, NO>],
+    place: usize,
+    lane: usize,
+    #[comptime] row: Row,
+    #[comptime] size: usize,
+) {
+    let pieces = comptime!(row.dim / size);
+    #[unroll]
+    for matrix in 0..comptime!(row.matrices()) {
+        let pair = sums.index(comptime!(row.fragment(matrix)))[comptime!(row.half)];
+        let first = (matrix * COLUMNS + lane % 4 * 2) / size;
+        #[unroll]
+        for i in 0..comptime!(2 / size) {
+            let mut piece = Vector::<f32, NO>::new(0.0f32);
+            #[unroll]
+            for element in 0..size {
+                piece.insert(element, pair.extract(comptime!(i * size + element)) * factor);
+            }
+            if comptime!(row.is_inside(matrix)) {
+                out[place * pieces + first + i] = Vector::cast_from(piece);
+            } else if first + i < pieces {
+                out[place * pieces + first + i] = Vector::cast_from(piece);
+            }
+        }
+    }
+}
+
+/// A unit's part of the vector that begins at `from`, of `vectors` vectors.
+#[cube]
+pub(super) fn load_vectors<F: Float, N: Size>(
+    source: &[Vector<F, N>],
+    from: usize,
+    lane: usize,
+    #[comptime] vectors: usize,
+) -> Array<Vector<f32, N>> {
+    let slices = comptime!(vectors.div_ceil(PLANE));
+    let mut loaded = Array::<Vector<f32, N>>::new(slices);
+    #[unroll]
+    for slice in 0..slices {
+        loaded[slice] = Vector::new(0.0f32);
+        let vector = lane + comptime!(slice * PLANE);
+        if vector < vectors {
+            loaded[slice] = Vector::cast_from(source[from + vector]);
+        }
+    }
+    loaded
+}
+
+/// Writes what units hold of one vector, times `factor`: `vectors` vectors of `vector` elements, in pieces
+/// of `size` elements.
+#[cube]
+pub(super) fn write_vectors<F: Float, N: Size, NO: Size>(
+    sums: &Array<Vector<f32, N>>,
+    factor: f32,
+    out: &mut [Vector<F, NO>],
+    place: usize,
+    lane: usize,
+    #[comptime] vectors: usize,
+    #[comptime] vector: usize,
+    #[comptime] size: usize,
+) {
+    let parts = comptime!(vector / size);
+    #[unroll]
+    for slice in 0..comptime!(vectors.div_ceil(PLANE)) {
+        let at = lane + comptime!(slice * PLANE);
+        if at < vectors {
+            #[unroll]
+            for part in 0..parts {
+                let mut piece = Vector::<f32, NO>::new(0.0f32);
+                #[unroll]
+                for element in 0..size {
+                    let value = sums[slice].extract(comptime!(part * size + element));
+                    piece.insert(element, value * factor);
+                }
+                out[(place * vectors + at) * parts + part] = Vector::cast_from(piece);
+            }
+        }
+    }
+}
