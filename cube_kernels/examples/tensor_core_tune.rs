@@ -1,19 +1,21 @@
 //! Times the candidates of catalogue problems, the most promising first.
 //!
-//! `tensor_core_tune [--top N] [NAME...]`: the N best of each shape of cube, 2 by default.
+//! `tensor_core_tune [--top N] [--backward] [NAME...]`: the N best of each shape of cube, 2 by default; of the
+//! backward pass, each kernel by itself, with the statistics of the queries, and the pass as it is planned.
 
 use std::time::{Duration, Instant};
 
 use burn_natten_kernels::tensor_core::{
-    Blueprint, Capability, ForwardInputs, ForwardOutputs, Strided, candidates, estimate,
-    forward_with,
+    BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, Capability, ForwardInputs,
+    ForwardOutputs, Pass, Strided, backward_candidates, backward_with, candidates, estimate,
+    forward, forward_with, plan_backward,
 };
 use burn_natten_kernels::{Problem, catalogue};
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::*;
 use half::bf16;
-use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const DTYPE: ElemType = ElemType::Float(FloatKind::BF16);
 
@@ -24,10 +26,13 @@ fn main() {
 /// Runs the tool with these arguments.
 pub fn tune(mut arguments: impl Iterator<Item = String>) {
     let mut top = 2;
+    let mut is_backward = false;
     let mut names = vec![];
     while let Some(argument) = arguments.next() {
         if argument == "--top" {
             top = arguments.next().and_then(|n| n.parse().ok()).expect("--top takes a number");
+        } else if argument == "--backward" {
+            is_backward = true;
         } else {
             names.push(argument);
         }
@@ -37,15 +42,81 @@ pub fn tune(mut arguments: impl Iterator<Item = String>) {
     println!("{capability:?}");
     for entry in catalogue::all() {
         if names.is_empty() || names.iter().any(|name| name == entry.name) {
-            let (inputs, outputs) = tensors(&client, &entry.problem);
-            for blueprint in best(candidates(&entry.problem, &capability, 8), &entry.problem, top) {
+            let problem = entry.problem;
+            let (inputs, outputs) = tensors(&client, &problem);
+            if is_backward {
+                tune_backward(&client, entry.name, &problem, &capability, inputs, outputs, top);
+                continue;
+            }
+            for blueprint in best(candidates(&problem, &capability, 8), &problem, top) {
                 let run = || {
-                    forward_with(&client, &blueprint, &entry.problem, DTYPE, &inputs, &outputs)
+                    forward_with(&client, &blueprint, &problem, DTYPE, &inputs, &outputs)
                         .expect("launched")
                 };
-                print(entry.name, &entry.problem, &blueprint, seconds(&client, run));
+                let flops = problem.forward_flops();
+                print(entry.name, &problem, flops, &blueprint, seconds(&client, run));
             }
         }
+    }
+}
+
+fn tune_backward(
+    client: &Client,
+    name: &str,
+    problem: &Problem,
+    capability: &Capability,
+    inputs: ForwardInputs,
+    outputs: ForwardOutputs,
+    top: usize,
+) {
+    forward(client, problem, DTYPE, None, &inputs, &outputs).expect("launched");
+    let ForwardInputs { query, key, value, additional } = inputs;
+    let queries = problem.axes.map(|axis| axis.queries);
+    let rows = problem.batch * problem.queries() * problem.heads;
+    let key_rows = problem.batch * problem.keys() * problem.heads_kv;
+    let like_out =
+        |handle| Strided::contiguous(handle, queries, problem.heads, problem.head_dim_v);
+    let inputs = BackwardInputs {
+        query,
+        key,
+        value,
+        additional,
+        out: like_out(outputs.out),
+        dout: like_out(random(client, rows * problem.head_dim_v, 4)),
+        lse: outputs.lse,
+        dlse: client.create_from_slice(&vec![0; 4 * rows]),
+    };
+    let outputs = BackwardOutputs {
+        dq: client.empty(2 * rows * problem.head_dim),
+        dk: client.empty(2 * key_rows * problem.head_dim),
+        dv: client.empty(2 * key_rows * problem.head_dim_v),
+        additional: None,
+    };
+    let time = |plan: &BackwardPlan| {
+        seconds(client, || {
+            backward_with(client, plan, problem, DTYPE, &inputs, &outputs).expect("launched")
+        })
+    };
+    let plan = plan_backward(problem, capability, 8).expect("a plan");
+    let whole = time(&plan);
+    println!(
+        "{name:18} {:8.3} ms  {:6.1} TFLOP/s  {}, {}",
+        whole * 1e3,
+        problem.backward_flops() as f64 / whole * 1e-12,
+        plan.queries,
+        plan.keys[0],
+    );
+    let alone = time(&BackwardPlan { keys: vec![], ..plan.clone() });
+    println!("{name:18} {:8.3} ms  without keys", alone * 1e3);
+    let half = problem.forward_flops() / 2;
+    for blueprint in best(backward_candidates(problem, capability, 8, Pass::Queries), problem, top)
+    {
+        let seconds = time(&BackwardPlan { queries: blueprint, keys: vec![], ..plan.clone() });
+        print(name, problem, 3 * half, &blueprint, seconds);
+    }
+    for blueprint in best(backward_candidates(problem, capability, 8, Pass::Keys), problem, top) {
+        let seconds = time(&BackwardPlan { keys: vec![blueprint], ..plan.clone() }) - alone;
+        print(name, problem, 4 * half, &blueprint, seconds);
     }
 }
 
@@ -55,7 +126,7 @@ fn tensors(client: &Client, problem: &Problem) -> (ForwardInputs, ForwardOutputs
     let rows = problem.batch * problem.queries() * problem.heads;
     let key_rows = problem.batch * problem.keys() * problem.heads_kv;
     let Problem { heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
-    let tensor = |rows: usize, dim: usize, seed: u64, tokens, heads| {
+    let tensor = |rows: usize, dim: usize, seed: u32, tokens, heads| {
         Strided::contiguous(random(client, rows * dim, seed), tokens, heads, dim)
     };
     let inputs = ForwardInputs {
@@ -101,25 +172,44 @@ fn seconds(client: &Client, run: impl Fn()) -> f64 {
     samples[2]
 }
 
-fn print(name: &str, problem: &Problem, blueprint: &Blueprint, seconds: f64) {
+fn print(name: &str, problem: &Problem, flops: u64, blueprint: &Blueprint, seconds: f64) {
     println!(
         "{name:18} {:8.3} ms  {:6.1} TFLOP/s  expected {:8.1}  work {:.2}  {blueprint}",
         seconds * 1e3,
-        problem.forward_flops() as f64 / seconds * 1e-12,
+        flops as f64 / seconds * 1e-12,
         estimate(blueprint, problem) * 1e-9,
         blueprint.tiling().work_ratio(problem),
     );
 }
 
-/// Normal values, the same for a seed; a block of them is repeated.
-fn random(client: &Client, count: usize, seed: u64) -> cubecl::server::Handle {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut normal = || {
-        let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
-        bf16::from_f64((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()).to_le_bytes()
-    };
-    let block: Vec<u8> = (0..1_000_003).flat_map(|_| normal()).collect();
-    let mut bytes = block.repeat((2 * count).div_ceil(block.len()));
-    bytes.truncate(2 * count);
-    client.create_from_slice(&bytes)
+/// Numbers between -2 and 2, made on the device.
+fn random(client: &Client, count: usize, seed: u32) -> cubecl::server::Handle {
+    let handle = client.empty(2 * count);
+    let cubes = count.div_ceil(256);
+    let along_x = cubes.min(1 << 20);
+    // SAFETY: the kernel stays below `count`.
+    unsafe {
+        fill::launch_unchecked(
+            client,
+            CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1),
+            CubeDim::new_1d(256),
+            BufferArg::from_raw_parts(handle.clone(), count),
+            count,
+            seed,
+        );
+    }
+    handle
+}
+
+#[cube(launch_unchecked)]
+fn fill(out: &mut [bf16], count: usize, seed: u32) {
+    if ABSOLUTE_POS < count {
+        let mut bits = ABSOLUTE_POS as u32 * 747_796_405u32 + seed * 2_891_336_453u32 + 12345u32;
+        bits = ((bits >> 15) ^ bits) * 739_982_445u32;
+        bits = ((bits >> 13) ^ bits) * 277_803_737u32;
+        bits = (bits >> 16) ^ bits;
+        // A sum of four uniform numbers is nearly normal.
+        let sum = (bits & 255) + ((bits >> 8) & 255) + ((bits >> 16) & 255) + (bits >> 24);
+        out[ABSOLUTE_POS] = bf16::cast_from((f32::cast_from(sum) - 510.0) / 148.0);
+    }
 }

@@ -11,6 +11,7 @@
 mod problems;
 
 mod attend;
+mod backward;
 mod edges;
 mod isolation;
 mod large_scores;

@@ -56,23 +56,30 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> Problem {
     }
 }
 
-fn random(rank: usize) {
-    let Some(client) = device() else { return };
+/// What `case` makes of as many random problems of a rank as are asked for.
+pub fn cases<C>(rank: usize, case: impl Fn(&mut StdRng, Problem, Element) -> C) -> Vec<C> {
     let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
         .map_or(200, |count| count.parse().expect("a number"));
     // So that several processes share the compilations.
     let seed: u64 = std::env::var("BURN_NATTEN_TEST_SEED")
         .map_or(0, |seed| seed.parse().expect("a number"));
     let mut rng = StdRng::seed_from_u64(10 * seed + rank as u64);
-    let cases: Vec<_> = (0..count)
+    (0..count)
         .map(|_| {
             let problem = random_problem(&mut rng, rank);
             let element = if rng.random() { Element::F16 } else { Element::Bf16 };
-            // Half by the blueprint that would run, half by any that could.
-            let pick = if rng.random() { 0 } else { rng.random_range(1..1000) };
-            (problem, element, pick)
+            case(&mut rng, problem, element)
         })
-        .collect();
+        .collect()
+}
+
+fn random(rank: usize) {
+    let Some(client) = device() else { return };
+    let cases = cases(rank, |rng, problem, element| {
+        // Half by the blueprint that would run, half by any that could.
+        let pick = if rng.random() { 0 } else { rng.random_range(1..1000) };
+        (problem, element, pick)
+    });
     for_each_case(&cases, |(problem, element, pick), seed| {
         check(&client, *element, problem, *pick, seed)
     });

@@ -1,0 +1,6 @@
+//! The backward pass.
+
+mod edges;
+mod isolation;
+mod random;
+mod run;

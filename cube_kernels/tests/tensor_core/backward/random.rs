@@ -1,0 +1,36 @@
+//! Random problems of each rank.
+
+use rand::Rng;
+
+use super::run::{any, check_all, planned};
+use crate::random::cases;
+use crate::run::device;
+
+fn random(rank: usize) {
+    let Some(client) = device() else { return };
+    let cases = cases(rank, |rng, problem, element| {
+        let chosen = planned(&problem, element);
+        // Half by the blueprints that would run, half by any that could.
+        let plan = match rng.random() {
+            true => chosen,
+            false => any(&problem, chosen, rng.random_range(0..1000)),
+        };
+        (problem, element, plan)
+    });
+    check_all(&client, &cases);
+}
+
+#[test]
+fn one_axis() {
+    random(1);
+}
+
+#[test]
+fn two_axes() {
+    random(2);
+}
+
+#[test]
+fn three_axes() {
+    random(3);
+}

@@ -1,0 +1,179 @@
+//! Runs the backward pass on the device and compares it with the oracle.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::tensor_core::{
+    BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, Capability, Strided,
+    backward_candidates, backward_with, plan_backward, widest_vector,
+};
+use cubecl::client::Client;
+
+use crate::attend::{dtype, upload};
+use crate::run::{device, for_each_case, format, half_ulp, magnitude, norms};
+use crate::support::oracle::compute;
+use crate::support::run::F32;
+use crate::support::{Data, Results};
+
+fn capability() -> Capability {
+    Capability::of(&device().expect("a device")).expect("matrix units")
+}
+
+pub fn planned(problem: &Problem, _: Element) -> BackwardPlan {
+    plan_backward(problem, &capability(), widest_vector(problem))
+        .unwrap_or_else(|| panic!("no plan for {problem:?}"))
+}
+
+/// The plan with other blueprints for all but the additional tokens: any that could run.
+pub fn any(problem: &Problem, plan: BackwardPlan, pick: usize) -> BackwardPlan {
+    let other = |blueprint: &Blueprint| {
+        let all =
+            backward_candidates(problem, &capability(), blueprint.vector, blueprint.pass);
+        let Blueprint { has_first, has_second, .. } = *blueprint;
+        Blueprint { has_first, has_second, ..all[pick % all.len()] }
+    };
+    BackwardPlan {
+        queries: other(&plan.queries),
+        keys: plan.keys.iter().map(other).collect(),
+        additional: plan.additional,
+    }
+}
+
+/// The names of a plan's kernels.
+pub fn names(plan: &BackwardPlan) -> String {
+    plan.blueprints().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Contiguous tensors on the device, with what the oracle's forward pass gives.
+pub fn upload_all(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+    data: &Data,
+    exact: &Results,
+) -> BackwardInputs {
+    let forward = upload(client, element, problem, data);
+    let queries = problem.axes.map(|axis| axis.queries);
+    let like_out = |values: &[f64]| {
+        let handle = format(element).upload(client, values);
+        Strided::contiguous(handle, queries, problem.heads, problem.head_dim_v)
+    };
+    BackwardInputs {
+        query: forward.query,
+        key: forward.key,
+        value: forward.value,
+        additional: forward.additional,
+        out: like_out(&exact.out),
+        dout: like_out(&data.dout),
+        lse: F32.upload(client, &exact.lse),
+        dlse: F32.upload(client, &data.dlse),
+    }
+}
+
+/// Names of the gradients and numbers of their elements, in the order of [`BackwardOutputs`].
+fn sizes(problem: &Problem) -> [(&'static str, usize); 5] {
+    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
+    let keys = batch * problem.keys() * heads_kv;
+    let more = batch * problem.additional * heads_kv;
+    [
+        ("dq", batch * problem.queries() * heads * head_dim),
+        ("dk", keys * head_dim),
+        ("dv", keys * head_dim_v),
+        ("additional dk", more * head_dim),
+        ("additional dv", more * head_dim_v),
+    ]
+}
+
+/// Buffers full of NaN, so that nothing passes by luck.
+pub fn poisoned_outputs(client: &Client, element: Element, problem: &Problem) -> BackwardOutputs {
+    let poisoned = |(_, size)| format(element).poisoned(client, size);
+    let [dq, dk, dv, more_dk, more_dv] = sizes(problem).map(poisoned);
+    let additional = (problem.additional > 0).then_some((more_dk, more_dv));
+    BackwardOutputs { dq, dk, dv, additional }
+}
+
+/// The gradients, by name. Those of additional tokens are there where such tokens are.
+pub type Gradients = Vec<(&'static str, Vec<f64>)>;
+
+/// Runs the backward pass on tensors that lie on the device.
+pub fn run_inputs(
+    client: &Client,
+    element: Element,
+    plan: &BackwardPlan,
+    problem: &Problem,
+    inputs: &BackwardInputs,
+) -> Gradients {
+    let outputs = poisoned_outputs(client, element, problem);
+    backward_with(client, plan, problem, dtype(element), inputs, &outputs).expect("launched");
+    let BackwardOutputs { dq, dk, dv, additional } = &outputs;
+    let additional = additional.iter().flat_map(|(dk, dv)| [dk, dv]);
+    let handles = [dq, dk, dv].into_iter().chain(additional);
+    let download = |((name, size), handle)| (name, format(element).download(client, handle, size));
+    sizes(problem).into_iter().zip(handles).map(download).collect()
+}
+
+/// What [`run_inputs`] should give.
+pub fn expected(exact: &Results) -> [&[f64]; 5] {
+    [&exact.dq, &exact.dk, &exact.dv, &exact.additional_dk, &exact.additional_dv]
+}
+
+/// [`check_data`] with random data.
+pub fn check(
+    client: &Client,
+    element: Element,
+    plan: &BackwardPlan,
+    problem: &Problem,
+    seed: u64,
+) -> Result<f64, String> {
+    let data = Data::random(problem, seed, format(element).round);
+    check_data(client, element, plan, problem, &data)
+}
+
+/// At most twice the error of gradients that are right but for their rounding. Gives the largest
+/// error relative to that of rounding.
+pub fn check_data(
+    client: &Client,
+    element: Element,
+    plan: &BackwardPlan,
+    problem: &Problem,
+    data: &Data,
+) -> Result<f64, String> {
+    let format = format(element);
+    let exact = compute(problem, data, format.round);
+    let inputs = upload_all(client, element, problem, data, &exact);
+    let actual = run_inputs(client, element, plan, problem, &inputs);
+    let mut worst = 0.0f64;
+    for ((name, actual), expected) in actual.iter().zip(expected(&exact)) {
+        let (rms, most) = norms(actual.iter().zip(expected).map(|(a, e)| a - e));
+        let (base_rms, base_most) = norms(expected.iter().map(|x| (format.round)(*x) - x));
+        let base_most = base_most.max(half_ulp(element) * magnitude(expected));
+        // Gradients that cancel to nothing are measured against the terms of their sums, below 1.
+        let base_rms = base_rms.max(1e-3 * half_ulp(element));
+        worst = worst.max(rms / base_rms);
+        if !(rms <= 2.0 * base_rms && most <= 2.0 * base_most.max(1e-2 * half_ulp(element))) {
+            return Err(format!(
+                "{name} off by {rms:.1e} rms of {base_rms:.1e}, {most:.1e} of {base_most:.1e}: {}; {problem:?}",
+                names(plan)
+            ));
+        }
+    }
+    Ok(worst)
+}
+
+/// A problem and how it is computed.
+pub type Case = (Problem, Element, BackwardPlan);
+
+/// Runs [`check`] for every case.
+pub fn check_all(client: &Client, cases: &[Case]) {
+    for_each_case(cases, |(problem, element, plan), seed| {
+        check(client, *element, plan, problem, seed)
+    });
+}
+
+/// The problem by the planned blueprints and by others.
+pub fn best_cases(problem: &Problem, element: Element, count: usize) -> Vec<Case> {
+    let chosen = planned(problem, element);
+    let others = (1..count).map(|pick| any(problem, chosen.clone(), pick));
+    let mut plans: Vec<_> = [chosen.clone()].into_iter().chain(others).collect();
+    plans.dedup();
+    plans.into_iter().map(|plan| (*problem, element, plan)).collect()
+}
