@@ -84,6 +84,12 @@ impl AttentionBackwardOps for CubeBackend {
                 Err(error) => degrade("the Portable kernels", &error),
             }
         }
+        if plan.tier == Tier::TensorCore {
+            match super::tensor_core::backward(&saved, &grad_out, &grad_lse, &plan) {
+                Ok(gradients) => return gradients,
+                Err(error) => degrade("the Portable kernels", &error),
+            }
+        }
         let Saved { query, key, value, additional, out, lse } = saved;
         let [query, key, value, out, lse, grad_out, grad_lse] =
             [query, key, value, out, lse, grad_out, grad_lse].map(into_contiguous);

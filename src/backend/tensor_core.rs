@@ -1,12 +1,13 @@
 //! The TensorCore tier: CubeCL kernels on matrix units, on Burn's CubeCL backend.
 
 use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_natten_kernels::tensor_core::{
-    self, ForwardInputs, ForwardOutputs, Strided, TensorCoreError,
+    self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, Strided, TensorCoreError,
 };
 
-use super::cube::{empty_outputs, strided_memory};
+use super::cube::{Gradients, empty_gradients, empty_outputs, strided_memory};
+use super::reference::Saved;
 use super::{AdditionalKv, Plan};
 
 /// The forward pass: `(out, logsumexp)`.
@@ -29,6 +30,47 @@ pub(super) fn forward(
     let tiling = plan.context.tiling();
     tensor_core::forward(&query.client, &plan.problem, dtype, tiling, &inputs, &outputs)?;
     Ok((out, lse))
+}
+
+/// The backward pass: the gradients of query, key, value and the additional tokens.
+pub(super) fn backward(
+    saved: &Saved<CubeBackend>,
+    grad_out: &CubeTensor,
+    grad_lse: &CubeTensor,
+    plan: &Plan,
+) -> Result<Gradients, TensorCoreError> {
+    let Saved { query, key, value, additional, out, lse } = saved;
+    let gradients = empty_gradients(query, key, value, additional);
+    let (dq, dk, dv, more) = &gradients;
+    let outputs = BackwardOutputs {
+        dq: dq.handle.clone(),
+        dk: dk.handle.clone(),
+        dv: dv.handle.clone(),
+        additional: more.pair(|gradient| gradient.handle.clone()),
+    };
+    let [lse, dlse] = [lse, grad_lse].map(|tensor| into_contiguous(tensor.clone()).handle);
+    let launch = |view: &dyn Fn(&CubeTensor) -> Strided| {
+        let inputs = BackwardInputs {
+            query: view(query),
+            key: view(key),
+            value: view(value),
+            additional: additional.pair(view),
+            out: view(out),
+            dout: view(grad_out),
+            lse: lse.clone(),
+            dlse: dlse.clone(),
+        };
+        let dtype = dtype_to_storage_type(query.dtype());
+        tensor_core::backward(&query.client, &plan.problem, dtype, &inputs, &outputs)
+    };
+    match launch(&strided) {
+        // Additional tokens need the others in one line, as contiguous copies have them.
+        Err(TensorCoreError::Layout(_)) => {
+            launch(&|tensor| strided(&into_contiguous(tensor.clone())))
+        }
+        result => result,
+    }?;
+    Ok(gradients)
 }
 
 fn strided(tensor: &CubeTensor) -> Strided {

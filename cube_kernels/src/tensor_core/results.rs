@@ -38,8 +38,12 @@ impl Row {
     }
 }
 
-/// Zero, unless a number in the row is not finite; of this unit's part. What lies behind the end of the
-/// vector may be anything.
+/// Small enough that a sum of as many finite numbers as a row has, times it, is finite; and a power of two
+/// other than zero, by which compilers take a product to be zero.
+const SMALL: f32 = 1.0 / 65536.0;
+
+/// A number that is finite if every number in the row is, of this unit's part, and no other. What lies behind
+/// the end of the vector may be anything.
 #[cube]
 pub(super) fn residue(sums: &Fragments<f32>, lane: usize, #[comptime] row: Row) -> f32 {
     let mut residue = 0.0f32;
@@ -50,13 +54,19 @@ pub(super) fn residue(sums: &Fragments<f32>, lane: usize, #[comptime] row: Row) 
         for element in 0..2usize {
             let column = matrix * COLUMNS + lane % 4 * 2 + element;
             if comptime!(row.is_inside(matrix)) {
-                residue += 0.0 * pair.extract(element);
+                residue += pair.extract(element) * f32::new(SMALL);
             } else if column < comptime!(row.dim) {
-                residue += 0.0 * pair.extract(element);
+                residue += pair.extract(element) * f32::new(SMALL);
             }
         }
     }
     residue
+}
+
+/// Whether a number is neither an infinity nor NaN.
+#[cube]
+pub(super) fn is_finite(value: f32) -> bool {
+    value.abs() <= f32::max_value()
 }
 
 /// The sum over the four units that hold a row.

@@ -5,6 +5,7 @@ use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
 use crate::problems::isolated;
+use crate::random::share;
 use crate::attend::{attend, blueprints, upload};
 use crate::run::{device, differs, format, half_ulp, magnitude};
 use crate::support::Data;
@@ -111,7 +112,7 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
 
 fn check_both(problems: isolated::Named) {
     let Some(client) = device() else { return };
-    for (name, problem) in problems {
+    for (name, problem) in share(problems) {
         for element in [Element::F16, Element::Bf16] {
             check(&client, name, &problem, element);
         }

@@ -10,6 +10,7 @@ use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
 use crate::problems::problem;
+use crate::random::share;
 use crate::attend::{attend, blueprints, upload};
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::oracle::visible;
@@ -118,7 +119,7 @@ fn problems() -> Vec<Problem> {
 #[test]
 fn scaled_queries() {
     let Some(client) = device() else { return };
-    for problem in problems() {
+    for problem in share(problems()) {
         for factor in [1e3, 1e4] {
             check(&client, &problem, Element::F16, (factor / 2.0, 1.0));
         }
@@ -134,7 +135,7 @@ fn scaled_queries() {
 #[test]
 fn beyond_the_masks() {
     let Some(client) = device() else { return };
-    for problem in problems() {
+    for problem in share(problems()) {
         check(&client, &problem, Element::F16, (32752.0, 32752.0));
         check(&client, &problem, Element::Bf16, (32752.0, 32752.0));
         check(&client, &problem, Element::Bf16, (1e15, 1e15));

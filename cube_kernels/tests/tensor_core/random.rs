@@ -56,14 +56,23 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> Problem {
     }
 }
 
+/// The seed of random problems, so that several processes share the compilations.
+fn seed() -> usize {
+    std::env::var("BURN_NATTEN_TEST_SEED").map_or(0, |seed| seed.parse().expect("a number"))
+}
+
+/// All of a list, or one of it where there is a seed other than zero.
+pub fn share<T>(list: Vec<T>) -> Vec<T> {
+    let (seed, length) = (seed(), list.len());
+    let chosen = |(index, _): &(usize, T)| seed == 0 || (seed - 1) % length == *index;
+    list.into_iter().enumerate().filter(chosen).map(|(_, item)| item).collect()
+}
+
 /// What `case` makes of as many random problems of a rank as are asked for.
 pub fn cases<C>(rank: usize, case: impl Fn(&mut StdRng, Problem, Element) -> C) -> Vec<C> {
     let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
         .map_or(200, |count| count.parse().expect("a number"));
-    // So that several processes share the compilations.
-    let seed: u64 = std::env::var("BURN_NATTEN_TEST_SEED")
-        .map_or(0, |seed| seed.parse().expect("a number"));
-    let mut rng = StdRng::seed_from_u64(10 * seed + rank as u64);
+    let mut rng = StdRng::seed_from_u64((10 * seed() + rank) as u64);
     (0..count)
         .map(|_| {
             let problem = random_problem(&mut rng, rank);

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, ROWS};
 use super::super::geometry::{CubeTile, Space};
-use super::super::results::{Row, residue, row_sum, write_row};
+use super::super::results::{Row, is_finite, residue, row_sum, write_row};
 use super::kernel::Sums;
 
 /// Writes the rows, and gives a bit for each of this unit's, set where something in it is not finite so
@@ -34,14 +34,14 @@ pub(super) fn store<F: Float, NO: Size>(
             let first = comptime!(Row { block, half, dim, padded });
             let (dim, padded) = comptime!((blueprint.head_dim_v, blueprint.dim_v()));
             let second = comptime!(Row { block, half, dim, padded });
-            let mut nothing = 0.0f32;
+            let mut trace = 0.0f32;
             if comptime!(blueprint.has_first) {
-                nothing += residue(&sums.first, lane, first);
+                trace += residue(&sums.first, lane, first);
             }
             if comptime!(blueprint.has_second) {
-                nothing += residue(&sums.second, lane, second);
+                trace += residue(&sums.second, lane, second);
             }
-            let is_fine = row_sum(nothing) == 0.0;
+            let is_fine = is_finite(row_sum(trace));
             let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
             let at = tile.position(number, blueprint);
             let is_row = tile.is_row(&at);

@@ -186,14 +186,21 @@ fn sweep_windows<F: Float, N: Size>(
     for step in 0..steps {
         let corner = tile.corner(at_z, at_y, at_x, blueprint);
         let is_whole = tile.is_whole(at_z, at_y, at_x, blueprint);
-        // The next tile.
+        // The next tile; behind the last one the first, which is there in any case.
         at_x += 1;
-        if comptime!(blueprint.rank > 1) && at_x == tile.x.count {
+        if at_x == tile.x.count {
             at_x = 0;
-            at_y += 1;
-            if comptime!(blueprint.rank > 2) && at_y == tile.y.count {
-                at_y = 0;
-                at_z += 1;
+            if comptime!(blueprint.rank > 1) {
+                at_y += 1;
+                if at_y == tile.y.count {
+                    at_y = 0;
+                    if comptime!(blueprint.rank > 2) {
+                        at_z += 1;
+                        if at_z == tile.z.count {
+                            at_z = 0;
+                        }
+                    }
+                }
             }
         }
         let next = tile.corner(at_z, at_y, at_x, blueprint);
@@ -225,7 +232,7 @@ fn sweep_windows<F: Float, N: Size>(
             weigh(&mut weights, sums, state, factor, blueprint);
             put::<F, N>(&rows, &mut shared_value, unit, value_stage);
             sync_cube();
-            // Behind the last step this reads its tile again, which is there in any case.
+            // Behind the last step this is read in vain.
             let rows = fetch::<F, N>(key, key_walk, &next, unit, key_stage);
             accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
             put::<F, N>(&rows, &mut shared_key, unit, key_stage);

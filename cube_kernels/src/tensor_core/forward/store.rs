@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::super::blueprint::{Blueprint, ROWS};
 use super::super::geometry::{CubeTile, Space};
 use super::super::products::Fragments;
-use super::super::results::{Row, residue, row_sum, write_row};
+use super::super::results::{Row, is_finite, residue, row_sum, write_row};
 use super::softmax::{LOWEST, Statistics};
 
 /// Writes the rows, and gives a bit for each of this unit's, set where it has to be computed again:
@@ -36,8 +36,9 @@ pub(in super::super) fn store<F: Float, NO: Size>(
             let row = comptime!(Row { block, half, dim, padded });
             let sum = row_sum(state.sum[index]);
             let inverse = 1.0 / sum;
-            let nothing = row_sum(residue(sums, lane, row) + 0.0 * inverse);
-            let is_fine = nothing == 0.0 && state.maximum[index] > f32::new(LOWEST);
+            let is_fine = is_finite(row_sum(residue(sums, lane, row)))
+                && is_finite(inverse)
+                && state.maximum[index] > f32::new(LOWEST);
             let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
             let at = tile.position(number, blueprint);
             let is_query = tile.is_row(&at);
