@@ -74,8 +74,7 @@ fn tune_backward(
     let queries = problem.axes.map(|axis| axis.queries);
     let rows = problem.batch * problem.queries() * problem.heads;
     let key_rows = problem.batch * problem.keys() * problem.heads_kv;
-    let like_out =
-        |handle| Strided::contiguous(handle, queries, problem.heads, problem.head_dim_v);
+    let like_out = |handle| Strided::contiguous(handle, queries, problem.heads, problem.head_dim_v);
     let inputs = BackwardInputs {
         query,
         key,

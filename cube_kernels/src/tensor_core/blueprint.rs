@@ -206,12 +206,14 @@ impl Blueprint {
         let first = (self.dim() + PADDING) * 2;
         let second = (self.dim_v() + PADDING) * 2;
         let windows = if self.has_keys { 2 * MAX_RANK * size_of::<u32>() } else { 0 };
+        let of_planes =
+            if self.has_keys { self.planes * 4 * MAX_RANK * size_of::<u32>() } else { 0 };
         let (row, column) = match self.pass {
             Pass::Forward => (first, first + second),
             Pass::Queries => (first + second, first + second),
             Pass::Keys => (first + second, first + second + 2 * size_of::<f32>()),
         };
-        self.rows() * (row + windows) + self.stages() * self.columns() * column
+        self.rows() * (row + windows) + of_planes + self.stages() * self.columns() * column
     }
 
     /// Whether the blueprint is one for `problem`: shapes and flags fit.

@@ -54,17 +54,18 @@ impl Capability {
     #[cfg(feature = "cube")]
     pub fn of_properties(properties: &DeviceProperties) -> Option<Self> {
         let matmul = &properties.features.matmul;
-        let has_matrices = [FloatKind::F16, FloatKind::BF16].map(ElemType::Float).iter().all(|kind| {
-            let instruction = MmaConfig {
-                a_type: *kind,
-                b_type: *kind,
-                cd_type: ElemType::Float(FloatKind::F32),
-                m: ROWS as u32,
-                n: COLUMNS as u32,
-                k: DEPTH as u32,
-            };
-            matmul.mma.contains(&instruction) && matmul.ldmatrix.contains(kind)
-        });
+        let has_matrices =
+            [FloatKind::F16, FloatKind::BF16].map(ElemType::Float).iter().all(|kind| {
+                let instruction = MmaConfig {
+                    a_type: *kind,
+                    b_type: *kind,
+                    cd_type: ElemType::Float(FloatKind::F32),
+                    m: ROWS as u32,
+                    n: COLUMNS as u32,
+                    k: DEPTH as u32,
+                };
+                matmul.mma.contains(&instruction) && matmul.ldmatrix.contains(kind)
+            });
         let hardware = &properties.hardware;
         let has_planes =
             hardware.plane_size_min == PLANE as u32 && hardware.plane_size_max == PLANE as u32;

@@ -86,10 +86,6 @@ pub(super) struct AxisTile {
     pub column: usize,
     /// Tiles of columns from there on.
     pub count: usize,
-    /// The first of those tiles that all rows see whole.
-    pub whole_start: usize,
-    /// One past the last of them.
-    pub whole_end: usize,
 }
 
 /// What a cube owns.
@@ -128,16 +124,7 @@ impl AxisSpace {
         let row = (index % self.tiles) * row_tile;
         let rows = group_length(self.rows, self.dilation, group);
         let columns = group_length(self.columns, self.dilation, group);
-        let mut tile = AxisTile {
-            group,
-            row,
-            rows,
-            columns,
-            column: 0usize,
-            count: 0usize,
-            whole_start: 0usize,
-            whole_end: 0usize,
-        };
+        let mut tile = AxisTile { group, row, rows, columns, column: 0usize, count: 0usize };
         if row < rows && columns > 0 {
             let mut last = row + (row_tile - 1);
             if last > rows - 1 {
@@ -146,15 +133,10 @@ impl AxisSpace {
             // Starts and ends never decrease, so that the first and the last row bound all others.
             let first_start = self.start(row, columns);
             let last_start = self.start(last, columns);
-            let first_end = self.end(row, first_start, rows, columns);
             let last_end = self.end(last, last_start, rows, columns);
             tile.column = first_start;
             if last_end > first_start {
                 tile.count = (last_end - first_start + (column_tile - 1)) / column_tile;
-            }
-            tile.whole_start = (last_start - first_start + (column_tile - 1)) / column_tile;
-            if first_end > first_start {
-                tile.whole_end = (first_end - first_start) / column_tile;
             }
         }
         tile
@@ -228,13 +210,7 @@ impl Space {
     }
 
     /// The same of the column vector at a position, of head `head` of `heads`.
-    pub fn column_place(
-        &self,
-        tile: &CubeTile,
-        at: &Position,
-        head: usize,
-        heads: usize,
-    ) -> usize {
+    pub fn column_place(&self, tile: &CubeTile, at: &Position, head: usize, heads: usize) -> usize {
         let z = at.z * self.z.dilation + tile.z.group;
         let y = at.y * self.y.dilation + tile.y.group;
         let x = at.x * self.x.dilation + tile.x.group;
@@ -267,8 +243,7 @@ impl Space {
 
     /// From positions of columns to their vectors, of head `head`.
     pub fn column_walk(&self, tile: &CubeTile, strides: &Strides, head: usize) -> Walk {
-        let last =
-            Position { z: tile.z.columns - 1, y: tile.y.columns - 1, x: tile.x.columns - 1 };
+        let last = Position { z: tile.z.columns - 1, y: tile.y.columns - 1, x: tile.x.columns - 1 };
         self.walk(tile, strides, head, last)
     }
 
@@ -285,8 +260,7 @@ impl Space {
 
     fn walk(&self, tile: &CubeTile, strides: &Strides, head: usize, last: Position) -> Walk {
         let sample = tile.batch * strides.batch + head * strides.head;
-        let groups =
-            tile.z.group * strides.z + tile.y.group * strides.y + tile.x.group * strides.x;
+        let groups = tile.z.group * strides.z + tile.y.group * strides.y + tile.x.group * strides.x;
         Walk {
             base: sample + groups,
             z: strides.z * self.z.dilation,
@@ -329,24 +303,6 @@ impl CubeTile {
             y: self.y.column + y * comptime!(columns[1]),
             x: self.x.column + x * comptime!(columns[2]),
         }
-    }
-
-    /// Whether every row of the cube sees every column of the tile with these numbers.
-    pub fn is_whole(
-        &self,
-        z: usize,
-        y: usize,
-        x: usize,
-        #[comptime] blueprint: Blueprint,
-    ) -> bool {
-        let mut is_whole = x >= self.x.whole_start && x < self.x.whole_end;
-        if comptime!(blueprint.rank > 1) {
-            is_whole = is_whole && y >= self.y.whole_start && y < self.y.whole_end;
-        }
-        if comptime!(blueprint.rank > 2) {
-            is_whole = is_whole && z >= self.z.whole_start && z < self.z.whole_end;
-        }
-        is_whole
     }
 
     /// Number of tiles of columns.
@@ -410,11 +366,7 @@ fn nearest(position: usize, last: usize) -> usize {
 
 /// Position of row number `row` of the tile `shape` that begins at `corner`.
 #[cube]
-fn row_position(
-    corner: &Position,
-    row: usize,
-    #[comptime] shape: [usize; MAX_RANK],
-) -> Position {
+fn row_position(corner: &Position, row: usize, #[comptime] shape: [usize; MAX_RANK]) -> Position {
     let [_, y_size, x_size] = comptime!(shape);
     Position {
         z: corner.z + row / comptime!(x_size * y_size),

@@ -16,7 +16,9 @@ use crate::{Axis, MAX_RANK, Problem};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorCoreError {
     /// The device has no matrix units, or none that CubeCL gives the kernels.
-    #[error("the device has no matrix units that multiply f16 and bf16 and sum in f32 as these kernels need it")]
+    #[error(
+        "the device has no matrix units that multiply f16 and bf16 and sum in f32 as these kernels need it"
+    )]
     Device,
     /// The kernels do not know the element type.
     #[error("the tensor-core kernels run in f16 and bf16, not in {0:?}")]
@@ -150,7 +152,8 @@ pub fn forward_with(
     outputs: &ForwardOutputs,
 ) -> Result<(), TensorCoreError> {
     assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
-    let address_type = check(client, problem, dtype, &tensors(problem, inputs), &inputs.additional)?;
+    let address_type =
+        check(client, problem, dtype, &tensors(problem, inputs), &inputs.additional)?;
     let rows = (problem.batch * problem.queries() * problem.heads) as u64;
     check_buffer("out", &outputs.out, 2 * rows * problem.head_dim_v as u64)?;
     check_buffer("lse", &outputs.lse, 4 * rows)?;

@@ -51,7 +51,8 @@ impl Strided {
         if lengths.contains(&0) {
             return Ok(());
         }
-        let last: usize = self.strides.iter().zip(lengths).map(|(stride, n)| stride * (n - 1)).sum();
+        let last: usize =
+            self.strides.iter().zip(lengths).map(|(stride, n)| stride * (n - 1)).sum();
         let expected = 2 * (last + dim) as u64;
         let actual = self.handle.size_in_used();
         if actual < expected {

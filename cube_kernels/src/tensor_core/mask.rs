@@ -1,7 +1,7 @@
 //! Columns outside a row's window are kept out of it: their scores give way to a number.
 //!
 //! The windows of the cube's rows lie in shared memory: for each axis its start and its end, as
-//! positions. With one axis, columns are compared with both. With more, a row's window within the tile is
+//! positions. Those of each plane's rows together say which tiles it skips and which need no mask. With one axis, columns are compared with both. With more, a row's window within the tile is
 //! a few bits for each axis, and a column is visible where its bit is set along every axis. A column's
 //! coordinates are in the bits of its number, of which the lowest three come from the unit.
 
@@ -16,7 +16,24 @@ use super::products::Fragments;
 use crate::MAX_RANK;
 
 /// Words of a row: start and end along each axis.
-pub(super) const WORDS: usize = 2 * MAX_RANK;
+const WORDS: usize = 2 * MAX_RANK;
+/// Words of a plane: the start and the end of what any of its rows sees and of what all see, along each axis.
+const PLANE_WORDS: usize = 4 * MAX_RANK;
+
+/// Words that the windows of a cube's rows and planes take.
+pub(super) fn words(blueprint: &Blueprint) -> usize {
+    blueprint.rows() * WORDS + blueprint.planes * PLANE_WORDS
+}
+
+/// How a plane sees a tile of columns.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Sight {
+    /// Whether any row sees any column.
+    pub is_any: bool,
+    /// Whether every row sees every column.
+    pub is_all: bool,
+}
 /// Longest tile of columns along an axis that is masked by bits.
 const MOST_BITS: i32 = 31;
 
@@ -36,21 +53,75 @@ pub(super) fn write_windows(
         if row < rows {
             let at = tile.position(row, blueprint);
             let words = row * WORDS;
-            write_window(windows, words, &space.x, &tile.x, at.x);
+            write_window(windows, words, words + 1, &space.x, &tile.x, at.x);
             if comptime!(blueprint.rank > 1) {
-                write_window(windows, words + 2, &space.y, &tile.y, at.y);
+                write_window(windows, words + 2, words + 3, &space.y, &tile.y, at.y);
             }
             if comptime!(blueprint.rank > 2) {
-                write_window(windows, words + 4, &space.z, &tile.z, at.z);
+                write_window(windows, words + 4, words + 5, &space.z, &tile.z, at.z);
             }
+        }
+    }
+    if unit < comptime!(blueprint.planes) {
+        // Rows of a plane are a box, in which the first and the last row have the least and the greatest
+        // position along every axis; starts and ends never decrease.
+        let of_plane = comptime!(ROWS * blueprint.blocks);
+        let first = tile.position(unit * of_plane, blueprint);
+        let last = tile.position(unit * of_plane + (of_plane - 1), blueprint);
+        let words = rows * WORDS + unit * PLANE_WORDS;
+        write_window(windows, words, words + 3, &space.x, &tile.x, first.x);
+        write_window(windows, words + 2, words + 1, &space.x, &tile.x, last.x);
+        if comptime!(blueprint.rank > 1) {
+            write_window(windows, words + 4, words + 7, &space.y, &tile.y, first.y);
+            write_window(windows, words + 6, words + 5, &space.y, &tile.y, last.y);
+        }
+        if comptime!(blueprint.rank > 2) {
+            write_window(windows, words + 8, words + 11, &space.z, &tile.z, first.z);
+            write_window(windows, words + 10, words + 9, &space.z, &tile.z, last.z);
         }
     }
 }
 
+/// How plane number `plane` sees the tile of columns at `corner`.
+#[cube]
+pub(super) fn sight(
+    windows: &[u32],
+    corner: &Position,
+    plane: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Sight {
+    let words = comptime!(blueprint.rows() * WORDS) + plane * PLANE_WORDS;
+    let tile = comptime!(blueprint.column_tile());
+    let mut sight = sight_along(windows, words, corner.x, comptime!(tile[2]));
+    if comptime!(blueprint.rank > 1) {
+        let along_y = sight_along(windows, words + 4, corner.y, comptime!(tile[1]));
+        sight.is_any = sight.is_any && along_y.is_any;
+        sight.is_all = sight.is_all && along_y.is_all;
+    }
+    if comptime!(blueprint.rank > 2) {
+        let along_z = sight_along(windows, words + 8, corner.z, comptime!(tile[0]));
+        sight.is_any = sight.is_any && along_z.is_any;
+        sight.is_all = sight.is_all && along_z.is_all;
+    }
+    sight
+}
+
+#[cube]
+fn sight_along(windows: &[u32], word: usize, corner: usize, #[comptime] size: usize) -> Sight {
+    let first = corner as u32;
+    let end = (corner + size) as u32;
+    Sight {
+        is_any: first < windows[word + 1] && end > windows[word],
+        is_all: first >= windows[word + 2] && end <= windows[word + 3],
+    }
+}
+
+/// Writes the start and the end of the window of the row at a position.
 #[cube]
 fn write_window(
     windows: &mut [u32],
-    word: usize,
+    start_word: usize,
+    end_word: usize,
     axis: &AxisSpace,
     tile: &AxisTile,
     position: usize,
@@ -60,8 +131,8 @@ fn write_window(
         position = tile.rows - 1;
     }
     let start = axis.start(position, tile.columns);
-    windows[word] = start as u32;
-    windows[word + 1] = axis.end(position, start, tile.rows, tile.columns) as u32;
+    windows[start_word] = start as u32;
+    windows[end_word] = axis.end(position, start, tile.rows, tile.columns) as u32;
 }
 
 /// Puts `masked` in place of scores, of the tile of columns at `corner`, that rows do not see.

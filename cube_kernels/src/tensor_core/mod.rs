@@ -28,10 +28,10 @@ mod gradients;
 mod launch;
 #[cfg(feature = "cube")]
 mod layout;
-#[cfg(feature = "cuda")]
-pub mod offline;
 #[cfg(feature = "cube")]
 mod mask;
+#[cfg(feature = "cuda")]
+pub mod offline;
 mod plan;
 #[cfg(feature = "cube")]
 mod power;
@@ -45,9 +45,7 @@ mod staging;
 pub use blueprint::{Blueprint, Exponential, Pass, Staging};
 pub use capability::Capability;
 #[cfg(feature = "cube")]
-pub use gradients::{
-    BackwardInputs, BackwardOutputs, backward, backward_vector, backward_with,
-};
+pub use gradients::{BackwardInputs, BackwardOutputs, backward, backward_vector, backward_with};
 #[cfg(feature = "cube")]
 pub use launch::{ForwardInputs, ForwardOutputs, TensorCoreError, forward, forward_with, vector};
 #[cfg(feature = "cube")]

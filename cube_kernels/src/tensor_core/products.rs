@@ -101,6 +101,12 @@ pub(super) fn rows<F: Float, N: Size>(
     fragments
 }
 
+/// As many zeros as the plane has scores with a tile of columns.
+#[cube]
+pub(super) fn no_scores(#[comptime] operand: Operand) -> Fragments<f32> {
+    zeros(comptime!(operand.blocks * operand.matrices))
+}
+
 /// The fragments of all rows' vectors where they are held, or else none.
 #[cube]
 pub(super) fn held<F: Float, N: Size>(
@@ -113,28 +119,28 @@ pub(super) fn held<F: Float, N: Size>(
     rows::<F, N>(shared, first_row, lane, 0usize, pieces, operand)
 }
 
-/// Products of the plane's rows with a tile of columns: for each block, columns in order.
+/// Adds the products of the plane's rows with a tile of columns to `scores`: for each block, columns in
+/// order.
 #[cube]
-pub(super) fn scores<F: Float, N: Size>(
+pub(super) fn add_scores<F: Float, N: Size>(
+    scores: &mut Fragments<f32>,
     shared_rows: &[Vector<F, N>],
     held: &Fragments<F>,
     shared_columns: &[Vector<F, N>],
     first_row: usize,
     lane: usize,
     #[comptime] operand: Operand,
-) -> Fragments<f32> {
-    let mut scores = zeros(comptime!(operand.blocks * operand.matrices));
+) {
     #[unroll]
     for piece in 0..comptime!(operand.dim / DEPTH) {
         if comptime!(operand.is_held) {
             let first = comptime!(piece * operand.blocks);
-            add_piece::<F, N>(&mut scores, held, shared_columns, lane, piece, first, operand);
+            add_piece::<F, N>(scores, held, shared_columns, lane, piece, first, operand);
         } else {
             let rows = rows::<F, N>(shared_rows, first_row, lane, piece, 1usize, operand);
-            add_piece::<F, N>(&mut scores, &rows, shared_columns, lane, piece, 0usize, operand);
+            add_piece::<F, N>(scores, &rows, shared_columns, lane, piece, 0usize, operand);
         }
     }
-    scores
 }
 
 /// Adds what one piece of the vectors gives; its fragments of the rows begin with number `first`.

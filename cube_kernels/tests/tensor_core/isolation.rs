@@ -4,9 +4,9 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
+use crate::attend::{attend, blueprints, upload};
 use crate::problems::isolated;
 use crate::random::share;
-use crate::attend::{attend, blueprints, upload};
 use crate::run::{device, differs, format, half_ulp, magnitude};
 use crate::support::Data;
 use crate::support::oracle::{compute, visible};

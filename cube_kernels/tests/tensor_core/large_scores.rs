@@ -9,9 +9,9 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
+use crate::attend::{attend, blueprints, upload};
 use crate::problems::problem;
 use crate::random::share;
-use crate::attend::{attend, blueprints, upload};
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::oracle::visible;
 use crate::support::{Data, axis};

@@ -65,8 +65,7 @@ fn what_does_not_fit_is_refused() {
     let inputs = upload(&client, element, &problem, &data);
     let (blueprint, _) = blueprints(&client, &problem, &inputs);
     let rows = problem.batch * problem.queries() * problem.heads;
-    let outputs =
-        ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4 * rows) };
+    let outputs = ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4 * rows) };
     let run = |inputs: &ForwardInputs, outputs: &ForwardOutputs| {
         forward_with(&client, &blueprint, &problem, dtype(element), inputs, outputs)
     };

@@ -8,9 +8,9 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, COLUMNS, PLANE, Pass, ROWS, Staging};
 use super::super::geometry::{CubeTile, Position, Space, Strides};
-use super::super::mask::{WORDS, mask_line, mask_windows, write_windows};
+use super::super::mask::{mask_line, mask_windows, sight, words, write_windows};
 use super::super::power::power;
-use super::super::products::{Fragments, accumulate, held, scores, zeros};
+use super::super::products::{Fragments, accumulate, add_scores, held, no_scores, zeros};
 use super::super::staging::{Stage, begin, clear, fetch, finish, put};
 use super::repair::repair;
 use super::statistics::STATISTICS;
@@ -84,8 +84,8 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
         Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(2 * columns * first.pitch), 16usize);
     let mut shared_second =
         Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(2 * columns * second.pitch), 16usize);
-    let words = comptime!(if blueprint.has_keys { rows * WORDS } else { 1 });
-    let mut windows = Shared::<[u32]>::new_slice(words);
+    let size = comptime!(if blueprint.has_keys { words(&blueprint) } else { 1 });
+    let mut windows = Shared::<[u32]>::new_slice(size);
     let numbers =
         comptime!(if blueprint.pass == Pass::Keys { 2 * STATISTICS * columns } else { 1 });
     let shared_statistics = Shared::<[f32]>::new_slice(numbers);
@@ -250,8 +250,7 @@ fn sweep<F: Float, N: Size>(
     let columns = comptime!(blueprint.columns());
     let column_tile = comptime!(blueprint.column_tile());
     let first_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, column_tile));
-    let second_stage =
-        comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, column_tile));
+    let second_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, column_tile));
     let is_async = comptime!(blueprint.staging == Staging::Async);
     let is_keys = comptime!(blueprint.pass == Pass::Keys);
     let first_size = comptime!(columns * first.pitch);
@@ -295,7 +294,7 @@ fn sweep<F: Float, N: Size>(
     }
     for step in 0..steps {
         let corner = tile.corner(at_z, at_y, at_x, blueprint);
-        let is_whole = tile.is_whole(at_z, at_y, at_x, blueprint);
+        let sight = sight(windows, &corner, unit / PLANE, blueprint);
         let now = step % 2;
         let then = 1 - now;
         // The next tile.
@@ -344,47 +343,51 @@ fn sweep<F: Float, N: Size>(
                 let to = &mut shared_second[then_second..then_second + second_size];
                 begin::<F, N>(column_second, to, &walk_second, &next, unit, second_stage);
             }
-            take::<F, N>(
-                shared_rows_first,
-                shared_rows_second,
-                held_first,
-                held_second,
-                &shared_first[now_first..now_first + first_size],
-                &shared_second[now_second..now_second + second_size],
-                &shared_statistics[now * numbers..now * numbers + numbers],
-                windows,
-                own,
-                sums,
-                &corner,
-                !is_whole,
-                factor,
-                first_row,
-                lane,
-                blueprint,
-            );
+            if sight.is_any {
+                take::<F, N>(
+                    shared_rows_first,
+                    shared_rows_second,
+                    held_first,
+                    held_second,
+                    &shared_first[now_first..now_first + first_size],
+                    &shared_second[now_second..now_second + second_size],
+                    &shared_statistics[now * numbers..now * numbers + numbers],
+                    windows,
+                    own,
+                    sums,
+                    &corner,
+                    !sight.is_all,
+                    factor,
+                    first_row,
+                    lane,
+                    blueprint,
+                );
+            }
         } else {
             // Behind the last step these are read in vain.
             let fetched = fetch::<F, N>(column_first, &walk, &next, unit, first_stage);
             let fetched_second =
                 fetch::<F, N>(column_second, &walk_second, &next, unit, second_stage);
-            take::<F, N>(
-                shared_rows_first,
-                shared_rows_second,
-                held_first,
-                held_second,
-                &shared_first[now_first..now_first + first_size],
-                &shared_second[now_second..now_second + second_size],
-                &shared_statistics[now * numbers..now * numbers + numbers],
-                windows,
-                own,
-                sums,
-                &corner,
-                !is_whole,
-                factor,
-                first_row,
-                lane,
-                blueprint,
-            );
+            if sight.is_any {
+                take::<F, N>(
+                    shared_rows_first,
+                    shared_rows_second,
+                    held_first,
+                    held_second,
+                    &shared_first[now_first..now_first + first_size],
+                    &shared_second[now_second..now_second + second_size],
+                    &shared_statistics[now * numbers..now * numbers + numbers],
+                    windows,
+                    own,
+                    sums,
+                    &corner,
+                    !sight.is_all,
+                    factor,
+                    first_row,
+                    lane,
+                    blueprint,
+                );
+            }
             let to = &mut shared_first[then_first..then_first + first_size];
             put::<F, N>(&fetched, to, unit, first_stage);
             let to = &mut shared_second[then_second..then_second + second_size];
@@ -437,12 +440,34 @@ fn sweep_additional<F: Float, N: Size>(
         let fetched = fetch::<F, N>(additional_second, &walk_second, &corner, unit, second_stage);
         put::<F, N>(&fetched, &mut shared_second, unit, second_stage);
         sync_cube();
-        let mut weights =
-            scores::<F, N>(shared_rows_first, held_first, &shared_first, first_row, lane, first);
-        let mut gradients =
-            scores::<F, N>(shared_rows_second, held_second, &shared_second, first_row, lane, second);
+        let mut weights = no_scores(first);
+        add_scores::<F, N>(
+            &mut weights,
+            shared_rows_first,
+            held_first,
+            &shared_first,
+            first_row,
+            lane,
+            first,
+        );
+        let mut gradients = no_scores(second);
+        add_scores::<F, N>(
+            &mut gradients,
+            shared_rows_second,
+            held_second,
+            &shared_second,
+            first_row,
+            lane,
+            second,
+        );
         differentiate(
-            &mut weights, &mut gradients, shared_statistics, own, factor, lane, blueprint,
+            &mut weights,
+            &mut gradients,
+            shared_statistics,
+            own,
+            factor,
+            lane,
+            blueprint,
         );
         if token + columns > count {
             let end = (count - token) as i32;
@@ -480,13 +505,35 @@ fn take<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
 ) {
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
-    let mut weights =
-        scores::<F, N>(shared_rows_first, held_first, shared_first, first_row, lane, first);
+    let mut weights = no_scores(first);
+    add_scores::<F, N>(
+        &mut weights,
+        shared_rows_first,
+        held_first,
+        shared_first,
+        first_row,
+        lane,
+        first,
+    );
     if comptime!(blueprint.has_first) {
-        let mut gradients =
-            scores::<F, N>(shared_rows_second, held_second, shared_second, first_row, lane, second);
+        let mut gradients = no_scores(second);
+        add_scores::<F, N>(
+            &mut gradients,
+            shared_rows_second,
+            held_second,
+            shared_second,
+            first_row,
+            lane,
+            second,
+        );
         differentiate(
-            &mut weights, &mut gradients, shared_statistics, own, factor, lane, blueprint,
+            &mut weights,
+            &mut gradients,
+            shared_statistics,
+            own,
+            factor,
+            lane,
+            blueprint,
         );
         if is_masked {
             if comptime!(blueprint.has_second) {
@@ -500,9 +547,15 @@ fn take<F: Float, N: Size>(
         accumulate::<F, N>(&mut sums.first, &gradients, shared_first, lane, first);
     } else {
         // Gradients that nothing reads, which the compiler drops.
-        let mut gradients = zeros(comptime!(second.blocks * second.matrices));
+        let mut gradients = no_scores(second);
         differentiate(
-            &mut weights, &mut gradients, shared_statistics, own, factor, lane, blueprint,
+            &mut weights,
+            &mut gradients,
+            shared_statistics,
+            own,
+            factor,
+            lane,
+            blueprint,
         );
         if is_masked {
             mask_windows(&mut weights, 0.0, windows, corner, first_row, lane, blueprint);

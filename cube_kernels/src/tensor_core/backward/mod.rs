@@ -27,9 +27,9 @@ use cubecl::server::Handle;
 
 use super::blueprint::{Blueprint, Exponential};
 use super::geometry::{cubes, space, strides};
-use super::layout::{Strided, buffer, cube_count};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
+use super::layout::{Strided, buffer, cube_count};
 use crate::Problem;
 #[cfg(feature = "cuda")]
 use kernel::PairStridesCompilationArg;

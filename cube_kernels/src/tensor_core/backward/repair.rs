@@ -92,8 +92,17 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                                     query = space.column_place(tile, &at, head + member, heads);
                                 }
                                 add::<F, N>(
-                                    &mut one, column_first, column_second, &walk, &walk_second,
-                                    &at, statistics, query, factor, lane, blueprint,
+                                    &mut one,
+                                    column_first,
+                                    column_second,
+                                    &walk,
+                                    &walk_second,
+                                    &at,
+                                    statistics,
+                                    query,
+                                    factor,
+                                    lane,
+                                    blueprint,
                                 );
                             }
                         }
@@ -106,20 +115,43 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                 for x in 0..space.additional {
                     let at = Position { z: 0usize, y: 0usize, x };
                     add::<F, N>(
-                        &mut one, additional_first, additional_second, &walk, &walk_second, &at,
-                        statistics, place, factor, lane, blueprint,
+                        &mut one,
+                        additional_first,
+                        additional_second,
+                        &walk,
+                        &walk_second,
+                        &at,
+                        statistics,
+                        place,
+                        factor,
+                        lane,
+                        blueprint,
                     );
                 }
             }
             let (size, vector) = comptime!((blueprint.vector_out(), blueprint.vector));
             if comptime!(blueprint.has_first) {
                 write_vectors::<F, N, NO>(
-                    &one.sum_first, scale, out_first, place, lane, vectors, vector, size,
+                    &one.sum_first,
+                    scale,
+                    out_first,
+                    place,
+                    lane,
+                    vectors,
+                    vector,
+                    size,
                 );
             }
             if comptime!(blueprint.has_second) {
                 write_vectors::<F, N, NO>(
-                    &one.sum_second, 1.0, out_second, place, lane, vectors_second, vector, size,
+                    &one.sum_second,
+                    1.0,
+                    out_second,
+                    place,
+                    lane,
+                    vectors_second,
+                    vector,
+                    size,
                 );
             }
         }

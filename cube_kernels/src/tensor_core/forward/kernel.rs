@@ -8,11 +8,11 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, COLUMNS, PLANE, ROWS, Staging};
 use super::super::geometry::{CubeTile, Position, Space, Strides, Walk};
-use super::super::mask::{WORDS, mask_line, mask_windows, write_windows};
-use super::super::products::{Fragments, accumulate, held, scores, zeros};
+use super::super::mask::{mask_line, mask_windows, sight, words, write_windows};
+use super::super::products::{Fragments, accumulate, add_scores, held, no_scores, zeros};
+use super::super::staging::{Stage, begin, clear, fetch, finish, put};
 use super::repair::repair;
 use super::softmax::{Statistics, statistics, weigh};
-use super::super::staging::{Stage, begin, clear, fetch, finish, put};
 use super::store::store;
 
 /// Strides of all inputs.
@@ -25,7 +25,6 @@ pub(in super::super) struct AllStrides {
     pub additional_key: Strides,
     pub additional_value: Strides,
 }
-
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(in super::super) fn forward_kernel<F: Float, N: Size, NO: Size>(
@@ -64,8 +63,8 @@ pub(in super::super) fn forward_kernel<F: Float, N: Size, NO: Size>(
         Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * first.pitch), 16usize);
     let shared_value =
         Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * second.pitch), 16usize);
-    let words = comptime!(if blueprint.has_keys { rows * WORDS } else { 1 });
-    let mut windows = Shared::<[u32]>::new_slice(words);
+    let size = comptime!(if blueprint.has_keys { words(&blueprint) } else { 1 });
+    let mut windows = Shared::<[u32]>::new_slice(size);
 
     let query_stage =
         comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.q_tile));
@@ -126,8 +125,9 @@ pub(in super::super) fn forward_kernel<F: Float, N: Size, NO: Size>(
         );
     }
 
-    let spoiled =
-        store::<F, NO>(&sums, &state, out, lse, &space, &tile, scale, first_row, lane, blueprint);
+    let spoiled = store::<F, NO>(
+        &sums, &state, out, lse, &space, &tile, factor, scale, first_row, lane, blueprint,
+    );
     repair::<F, N, NO>(
         query,
         key,
@@ -168,7 +168,8 @@ fn sweep_windows<F: Float, N: Size>(
 ) {
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let key_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.kv_tile));
-    let value_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, blueprint.kv_tile));
+    let value_stage =
+        comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, blueprint.kv_tile));
     let is_async = comptime!(blueprint.staging == Staging::Async);
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
@@ -185,7 +186,7 @@ fn sweep_windows<F: Float, N: Size>(
     }
     for step in 0..steps {
         let corner = tile.corner(at_z, at_y, at_x, blueprint);
-        let is_whole = tile.is_whole(at_z, at_y, at_x, blueprint);
+        let sight = sight(windows, &corner, unit / PLANE, blueprint);
         // The next tile; behind the last one the first, which is there in any case.
         at_x += 1;
         if at_x == tile.x.count {
@@ -209,32 +210,74 @@ fn sweep_windows<F: Float, N: Size>(
             finish();
             sync_cube();
             begin::<F, N>(value, &mut shared_value, value_walk, &corner, unit, value_stage);
-            let mut weights =
-                scores::<F, N>(shared_query, held, &shared_key, first_row, lane, first);
-            if !is_whole {
-                mask_windows(&mut weights, f32::min_value(), windows, &corner, first_row, lane, blueprint);
+            let mut weights = no_scores(first);
+            if sight.is_any {
+                add_scores::<F, N>(
+                    &mut weights,
+                    shared_query,
+                    held,
+                    &shared_key,
+                    first_row,
+                    lane,
+                    first,
+                );
+                if !sight.is_all {
+                    let masked = f32::min_value();
+                    mask_windows(
+                        &mut weights,
+                        masked,
+                        windows,
+                        &corner,
+                        first_row,
+                        lane,
+                        blueprint,
+                    );
+                }
+                weigh(&mut weights, sums, state, factor, blueprint);
             }
-            weigh(&mut weights, sums, state, factor, blueprint);
             finish();
             sync_cube();
             if step + 1 < steps {
                 begin::<F, N>(key, &mut shared_key, key_walk, &next, unit, key_stage);
             }
-            accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
+            if sight.is_any {
+                accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
+            }
         } else {
             sync_cube();
             let rows = fetch::<F, N>(value, value_walk, &corner, unit, value_stage);
-            let mut weights =
-                scores::<F, N>(shared_query, held, &shared_key, first_row, lane, first);
-            if !is_whole {
-                mask_windows(&mut weights, f32::min_value(), windows, &corner, first_row, lane, blueprint);
+            let mut weights = no_scores(first);
+            if sight.is_any {
+                add_scores::<F, N>(
+                    &mut weights,
+                    shared_query,
+                    held,
+                    &shared_key,
+                    first_row,
+                    lane,
+                    first,
+                );
+                if !sight.is_all {
+                    let masked = f32::min_value();
+                    mask_windows(
+                        &mut weights,
+                        masked,
+                        windows,
+                        &corner,
+                        first_row,
+                        lane,
+                        blueprint,
+                    );
+                }
+                weigh(&mut weights, sums, state, factor, blueprint);
             }
-            weigh(&mut weights, sums, state, factor, blueprint);
             put::<F, N>(&rows, &mut shared_value, unit, value_stage);
             sync_cube();
             // Behind the last step this is read in vain.
             let rows = fetch::<F, N>(key, key_walk, &next, unit, key_stage);
-            accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
+            if sight.is_any {
+                accumulate::<F, N>(sums, &weights, &shared_value, lane, second);
+            }
             put::<F, N>(&rows, &mut shared_key, unit, key_stage);
         }
     }
@@ -262,7 +305,8 @@ fn sweep_additional<F: Float, N: Size>(
     let columns = comptime!(blueprint.columns());
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let key_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, [1, 1, columns]));
-    let value_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, [1, 1, columns]));
+    let value_stage =
+        comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, [1, 1, columns]));
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
     for step in 0..(count + (columns - 1)) / columns {
@@ -273,15 +317,24 @@ fn sweep_additional<F: Float, N: Size>(
         let values = fetch::<F, N>(value, value_walk, &corner, unit, value_stage);
         put::<F, N>(&values, &mut shared_value, unit, value_stage);
         sync_cube();
-        let mut weights =
-            scores::<F, N>(shared_query, held, &shared_key, first_row, lane, first);
+        let mut weights = no_scores(first);
+        add_scores::<F, N>(&mut weights, shared_query, held, &shared_key, first_row, lane, first);
         if token + columns > count {
             let end = (count - token) as i32;
             #[unroll]
             for block in 0..comptime!(blueprint.blocks) {
                 #[unroll]
                 for half in 0..2usize {
-                    mask_line(&mut weights, f32::min_value(), 0i32, end, lane, block, half, blueprint);
+                    mask_line(
+                        &mut weights,
+                        f32::min_value(),
+                        0i32,
+                        end,
+                        lane,
+                        block,
+                        half,
+                        blueprint,
+                    );
                 }
             }
         }

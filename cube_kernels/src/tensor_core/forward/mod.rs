@@ -18,8 +18,8 @@ use super::blueprint::Blueprint;
 use super::geometry::{cubes, space, strides};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
-use super::layout::{buffer, cube_count};
 use super::launch::{ForwardInputs, ForwardOutputs};
+use super::layout::{buffer, cube_count};
 use crate::Problem;
 #[cfg(feature = "cuda")]
 use kernel::AllStridesCompilationArg;

@@ -77,8 +77,17 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
                         for x in along_x.start..along_x.end {
                             let at = Position { z, y, x };
                             attend::<F, N>(
-                                &fixed, &mut sums, &mut state, key, value, &key_walk, &value_walk,
-                                &at, scale, lane, blueprint,
+                                &fixed,
+                                &mut sums,
+                                &mut state,
+                                key,
+                                value,
+                                &key_walk,
+                                &value_walk,
+                                &at,
+                                scale,
+                                lane,
+                                blueprint,
                             );
                         }
                     }
@@ -90,8 +99,17 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
                 for x in 0..space.additional {
                     let at = Position { z: 0usize, y: 0usize, x };
                     attend::<F, N>(
-                        &fixed, &mut sums, &mut state, additional_key, additional_value,
-                        &key_walk, &value_walk, &at, scale, lane, blueprint,
+                        &fixed,
+                        &mut sums,
+                        &mut state,
+                        additional_key,
+                        additional_value,
+                        &key_walk,
+                        &value_walk,
+                        &at,
+                        scale,
+                        lane,
+                        blueprint,
                     );
                 }
             }

@@ -11,8 +11,13 @@ use super::super::products::Fragments;
 use super::super::results::{Row, is_finite, residue, row_sum, write_row};
 use super::softmax::{LOWEST, Statistics};
 
+/// Exponents beyond this are rounded so much that weights relative to the largest score may leave the range
+/// of f16.
+const LARGEST: f32 = 1_048_576.0;
+
 /// Writes the rows, and gives a bit for each of this unit's, set where it has to be computed again:
-/// something in it is not finite, or no score came near the maximum that the softmax began with.
+/// something in it is not finite, scores are huge, or none came near the maximum that the softmax began
+/// with.
 #[cube]
 pub(in super::super) fn store<F: Float, NO: Size>(
     sums: &Fragments<f32>,
@@ -21,6 +26,7 @@ pub(in super::super) fn store<F: Float, NO: Size>(
     lse: &mut [f32],
     space: &Space,
     tile: &CubeTile,
+    factor: f32,
     scale: f32,
     first_row: usize,
     lane: usize,
@@ -38,7 +44,8 @@ pub(in super::super) fn store<F: Float, NO: Size>(
             let inverse = 1.0 / sum;
             let is_fine = is_finite(row_sum(residue(sums, lane, row)))
                 && is_finite(inverse)
-                && state.maximum[index] > f32::new(LOWEST);
+                && state.maximum[index] > f32::new(LOWEST)
+                && (state.maximum[index] * factor).abs() < f32::new(LARGEST);
             let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
             let at = tile.position(number, blueprint);
             let is_query = tile.is_row(&at);

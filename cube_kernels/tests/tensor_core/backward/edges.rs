@@ -15,7 +15,11 @@ fn check(problems: Vec<Problem>) {
     let mut cases = vec![];
     for problem in problems {
         for element in [Element::F16, Element::Bf16] {
-            cases.extend(best_cases(&problem, element, if element == Element::F16 { 2 } else { 1 }));
+            cases.extend(best_cases(
+                &problem,
+                element,
+                if element == Element::F16 { 2 } else { 1 },
+            ));
         }
     }
     check_all(&client, &cases);

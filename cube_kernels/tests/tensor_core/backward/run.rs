@@ -26,8 +26,7 @@ pub fn planned(problem: &Problem, _: Element) -> BackwardPlan {
 /// The plan with other blueprints for all but the additional tokens: any that could run.
 pub fn any(problem: &Problem, plan: BackwardPlan, pick: usize) -> BackwardPlan {
     let other = |blueprint: &Blueprint| {
-        let all =
-            backward_candidates(problem, &capability(), blueprint.vector, blueprint.pass);
+        let all = backward_candidates(problem, &capability(), blueprint.vector, blueprint.pass);
         let Blueprint { has_first, has_second, .. } = *blueprint;
         Blueprint { has_first, has_second, ..all[pick % all.len()] }
     };
