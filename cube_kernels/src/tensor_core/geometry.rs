@@ -136,7 +136,7 @@ impl AxisSpace {
             let last_end = self.end(last, last_start, rows, columns);
             tile.column = first_start;
             if last_end > first_start {
-                tile.count = (last_end - first_start + (column_tile - 1)) / column_tile;
+                tile.count = (last_end - first_start).div_ceil(column_tile);
             }
         }
         tile

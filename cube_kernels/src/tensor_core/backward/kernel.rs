@@ -8,12 +8,12 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, COLUMNS, PLANE, Pass, ROWS, Staging};
 use super::super::geometry::{CubeTile, Position, Space, Strides};
-use super::super::mask::{mask_line, mask_windows, sight, words, write_windows};
-use super::super::power::power;
+use super::super::mask::{mask_line, sight, words, write_windows};
 use super::super::products::{Fragments, accumulate, add_scores, held, no_scores, zeros};
 use super::super::staging::{Stage, begin, clear, fetch, finish, put};
 use super::repair::repair;
 use super::statistics::STATISTICS;
+use super::step::{RowStatistics, Sums, differentiate, row_statistics, take};
 use super::store::store;
 
 /// Strides of all inputs.
@@ -26,20 +26,6 @@ pub(in super::super) struct PairStrides {
     pub column_second: Strides,
     pub additional_first: Strides,
     pub additional_second: Strides,
-}
-
-/// Sums of the gradients of the rows' first and second vectors.
-#[derive(CubeType)]
-pub(in super::super) struct Sums {
-    pub first: Fragments<f32>,
-    pub second: Fragments<f32>,
-}
-
-/// A unit's part of the statistics of its rows: scaled logsumexp and delta, two rows of each block.
-#[derive(CubeType)]
-struct RowStatistics {
-    lse: Array<f32>,
-    delta: Array<f32>,
 }
 
 /// First vectors are queries and keys, second ones the output's gradient and values; those of the rows
@@ -191,35 +177,6 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
         lane,
         blueprint,
     );
-}
-
-/// Statistics of this unit's rows, where rows are queries.
-#[cube]
-fn row_statistics(
-    statistics: &[f32],
-    space: &Space,
-    tile: &CubeTile,
-    first_row: usize,
-    lane: usize,
-    #[comptime] blueprint: Blueprint,
-) -> RowStatistics {
-    let rows = comptime!(2 * blueprint.blocks);
-    let mut lse = Array::<f32>::new(rows);
-    let mut delta = Array::<f32>::new(rows);
-    #[unroll]
-    for row in 0..rows {
-        lse[row] = 0.0f32;
-        delta[row] = 0.0f32;
-        if comptime!(blueprint.pass != Pass::Keys) {
-            let at = tile.position(first_row + lane / 4 + comptime!(row * 8), blueprint);
-            if tile.is_row(&at) {
-                let place = STATISTICS * space.row_place(tile, &at);
-                lse[row] = statistics[place];
-                delta[row] = statistics[place + 1];
-            }
-        }
-    }
-    RowStatistics { lse, delta }
 }
 
 /// Takes all columns that the cube's rows see into the sums, tile by tile; where rows are keys, those of
@@ -432,7 +389,7 @@ fn sweep_additional<F: Float, N: Size>(
     let count = space.additional;
     let walk = space.additional_walk(tile, &strides.additional_first);
     let walk_second = space.additional_walk(tile, &strides.additional_second);
-    for step in 0..(count + (columns - 1)) / columns {
+    for step in 0..count.div_ceil(columns) {
         let token = step * columns;
         let corner = Position { z: 0usize, y: 0usize, x: token };
         let fetched = fetch::<F, N>(additional_first, &walk, &corner, unit, first_stage);
@@ -481,132 +438,5 @@ fn sweep_additional<F: Float, N: Size>(
         }
         accumulate::<F, N>(&mut sums.first, &gradients, &shared_first, lane, first);
         sync_cube();
-    }
-}
-
-/// Takes a tile of columns into the sums.
-#[cube]
-fn take<F: Float, N: Size>(
-    shared_rows_first: &[Vector<F, N>],
-    shared_rows_second: &[Vector<F, N>],
-    held_first: &Fragments<F>,
-    held_second: &Fragments<F>,
-    shared_first: &[Vector<F, N>],
-    shared_second: &[Vector<F, N>],
-    shared_statistics: &[f32],
-    windows: &[u32],
-    own: &RowStatistics,
-    sums: &mut Sums,
-    corner: &Position,
-    is_masked: bool,
-    factor: f32,
-    first_row: usize,
-    lane: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
-    let mut weights = no_scores(first);
-    add_scores::<F, N>(
-        &mut weights,
-        shared_rows_first,
-        held_first,
-        shared_first,
-        first_row,
-        lane,
-        first,
-    );
-    if comptime!(blueprint.has_first) {
-        let mut gradients = no_scores(second);
-        add_scores::<F, N>(
-            &mut gradients,
-            shared_rows_second,
-            held_second,
-            shared_second,
-            first_row,
-            lane,
-            second,
-        );
-        differentiate(
-            &mut weights,
-            &mut gradients,
-            shared_statistics,
-            own,
-            factor,
-            lane,
-            blueprint,
-        );
-        if is_masked {
-            if comptime!(blueprint.has_second) {
-                mask_windows(&mut weights, 0.0, windows, corner, first_row, lane, blueprint);
-            }
-            mask_windows(&mut gradients, 0.0, windows, corner, first_row, lane, blueprint);
-        }
-        if comptime!(blueprint.has_second) {
-            accumulate::<F, N>(&mut sums.second, &weights, shared_second, lane, second);
-        }
-        accumulate::<F, N>(&mut sums.first, &gradients, shared_first, lane, first);
-    } else {
-        // Gradients that nothing reads, which the compiler drops.
-        let mut gradients = no_scores(second);
-        differentiate(
-            &mut weights,
-            &mut gradients,
-            shared_statistics,
-            own,
-            factor,
-            lane,
-            blueprint,
-        );
-        if is_masked {
-            mask_windows(&mut weights, 0.0, windows, corner, first_row, lane, blueprint);
-        }
-        accumulate::<F, N>(&mut sums.second, &weights, shared_second, lane, second);
-    }
-}
-
-/// Makes weights of scores, and gradients of the scores of those of the weights.
-#[cube]
-fn differentiate(
-    weights: &mut Fragments<f32>,
-    gradients: &mut Fragments<f32>,
-    shared_statistics: &[f32],
-    own: &RowStatistics,
-    factor: f32,
-    lane: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let columns = comptime!(blueprint.columns());
-    let matrices = comptime!(columns / COLUMNS);
-    #[unroll]
-    for matrix in 0..matrices {
-        #[unroll]
-        for element in 0..2usize {
-            let mut lse = 0.0f32;
-            let mut delta = 0.0f32;
-            if comptime!(blueprint.pass == Pass::Keys) {
-                let column = comptime!(matrix * COLUMNS + element) + lane % 4 * 2;
-                lse = shared_statistics[column];
-                delta = shared_statistics[column + columns];
-            }
-            #[unroll]
-            for row in 0..comptime!(2 * blueprint.blocks) {
-                if comptime!(blueprint.pass != Pass::Keys) {
-                    lse = own.lse[row];
-                    delta = own.delta[row];
-                }
-                let number = comptime!(row / 2 * matrices + matrix);
-                let half = comptime!(row % 2);
-                let fragment = weights.index_mut(number);
-                let mut pair = fragment[half];
-                let argument = fma(pair.extract(element), factor, -lse);
-                let weight = power(argument, comptime!(blueprint.exponential));
-                pair.insert(element, weight);
-                fragment[half] = pair;
-                let fragment = gradients.index_mut(number);
-                let mut pair = fragment[half];
-                pair.insert(element, weight * (pair.extract(element) - delta));
-                fragment[half] = pair;
-            }
-        }
     }
 }

@@ -15,9 +15,12 @@
 //! buffers in shared memory, so that the next is on its way while one is worked on. `lse` and `delta` go
 //! into a workspace `[batch, queries, heads, 2]` of `f32`.
 
+#![allow(clippy::too_many_arguments)]
+
 mod kernel;
 mod repair;
 mod statistics;
+mod step;
 mod store;
 
 use cubecl::client::Client;

@@ -219,12 +219,12 @@ fn add<F: Float, N: Size>(
     let gradient = weight * (plane_sum(product_second) - statistics[STATISTICS * query + 1]);
     #[unroll]
     for slice in 0..comptime!(vectors.div_ceil(PLANE)) {
-        one.sum_first[slice] = one.sum_first[slice] + first[slice] * Vector::new(gradient);
+        one.sum_first[slice] += first[slice] * Vector::new(gradient);
     }
     if comptime!(blueprint.has_second) {
         #[unroll]
         for slice in 0..comptime!(vectors_second.div_ceil(PLANE)) {
-            one.sum_second[slice] = one.sum_second[slice] + second[slice] * Vector::new(weight);
+            one.sum_second[slice] += second[slice] * Vector::new(weight);
         }
     }
 }

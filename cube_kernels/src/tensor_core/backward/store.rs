@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::super::blueprint::{Blueprint, ROWS};
 use super::super::geometry::{CubeTile, Space};
 use super::super::results::{Row, is_finite, residue, row_sum, write_row};
-use super::kernel::Sums;
+use super::step::Sums;
 
 /// Writes the rows, and gives a bit for each of this unit's, set where something in it is not finite so
 /// that it has to be computed again.

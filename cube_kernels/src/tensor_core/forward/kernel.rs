@@ -309,7 +309,7 @@ fn sweep_additional<F: Float, N: Size>(
         comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, [1, 1, columns]));
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
-    for step in 0..(count + (columns - 1)) / columns {
+    for step in 0..count.div_ceil(columns) {
         let token = step * columns;
         let corner = Position { z: 0usize, y: 0usize, x: token };
         let keys = fetch::<F, N>(key, key_walk, &corner, unit, key_stage);

@@ -82,7 +82,7 @@ pub(in super::super) fn weigh(
             #[unroll]
             for matrix in 0..matrices_v {
                 let fragment = sums.index_mut(comptime!(block * matrices_v + matrix));
-                fragment[half] = fragment[half] * Pair::new(decay);
+                fragment[half] *= Pair::new(decay);
             }
         }
     }

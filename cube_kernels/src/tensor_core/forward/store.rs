@@ -54,7 +54,7 @@ pub(in super::super) fn store<F: Float, NO: Size>(
             }
             if is_query && is_fine {
                 let place = space.row_place(tile, &at);
-                if lane % 4 == 0 {
+                if lane.is_multiple_of(4) {
                     lse[place] = state.maximum[index] * scale + sum.ln();
                 }
                 let size = comptime!(blueprint.vector_out());
