@@ -40,7 +40,10 @@ impl TestDevice {
     pub fn half_strategies(&self) -> Vec<Strategy> {
         match Capabilities::of(&self.device) {
             Some(Capabilities { has_hopper: true, .. }) => {
-                vec![Strategy::Hopper, Strategy::Portable]
+                vec![Strategy::Hopper, Strategy::TensorCore, Strategy::Portable]
+            }
+            Some(Capabilities { tensor_cores: Some(_), .. }) => {
+                vec![Strategy::TensorCore, Strategy::Portable]
             }
             _ => self.strategies(),
         }
