@@ -241,12 +241,14 @@ fn tensor_core_obstacle(
     dtype: DType,
     device: Capabilities,
 ) -> Option<Cow<'static, str>> {
-    if device.tensor_cores.is_none() {
-        let needs = "it needs matrix units that CubeCL gives access to: an NVIDIA GPU of compute \
-                     capability 8.0 or later";
-        Some(needs.into())
-    } else if !is_half(dtype) {
+    let Some(tensor_cores) = device.tensor_cores else {
+        let needs = "it needs matrix units that CubeCL gives access to and planes of 32 units";
+        return Some(needs.into());
+    };
+    if !is_half(dtype) {
         Some("its kernels run in f16 and bf16".into())
+    } else if dtype == DType::BF16 && !tensor_cores.has_bf16 {
+        Some("the device's matrix units sum bf16 in no f32".into())
     } else if problem.needs_wide_indices() && !device.has_wide_indices {
         Some("a tensor has more than 2^31 elements and the device no 64-bit indices".into())
     } else {
@@ -369,7 +371,7 @@ mod tests {
         assert_eq!(
             text(16, Strategy::TensorCore, DType::BF16, CUBE),
             "strategy: TensorCore cannot run here, it needs matrix units that CubeCL gives access \
-             to: an NVIDIA GPU of compute capability 8.0 or later"
+             to and planes of 32 units"
         );
         assert_eq!(
             text(16, Strategy::Blackwell, DType::BF16, HOPPER),

@@ -27,6 +27,15 @@ pub enum Staging {
     Async,
 }
 
+/// The instruction that multiplies matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Instruction {
+    /// 16 x 8 x 16, with fragments laid out as NVIDIA GPUs do.
+    Mma,
+    /// Rows, columns and depth of a cooperative matrix product, whose fragments are the runtime's.
+    Cmma([usize; 3]),
+}
+
 /// How exponentials are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exponential {
@@ -104,6 +113,8 @@ pub struct Blueprint {
     pub has_first: bool,
     /// Whether it sums gradients of values. In the keys' pass only.
     pub has_second: bool,
+    /// What multiplies.
+    pub instruction: Instruction,
     /// How tiles reach shared memory.
     pub staging: Staging,
     /// How exponentials are computed.
@@ -140,6 +151,37 @@ impl Blueprint {
         self.column_tile().iter().product()
     }
 
+    /// Rows of a plane.
+    pub(super) fn plane_rows(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => ROWS * self.blocks,
+            Instruction::Cmma([m, ..]) => m,
+        }
+    }
+
+    /// Rows, columns and depth of a product of matrices.
+    pub(super) fn shape(&self) -> [usize; 3] {
+        match self.instruction {
+            Instruction::Mma => [ROWS, COLUMNS, DEPTH],
+            Instruction::Cmma(shape) => shape,
+        }
+    }
+
+    /// Units that share a row where scores lie in shared memory.
+    pub(super) fn stripes(&self) -> usize {
+        PLANE / self.plane_rows()
+    }
+
+    /// Scores between two rows in shared memory.
+    pub(super) fn score_pitch(&self) -> usize {
+        self.columns() + 4
+    }
+
+    /// Weights between two rows in shared memory.
+    pub(super) fn weight_pitch(&self) -> usize {
+        self.columns() + 8
+    }
+
     /// Units of a cube.
     pub fn units(&self) -> usize {
         self.planes * PLANE
@@ -154,7 +196,7 @@ impl Blueprint {
         format!(
             "{} planes of {} {rows}, {} {columns} a step",
             self.planes,
-            self.blocks * ROWS,
+            self.plane_rows(),
             self.columns()
         )
     }
@@ -213,7 +255,13 @@ impl Blueprint {
             Pass::Queries => (first + second, first + second),
             Pass::Keys => (first + second, first + second + 2 * size_of::<f32>()),
         };
-        self.rows() * (row + windows) + of_planes + self.stages() * self.columns() * column
+        let exchange = match self.instruction {
+            Instruction::Mma => 0,
+            Instruction::Cmma(_) => {
+                self.score_pitch() * size_of::<f32>() + self.weight_pitch() * size_of::<u16>()
+            }
+        };
+        self.rows() * (row + windows + exchange) + of_planes + self.stages() * self.columns() * column
     }
 
     /// Whether the blueprint is one for `problem`: shapes and flags fit.
@@ -249,6 +297,10 @@ impl fmt::Display for Blueprint {
             (Pass::Keys, false, true) => "_value",
             _ => "",
         })?;
+        match self.instruction {
+            Instruction::Mma => {}
+            Instruction::Cmma(sides) => write!(f, "_cmma{}", shape(&sides))?,
+        }
         f.write_str(if self.holds_rows { "_held" } else { "" })?;
         f.write_str(match self.staging {
             Staging::Registers => "_registers",

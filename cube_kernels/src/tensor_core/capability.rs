@@ -3,16 +3,27 @@
 #[cfg(feature = "cube")]
 use cubecl::{
     client::Client,
-    ir::{DeviceProperties, ElemType, FloatKind, features::MmaConfig},
+    ir::{
+        DeviceProperties, ElemType, FloatKind,
+        features::{MatmulFeatures, MmaConfig},
+    },
 };
 
 #[cfg(feature = "cube")]
 use super::blueprint::{COLUMNS, DEPTH, PLANE, ROWS};
-use super::{Exponential, Staging};
+use super::{Exponential, Instruction, Staging};
+
+/// Shapes of cooperative matrices that the kernels use, the best first: AMD and Vulkan, Apple.
+#[cfg(feature = "cube")]
+const CMMA_SHAPES: [[usize; 3]; 2] = [[16, 16, 16], [8, 8, 8]];
 
 /// What a device has that a blueprint may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Capability {
+    /// What multiplies matrices.
+    pub instruction: Instruction,
+    /// Whether it multiplies bf16, too, and not f16 alone.
+    pub has_bf16: bool,
     /// How tiles can get into shared memory.
     pub staging: Staging,
     /// How exponentials can be computed.
@@ -39,7 +50,13 @@ impl Capability {
             _ => 227,
         };
         let (staging, exponential) = (Staging::Registers, Exponential::Library);
-        Some(Self { staging, exponential, shared_memory: kibibytes << 10 })
+        Some(Self {
+            instruction: Instruction::Mma,
+            has_bf16: true,
+            staging,
+            exponential,
+            shared_memory: kibibytes << 10,
+        })
     }
 
     /// What the device of a client has; `None` if the kernels cannot run there.
@@ -50,33 +67,58 @@ impl Capability {
 
     /// The same from the properties alone.
     ///
-    /// Fragments are laid out as NVIDIA GPUs do, and read by an instruction that they alone have.
+    /// The instruction whose fragments are laid out as on NVIDIA GPUs is taken where there is the one that
+    /// reads such fragments, which those GPUs alone have.
     #[cfg(feature = "cube")]
     pub fn of_properties(properties: &DeviceProperties) -> Option<Self> {
-        let matmul = &properties.features.matmul;
-        let has_matrices =
-            [FloatKind::F16, FloatKind::BF16].map(ElemType::Float).iter().all(|kind| {
-                let instruction = MmaConfig {
-                    a_type: *kind,
-                    b_type: *kind,
-                    cd_type: ElemType::Float(FloatKind::F32),
-                    m: ROWS as u32,
-                    n: COLUMNS as u32,
-                    k: DEPTH as u32,
-                };
-                matmul.mma.contains(&instruction) && matmul.ldmatrix.contains(kind)
-            });
         let hardware = &properties.hardware;
         let has_planes =
             hardware.plane_size_min == PLANE as u32 && hardware.plane_size_max == PLANE as u32;
-        if !has_planes || !has_matrices {
+        if !has_planes {
             return None;
         }
+        let (instruction, has_bf16) = instruction(&properties.features.matmul)?;
         // Of CubeCL's compilers for CUDA, the one that has asynchronous copies has inline assembly.
         let (staging, exponential) = match properties.features.copy_async {
-            true => (Staging::Async, Exponential::Instruction),
-            false => (Staging::Registers, Exponential::Library),
+            true if instruction == Instruction::Mma => (Staging::Async, Exponential::Instruction),
+            _ => (Staging::Registers, Exponential::Library),
         };
-        Some(Self { staging, exponential, shared_memory: hardware.max_shared_memory_size })
+        let shared_memory = hardware.max_shared_memory_size;
+        Some(Self { instruction, has_bf16, staging, exponential, shared_memory })
     }
+
+    /// The same with cooperative matrices, which has to be a shape that the device has.
+    pub fn with_cmma(self, shape: [usize; 3]) -> Self {
+        Self {
+            instruction: Instruction::Cmma(shape),
+            staging: Staging::Registers,
+            exponential: Exponential::Library,
+            ..self
+        }
+    }
+}
+
+/// The instruction for f16, and whether there is the same for bf16.
+#[cfg(feature = "cube")]
+fn instruction(matmul: &MatmulFeatures) -> Option<(Instruction, bool)> {
+    const F16: FloatKind = FloatKind::F16;
+    const BF16: FloatKind = FloatKind::BF16;
+    let config = |kind: FloatKind, [m, n, k]: [usize; 3]| MmaConfig {
+        a_type: ElemType::Float(kind),
+        b_type: ElemType::Float(kind),
+        cd_type: ElemType::Float(FloatKind::F32),
+        m: m as u32,
+        n: n as u32,
+        k: k as u32,
+    };
+    let has_mma = |kind| {
+        matmul.mma.contains(&config(kind, [ROWS, COLUMNS, DEPTH]))
+            && matmul.ldmatrix.contains(&ElemType::Float(kind))
+    };
+    if has_mma(F16) && has_mma(BF16) {
+        return Some((Instruction::Mma, true));
+    }
+    let has_cmma = |kind, shape: &[usize; 3]| matmul.cmma.contains(&config(kind, *shape));
+    let shape = CMMA_SHAPES.into_iter().find(|shape| has_cmma(F16, shape))?;
+    Some((Instruction::Cmma(shape), has_cmma(BF16, &shape)))
 }

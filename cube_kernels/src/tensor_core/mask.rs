@@ -163,6 +163,33 @@ pub(super) fn mask_windows(
     }
 }
 
+/// Whether the row with the window at `word` sees a column of the tile at `corner`.
+#[cube]
+pub(super) fn sees(
+    windows: &[u32],
+    word: usize,
+    corner: &Position,
+    column: usize,
+    #[comptime] blueprint: Blueprint,
+) -> bool {
+    let [_, size_y, size_x] = comptime!(blueprint.column_tile());
+    let mut is_visible = is_inside(windows, word, corner.x + column % size_x);
+    if comptime!(blueprint.rank > 1) {
+        is_visible =
+            is_visible && is_inside(windows, word + 2, corner.y + column / size_x % size_y);
+    }
+    if comptime!(blueprint.rank > 2) {
+        let z = corner.z + column / comptime!(size_x * size_y);
+        is_visible = is_visible && is_inside(windows, word + 4, z);
+    }
+    is_visible
+}
+
+#[cube]
+fn is_inside(windows: &[u32], word: usize, position: usize) -> bool {
+    position >= windows[word] as usize && position < windows[word + 1] as usize
+}
+
 /// Masks columns outside `start..end` of one row.
 #[cube]
 pub(super) fn mask_line(

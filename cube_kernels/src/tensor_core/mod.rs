@@ -42,7 +42,7 @@ mod results;
 #[cfg(feature = "cube")]
 mod staging;
 
-pub use blueprint::{Blueprint, Exponential, Pass, Staging};
+pub use blueprint::{Blueprint, Exponential, Instruction, Pass, Staging};
 pub use capability::Capability;
 #[cfg(feature = "cube")]
 pub use gradients::{BackwardInputs, BackwardOutputs, backward, backward_vector, backward_with};

@@ -5,9 +5,9 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use cubecl::ir::features::{Features, Plane};
+use cubecl::ir::features::{Features, MmaConfig, Plane};
 use cubecl::ir::{
-    AddressType, DeviceIdentity, DeviceProperties, ElemType, HardwareProperties,
+    AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
     MemoryDeviceProperties,
 };
 use cubecl::prelude::*;
@@ -112,6 +112,16 @@ fn properties() -> Arc<DeviceProperties> {
         },
     );
     properties.features.plane.insert(Plane::Ops);
+    for kind in [FloatKind::F16, FloatKind::BF16].map(ElemType::Float) {
+        properties.features.matmul.cmma.insert(MmaConfig {
+            a_type: kind,
+            b_type: kind,
+            cd_type: ElemType::Float(FloatKind::F32),
+            m: 16,
+            n: 16,
+            k: 16,
+        });
+    }
     properties.features.copy_async = true;
     properties.features.memory_reinterpret = true;
     properties.features.alignment = true;

@@ -1,7 +1,7 @@
 //! From a problem to a blueprint.
 
 use super::blueprint::{Blueprint, ROWS};
-use super::{Capability, Pass, Staging};
+use super::{Capability, Instruction, Pass, Staging};
 use crate::tiling::Tiling;
 use crate::{Axis, Problem};
 
@@ -148,8 +148,12 @@ fn candidates_of(
     }
     let rank = problem.rank();
     let mut blueprints = vec![];
-    for shape in shapes(problem, capability.staging, pass) {
-        for row_tile in boxes(shape.planes * shape.blocks * ROWS, rank) {
+    let rows = match capability.instruction {
+        Instruction::Mma => ROWS,
+        Instruction::Cmma([m, ..]) => m,
+    };
+    for shape in shapes(problem, capability, pass) {
+        for row_tile in boxes(shape.planes * shape.blocks * rows, rank) {
             for column_tile in boxes(shape.columns, rank) {
                 let (q_tile, kv_tile) = match pass {
                     Pass::Forward | Pass::Queries => (row_tile, column_tile),
@@ -166,10 +170,12 @@ fn candidates_of(
                     head_dim: problem.head_dim,
                     head_dim_v: problem.head_dim_v,
                     vector,
-                    holds_rows: holds_rows(problem, &shape, pass),
+                    holds_rows: capability.instruction == Instruction::Mma
+                        && holds_rows(problem, &shape, pass),
                     has_first,
                     has_second,
                     // An asynchronous copy takes 4, 8 or 16 bytes.
+                    instruction: capability.instruction,
                     staging: if vector > 1 { capability.staging } else { Staging::Registers },
                     exponential: capability.exponential,
                     has_keys: problem.keys() > 0,
@@ -194,10 +200,13 @@ fn holds_rows(problem: &Problem, shape: &Shape, pass: Pass) -> bool {
 }
 
 /// The shapes for a problem's vectors: sums and scores have to fit into registers.
-fn shapes(problem: &Problem, staging: Staging, pass: Pass) -> Vec<Shape> {
+fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> {
     let shape = |planes, blocks, columns| Shape { planes, blocks, columns };
     let longest = problem.head_dim.max(problem.head_dim_v);
-    match (pass, longest, staging) {
+    if let Instruction::Cmma(_) = capability.instruction {
+        return vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)];
+    }
+    match (pass, longest, capability.staging) {
         (Pass::Forward, ..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],
         (Pass::Forward, 65..=128, Staging::Async) => vec![shape(4, 2, 64), shape(4, 1, 64)],
         (Pass::Forward, 65..=128, Staging::Registers) => vec![shape(4, 2, 32), shape(4, 1, 64)],

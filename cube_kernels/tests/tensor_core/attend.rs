@@ -62,16 +62,30 @@ pub fn attend(
     )
 }
 
-/// The blueprints that could run the inputs, and the one that would.
-pub fn blueprints(
-    client: &Client,
-    problem: &Problem,
-    inputs: &ForwardInputs,
-) -> (Blueprint, Vec<Blueprint>) {
+/// Ways to use the device's matrix units: the one that is chosen, and cooperative matrices.
+pub fn capabilities(client: &Client) -> Vec<Capability> {
     let capability = Capability::of(client).expect("matrix units");
+    let mut all = vec![capability, capability.with_cmma([16, 16, 16])];
+    all.dedup();
+    all
+}
+
+/// The blueprints that would run the inputs, one for each of [`capabilities`].
+pub fn planned(client: &Client, problem: &Problem, inputs: &ForwardInputs) -> Vec<Blueprint> {
     let vector = vector(problem, inputs);
-    let planned = plan(problem, &capability, vector).unwrap_or_else(|| panic!("{problem:?}"));
-    (planned, candidates(problem, &capability, vector))
+    let plan = |capability| plan(problem, &capability, vector);
+    let planned = capabilities(client).into_iter().map(plan);
+    planned.collect::<Option<_>>().unwrap_or_else(|| panic!("{problem:?}"))
+}
+
+/// Those, and then all that could.
+pub fn blueprints(client: &Client, problem: &Problem, inputs: &ForwardInputs) -> Vec<Blueprint> {
+    let vector = vector(problem, inputs);
+    let mut all = planned(client, problem, inputs);
+    for capability in capabilities(client) {
+        all.extend(candidates(problem, &capability, vector));
+    }
+    all
 }
 
 /// At most twice the error of a result that is right but for its rounding; the logsumexp, in f32,
@@ -87,8 +101,8 @@ pub fn check(
     let data = Data::random(problem, seed, format.round);
     let exact = compute(problem, &data, |x| x);
     let inputs = upload(client, element, problem, &data);
-    let (planned, all) = blueprints(client, problem, &inputs);
-    let blueprint = if pick == 0 { planned } else { all[pick % all.len()] };
+    let all = blueprints(client, problem, &inputs);
+    let blueprint = all[pick % all.len()];
     let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
     let (rms, most) = norms(out.iter().zip(&exact.out).map(|(a, e)| a - e));
     let (base_rms, base_most) = norms(exact.out.iter().map(|x| (format.round)(*x) - x));

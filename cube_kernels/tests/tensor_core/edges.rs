@@ -11,7 +11,9 @@ fn check_both(problems: Vec<Problem>) {
     let cases: Vec<_> = problems
         .into_iter()
         .flat_map(|problem| {
-            [(problem, Element::F16, 0), (problem, Element::Bf16, 0), (problem, Element::Bf16, 7)]
+            let ways =
+                [(Element::F16, 0), (Element::Bf16, 0), (Element::F16, 1), (Element::Bf16, 9)];
+            ways.map(|(element, pick)| (problem, element, pick))
         })
         .collect();
     for_each_case(&cases, |(problem, element, pick), seed| {

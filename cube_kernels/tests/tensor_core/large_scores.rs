@@ -9,7 +9,7 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
-use crate::attend::{attend, blueprints, upload};
+use crate::attend::{attend, planned, upload};
 use crate::problems::problem;
 use crate::random::share;
 use crate::run::{device, format, half_ulp, magnitude};
@@ -78,29 +78,32 @@ fn check(client: &Client, problem: &Problem, element: Element, factors: (f64, f6
     data.value.iter_mut().for_each(|x| *x = (format.round)(*x));
     assert!(data.query.iter().chain(&data.key).all(|x| x.is_finite()));
     let inputs = upload(client, element, problem, &data);
-    let (blueprint, _) = blueprints(client, problem, &inputs);
-    let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
-    let near = 2.0 * half_ulp(element) * magnitude(&data.value);
-    let (mut tight, mut count) = (0, 0);
-    let dim = problem.head_dim_v;
-    for (row, lse) in lse.iter().enumerate() {
-        let exact = exact_row(problem, &data, row);
-        let what = || format!("{blueprint}, inputs times {factors:?}, row {row}: {problem:?}");
-        let limit = exact.score_error + 1e-5 + 1e-6 * exact.lse.abs();
-        assert!((lse - exact.lse).abs() <= limit, "{lse}, not {}: {}", exact.lse, what());
-        for d in 0..dim {
-            let (actual, expected) = (out[row * dim + d], exact.out[d]);
-            let difference = (actual - expected).abs();
-            // Whatever the weights, an output is a mean of values.
-            let limit = (near + exact.allowed[d]).min(4.5);
-            assert!(difference <= limit, "{actual}, not {expected} to {limit:e}: {}", what());
-            count += 1;
-            tight += usize::from(exact.allowed[d] <= near);
+    for blueprint in planned(client, problem, &inputs) {
+        let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
+        let near = 2.0 * half_ulp(element) * magnitude(&data.value);
+        let (mut tight, mut count) = (0, 0);
+        let dim = problem.head_dim_v;
+        for (row, lse) in lse.iter().enumerate() {
+            let exact = exact_row(problem, &data, row);
+            let what = || format!("{blueprint}, inputs times {factors:?}, row {row}: {problem:?}");
+            let limit = exact.score_error + 1e-5 + 1e-6 * exact.lse.abs();
+            assert!((lse - exact.lse).abs() <= limit, "{lse}, not {}: {}", exact.lse, what());
+            for d in 0..dim {
+                let (actual, expected) = (out[row * dim + d], exact.out[d]);
+                let difference = (actual - expected).abs();
+                // Whatever the weights, an output is a mean of values.
+                let limit = (near + exact.allowed[d]).min(4.5);
+                assert!(difference <= limit, "{actual}, not {expected} to {limit:e}: {}", what());
+                count += 1;
+                tight += usize::from(exact.allowed[d] <= near);
+            }
         }
+        let share = tight as f64 / count as f64;
+        println!(
+            "{blueprint}, inputs times {factors:?}: {share:.3} of the outputs held to rounding"
+        );
+        assert!(share > 0.5, "only {share} of the outputs are held to rounding");
     }
-    let share = tight as f64 / count as f64;
-    println!("{blueprint}, inputs times {factors:?}: {share:.3} of the outputs held to rounding");
-    assert!(share > 0.5, "only {share} of the outputs are held to rounding");
 }
 
 fn problems() -> Vec<Problem> {

@@ -7,7 +7,7 @@ use burn_natten_kernels::tensor_core::{
 };
 use cubecl::client::Client;
 
-use crate::attend::{attend, blueprints, dtype, upload};
+use crate::attend::{attend, dtype, planned, upload};
 use crate::problems::problem;
 use crate::run::{device, format};
 use crate::support::{Data, axis};
@@ -46,12 +46,16 @@ fn slices_of_a_fused_projection() {
         for element in [Element::F16, Element::Bf16] {
             let data = Data::random(&problem, 5, format(element).round);
             let inputs = upload(&client, element, &problem, &data);
-            let (blueprint, _) = blueprints(&client, &problem, &inputs);
-            let expected = attend(&client, element, &blueprint, &problem, &inputs);
-            let inputs = fused(&client, element, &problem, &data);
-            let (blueprint, _) = blueprints(&client, &problem, &inputs);
-            let actual = attend(&client, element, &blueprint, &problem, &inputs);
-            assert!(actual == expected, "{blueprint}: {problem:?}");
+            let run = |inputs: &ForwardInputs| {
+                let blueprints = planned(&client, &problem, inputs).into_iter();
+                let run =
+                    |blueprint| (blueprint, attend(&client, element, &blueprint, &problem, inputs));
+                blueprints.map(run).collect::<Vec<_>>()
+            };
+            let fused = fused(&client, element, &problem, &data);
+            for ((_, expected), (blueprint, actual)) in run(&inputs).into_iter().zip(run(&fused)) {
+                assert!(actual == expected, "{blueprint}: {problem:?}");
+            }
         }
     }
 }
@@ -63,7 +67,7 @@ fn what_does_not_fit_is_refused() {
     let problem = problem(&[axis(30, 4, 1, 1, false)], 64);
     let data = Data::random(&problem, 5, format(element).round);
     let inputs = upload(&client, element, &problem, &data);
-    let (blueprint, _) = blueprints(&client, &problem, &inputs);
+    let blueprint = planned(&client, &problem, &inputs)[0];
     let rows = problem.batch * problem.queries() * problem.heads;
     let outputs = ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4 * rows) };
     let run = |inputs: &ForwardInputs, outputs: &ForwardOutputs| {

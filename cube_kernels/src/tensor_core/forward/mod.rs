@@ -5,6 +5,7 @@
 //! of each at a time; the next keys are on their way during the second product, the values during the
 //! first.
 
+mod cooperative;
 mod kernel;
 mod repair;
 mod softmax;
@@ -14,13 +15,14 @@ use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 
-use super::blueprint::Blueprint;
+use super::blueprint::{Blueprint, Instruction};
 use super::geometry::{cubes, space, strides};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
 use super::launch::{ForwardInputs, ForwardOutputs};
 use super::layout::{buffer, cube_count};
 use crate::Problem;
+use cooperative::cooperative_kernel;
 #[cfg(feature = "cuda")]
 use kernel::AllStridesCompilationArg;
 use kernel::{AllStridesLaunch, forward_kernel};
@@ -46,35 +48,43 @@ pub(super) fn launch(
         None => (key, value),
     };
     let strides = |tensor| strides(tensor, blueprint.vector);
+    macro_rules! launch {
+        ($kernel:path) => {
+            $kernel(
+                client,
+                cube_count,
+                cube_dim,
+                address_type,
+                blueprint.vector,
+                blueprint.vector_out(),
+                buffer(&inputs.query.handle),
+                buffer(&key.handle),
+                buffer(&value.handle),
+                buffer(&more_key.handle),
+                buffer(&more_value.handle),
+                buffer(&outputs.out),
+                buffer(&outputs.lse),
+                space(problem, blueprint),
+                AllStridesLaunch::new(
+                    strides(&inputs.query),
+                    strides(key),
+                    strides(value),
+                    strides(more_key),
+                    strides(more_value),
+                ),
+                blueprint.exponential.factor(problem.scale),
+                problem.scale as f32,
+                *blueprint,
+                dtype,
+            )
+        };
+    }
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
-        forward_kernel::launch_unchecked(
-            client,
-            cube_count,
-            cube_dim,
-            address_type,
-            blueprint.vector,
-            blueprint.vector_out(),
-            buffer(&inputs.query.handle),
-            buffer(&key.handle),
-            buffer(&value.handle),
-            buffer(&more_key.handle),
-            buffer(&more_value.handle),
-            buffer(&outputs.out),
-            buffer(&outputs.lse),
-            space(problem, blueprint),
-            AllStridesLaunch::new(
-                strides(&inputs.query),
-                strides(key),
-                strides(value),
-                strides(more_key),
-                strides(more_value),
-            ),
-            blueprint.exponential.factor(problem.scale),
-            problem.scale as f32,
-            *blueprint,
-            dtype,
-        );
+        match blueprint.instruction {
+            Instruction::Mma => launch!(forward_kernel::launch_unchecked),
+            Instruction::Cmma(_) => launch!(cooperative_kernel::launch_unchecked),
+        }
     }
 }
 
@@ -96,25 +106,33 @@ pub(super) fn definition(
         additional_key: strides(),
         additional_value: strides(),
     };
-    let kernel = forward_kernel::ForwardKernel::new(
-        settings,
-        properties,
-        target,
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        space_compilation(blueprint),
-        all_strides,
-        (),
-        (),
-        blueprint.vector,
-        blueprint.vector_out(),
-        *blueprint,
-        dtype,
-    );
-    kernel.define()
+    macro_rules! define {
+        ($kernel:path) => {{
+            let kernel = $kernel(
+                settings,
+                properties,
+                target,
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                space_compilation(blueprint),
+                all_strides,
+                (),
+                (),
+                blueprint.vector,
+                blueprint.vector_out(),
+                *blueprint,
+                dtype,
+            );
+            kernel.define()
+        }};
+    }
+    match blueprint.instruction {
+        Instruction::Mma => define!(forward_kernel::ForwardKernel::new),
+        Instruction::Cmma(_) => define!(cooperative_kernel::CooperativeKernel::new),
+    }
 }
