@@ -338,7 +338,8 @@ fn begin_step<F: Float, N: Size>(
     sync_cube();
 }
 
-/// What a sweep does with masked scores.
+/// What a sweep does with masked scores. Those are told by being equal to the lowest number, never by not being so:
+/// comparisons with NaN may say either.
 #[cube]
 fn take_step<F: Float, N: Size>(
     tiles: &mut Tiles<F, N>,
@@ -361,9 +362,8 @@ fn take_step<F: Float, N: Size>(
         let offset = -maximum * factor;
         for turn in 0..turns {
             let score = tiles.scores[share.scores + share.stripe + turn * stripes];
-            if score != f32::min_value() {
-                sum += fma(score, factor, offset).exp();
-            }
+            let weight = fma(score, factor, offset).exp();
+            sum += select(score == f32::min_value(), 0.0f32, weight);
         }
         share.maximum = maximum;
         share.sum = sum;
@@ -373,10 +373,8 @@ fn take_step<F: Float, N: Size>(
         for turn in 0..turns {
             let column = share.stripe + turn * stripes;
             let score = tiles.scores[share.scores + column];
-            let mut weight = 0.0f32;
-            if score != f32::min_value() {
-                weight = fma(score, factor, offset).exp() * inverse;
-            }
+            let weight = fma(score, factor, offset).exp() * inverse;
+            let weight = select(score == f32::min_value(), 0.0f32, weight);
             tiles.weights[share.weights + column] = F::cast_from(weight);
         }
         sync_cube();
