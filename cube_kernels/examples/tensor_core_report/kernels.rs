@@ -22,21 +22,18 @@ impl Kernel {
     }
 }
 
-/// What the kernels of a compiler may use, with the shared memory of sm_80.
-fn capability(backend: Backend) -> Capability {
-    let shared_memory = 163 << 10;
-    match backend {
+/// What the kernels of a compiler may use, with the shared memory of sm_80: either instruction.
+fn capabilities(backend: Backend) -> [Capability; 2] {
+    let ampere = Capability::cuda(80).expect("compute capability 8.0 has matrix units");
+    let mma = match backend {
         Backend::Cpp => Capability {
             staging: Staging::Async,
             exponential: Exponential::Instruction,
-            shared_memory,
+            ..ampere
         },
-        Backend::Llvm => Capability {
-            staging: Staging::Registers,
-            exponential: Exponential::Library,
-            shared_memory,
-        },
-    }
+        Backend::Llvm => ampere,
+    };
+    [mma, mma.with_cmma([16, 16, 16])]
 }
 
 /// Problems of the catalogue, and others that differ in what kernels are specialised by.
@@ -74,8 +71,10 @@ fn problems() -> Vec<Problem> {
 /// What is chosen for the problems, or all that could be.
 pub fn kernels(all: bool) -> Vec<Kernel> {
     let mut kernels = BTreeMap::new();
-    for backend in [Backend::Cpp, Backend::Llvm] {
-        let capability = capability(backend);
+    let backends = [Backend::Cpp, Backend::Llvm].into_iter();
+    for (backend, capability) in
+        backends.flat_map(|backend| capabilities(backend).map(|capability| (backend, capability)))
+    {
         for problem in problems() {
             let vector = widest_vector(&problem);
             let mut blueprints = vec![];

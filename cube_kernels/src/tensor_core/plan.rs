@@ -143,7 +143,9 @@ fn candidates_of(
     pass: Pass,
     [has_first, has_second]: [bool; 2],
 ) -> Vec<Blueprint> {
-    if unsupported(problem).is_some() {
+    // Cooperative matrices have a forward pass only.
+    let has_kernels = pass == Pass::Forward || capability.instruction == Instruction::Mma;
+    if unsupported(problem).is_some() || !has_kernels {
         return vec![];
     }
     let rank = problem.rank();
