@@ -65,7 +65,7 @@ pub(super) fn write_windows(
     if unit < comptime!(blueprint.planes) {
         // Rows of a plane are a box, in which the first and the last row have the least and the greatest
         // position along every axis; starts and ends never decrease.
-        let of_plane = comptime!(ROWS * blueprint.blocks);
+        let of_plane = comptime!(blueprint.plane_rows());
         let first = tile.position(unit * of_plane, blueprint);
         let last = tile.position(unit * of_plane + (of_plane - 1), blueprint);
         let words = rows * WORDS + unit * PLANE_WORDS;

@@ -41,7 +41,7 @@ impl Row {
 
 /// Small enough that a sum of as many finite numbers as a row has, times it, is finite; and a power of two
 /// other than zero, by which compilers take a product to be zero.
-const SMALL: f32 = 1.0 / 65536.0;
+pub(super) const SMALL: f32 = 1.0 / 65536.0;
 
 /// A number that is finite if every number in the row is, of this unit's part, and no other. What lies behind
 /// the end of the vector may be anything.

@@ -13,7 +13,8 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, Operand, PLANE};
 use super::super::geometry::{CubeTile, Position, Space, Walk};
-use super::super::mask::{WORDS, sees, write_windows};
+use super::super::mask::{WORDS, sees, words, write_windows};
+use super::super::results::{SMALL, is_finite};
 use super::super::staging::{Stage, clear, fetch, put};
 use super::kernel::AllStrides;
 use super::repair::repair;
@@ -91,13 +92,14 @@ pub(in super::super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     let first = comptime!(blueprint.first());
     let second = comptime!(blueprint.second());
     let (rows, columns) = comptime!((blueprint.rows(), blueprint.columns()));
+    let size = comptime!(if blueprint.has_keys { words(&blueprint) } else { 1 });
     let mut tiles = Tiles::<F, N> {
         query: Shared::new_aligned_slice(comptime!(rows * first.pitch), 32usize),
         key: Shared::new_aligned_slice(comptime!(columns * first.pitch), 32usize),
         value: Shared::new_aligned_slice(comptime!(columns * second.pitch), 32usize),
         scores: Shared::new_aligned_slice(comptime!(rows * blueprint.score_pitch()), 32usize),
         weights: Shared::new_aligned_slice(comptime!(rows * blueprint.weight_pitch()), 32usize),
-        windows: Shared::new_slice(comptime!(if blueprint.has_keys { rows * WORDS } else { 1 })),
+        windows: Shared::new_slice(size),
     };
     let query_stage =
         comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.q_tile));
@@ -534,28 +536,28 @@ fn store<F: Float, N: Size, NO: Size>(
     let size = comptime!(blueprint.vector_out());
     let vectors = comptime!(blueprint.head_dim_v / size);
     let row_lse = share.maximum * scale + share.sum.ln();
-    // Zero, unless a number of the row is not finite.
-    let mut nothing = 0.0 * row_lse;
+    // Finite if every number of the row is.
+    let mut residue = row_lse * f32::new(SMALL);
     #[unroll]
     for part in 0..comptime!(blueprint.dim_v().div_ceil(columns)) {
         show::<F, N>(tiles, sums, first_row / per_plane, part, blueprint);
         for turn in 0..comptime!(columns / stripes) {
             let column = share.stripe + turn * stripes;
             if column + comptime!(part * columns) < comptime!(blueprint.head_dim_v) {
-                nothing += 0.0 * tiles.scores[share.scores + column];
+                residue += tiles.scores[share.scores + column] * f32::new(SMALL);
             }
         }
         sync_cube();
     }
     // Of the row, by all of its units.
-    tiles.scores[share.scores + share.stripe] = nothing;
+    tiles.scores[share.scores + share.stripe] = residue;
     sync_cube();
-    let mut nothing = 0.0f32;
+    let mut residue = 0.0f32;
     #[unroll]
     for stripe in 0..stripes {
-        nothing += tiles.scores[share.scores + stripe];
+        residue += tiles.scores[share.scores + stripe];
     }
-    let is_fine = nothing == 0.0;
+    let is_fine = is_finite(residue);
     let at = tile.position(share.row, blueprint);
     if tile.is_row(&at) && is_fine && share.stripe == 0 {
         lse[space.row_place(tile, &at)] = row_lse;
