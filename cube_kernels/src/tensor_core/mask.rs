@@ -16,7 +16,7 @@ use super::products::Fragments;
 use crate::MAX_RANK;
 
 /// Words of a row: start and end along each axis.
-const WORDS: usize = 2 * MAX_RANK;
+pub(super) const WORDS: usize = 2 * MAX_RANK;
 /// Words of a plane: the start and the end of what any of its rows sees and of what all see, along each axis.
 const PLANE_WORDS: usize = 4 * MAX_RANK;
 

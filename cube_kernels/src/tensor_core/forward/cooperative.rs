@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, Operand, PLANE};
 use super::super::geometry::{CubeTile, Position, Space, Walk};
-use super::super::mask::{WORDS, sees, words, write_windows};
+use super::super::mask::{WORDS, sees, sight, words, write_windows};
 use super::super::results::{SMALL, is_finite};
 use super::super::staging::{Stage, clear, fetch, put};
 use super::kernel::AllStrides;
@@ -229,7 +229,7 @@ fn sweep_windows<F: Float, N: Size>(
     let mut at_x = 0usize;
     for _ in 0..tile.steps(blueprint) {
         let corner = tile.corner(at_z, at_y, at_x, blueprint);
-        let is_whole = tile.is_whole(at_z, at_y, at_x, blueprint);
+        let sight = sight(&tiles.windows, &corner, unit / PLANE, blueprint);
         at_x += 1;
         if comptime!(blueprint.rank > 1) && at_x == tile.x.count {
             at_x = 0;
@@ -247,6 +247,7 @@ fn sweep_windows<F: Float, N: Size>(
             &corner,
             tiles,
             unit,
+            sight.is_any,
             sweep,
             blueprint.kv_tile,
             blueprint,
@@ -254,7 +255,7 @@ fn sweep_windows<F: Float, N: Size>(
         let word = share.row * WORDS;
         let stripes = comptime!(blueprint.stripes());
         // Scores that the row does not see give way to the lowest number.
-        if !is_whole {
+        if sight.is_any && !sight.is_all {
             for turn in 0..comptime!(blueprint.columns() / stripes) {
                 let column = share.stripe + turn * stripes;
                 if !sees(&tiles.windows, word, &corner, column, blueprint) {
@@ -262,7 +263,7 @@ fn sweep_windows<F: Float, N: Size>(
                 }
             }
         }
-        take_step::<F, N>(tiles, share, sums, factor, unit, sweep, blueprint);
+        take_step::<F, N>(tiles, share, sums, factor, unit, sight.is_any, sweep, blueprint);
     }
 }
 
@@ -295,6 +296,7 @@ fn sweep_additional<F: Float, N: Size>(
             &corner,
             tiles,
             unit,
+            true,
             sweep,
             [1, 1, columns],
             blueprint,
@@ -307,11 +309,12 @@ fn sweep_additional<F: Float, N: Size>(
                 }
             }
         }
-        take_step::<F, N>(tiles, share, sums, factor, unit, sweep, blueprint);
+        take_step::<F, N>(tiles, share, sums, factor, unit, true, sweep, blueprint);
     }
 }
 
-/// Brings a tile of keys, and of values where they are needed, and multiplies the keys with the rows.
+/// Brings a tile of keys, and of values where they are needed, and multiplies the keys with the rows, if any of
+/// the plane's sees one.
 #[cube]
 fn begin_step<F: Float, N: Size>(
     key: &[Vector<F, N>],
@@ -321,6 +324,7 @@ fn begin_step<F: Float, N: Size>(
     corner: &Position,
     tiles: &mut Tiles<F, N>,
     unit: usize,
+    is_seen: bool,
     #[comptime] sweep: Sweep,
     #[comptime] shape: [usize; crate::MAX_RANK],
     #[comptime] blueprint: Blueprint,
@@ -336,7 +340,9 @@ fn begin_step<F: Float, N: Size>(
         put::<F, N>(&fetched, &mut tiles.value, unit, value_stage);
     }
     sync_cube();
-    score::<F, N>(tiles, unit / PLANE, blueprint);
+    if is_seen {
+        score::<F, N>(tiles, unit / PLANE, blueprint);
+    }
     sync_cube();
 }
 
@@ -349,40 +355,70 @@ fn take_step<F: Float, N: Size>(
     sums: &mut Sums,
     factor: f32,
     unit: usize,
+    is_seen: bool,
     #[comptime] sweep: Sweep,
+    #[comptime] blueprint: Blueprint,
+) {
+    if comptime!(sweep == Sweep::Statistics) {
+        if is_seen {
+            take_statistics(&tiles.scores, share, factor, blueprint);
+        }
+    } else {
+        if is_seen {
+            weigh::<F, N>(tiles, share, factor, blueprint);
+        }
+        sync_cube();
+        if is_seen {
+            accumulate::<F, N>(tiles, sums, unit / PLANE, blueprint);
+        }
+    }
+    sync_cube();
+}
+
+/// Takes this unit's scores into the largest score and the sum of exponentials.
+#[cube]
+fn take_statistics(
+    scores: &[f32],
+    share: &mut Share,
+    factor: f32,
     #[comptime] blueprint: Blueprint,
 ) {
     let stripes = comptime!(blueprint.stripes());
     let turns = comptime!(blueprint.columns() / stripes);
-    if comptime!(sweep == Sweep::Statistics) {
-        let mut maximum = share.maximum;
-        for turn in 0..turns {
-            let score = tiles.scores[share.scores + share.stripe + turn * stripes];
-            maximum = max(maximum, score);
-        }
-        let mut sum = share.sum * ((share.maximum - maximum) * factor).exp();
-        let offset = -maximum * factor;
-        for turn in 0..turns {
-            let score = tiles.scores[share.scores + share.stripe + turn * stripes];
-            let weight = fma(score, factor, offset).exp();
-            sum += select(score == f32::min_value(), 0.0f32, weight);
-        }
-        share.maximum = maximum;
-        share.sum = sum;
-    } else {
-        let offset = -share.maximum * factor;
-        let inverse = 1.0 / share.sum;
-        for turn in 0..turns {
-            let column = share.stripe + turn * stripes;
-            let score = tiles.scores[share.scores + column];
-            let weight = fma(score, factor, offset).exp() * inverse;
-            let weight = select(score == f32::min_value(), 0.0f32, weight);
-            tiles.weights[share.weights + column] = F::cast_from(weight);
-        }
-        sync_cube();
-        accumulate::<F, N>(tiles, sums, unit / PLANE, blueprint);
+    let first = share.scores + share.stripe;
+    let mut maximum = share.maximum;
+    for turn in 0..turns {
+        maximum = max(maximum, scores[first + turn * stripes]);
     }
-    sync_cube();
+    let mut sum = share.sum * ((share.maximum - maximum) * factor).exp();
+    let offset = -maximum * factor;
+    for turn in 0..turns {
+        let score = scores[first + turn * stripes];
+        let weight = fma(score, factor, offset).exp();
+        sum += select(score == f32::min_value(), 0.0f32, weight);
+    }
+    share.maximum = maximum;
+    share.sum = sum;
+}
+
+/// Makes weights of this unit's scores.
+#[cube]
+fn weigh<F: Float, N: Size>(
+    tiles: &mut Tiles<F, N>,
+    share: &mut Share,
+    factor: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let stripes = comptime!(blueprint.stripes());
+    let offset = -share.maximum * factor;
+    let inverse = 1.0 / share.sum;
+    for turn in 0..comptime!(blueprint.columns() / stripes) {
+        let column = share.stripe + turn * stripes;
+        let score = tiles.scores[share.scores + column];
+        let weight = fma(score, factor, offset).exp() * inverse;
+        let weight = select(score == f32::min_value(), 0.0f32, weight);
+        tiles.weights[share.weights + column] = F::cast_from(weight);
+    }
 }
 
 /// `scores = rows columns^T`, of the plane's rows.
