@@ -135,7 +135,7 @@ impl Context {
     }
 
     /// Allows paths that have never run on real hardware, in the forward and the backward pass.
-    /// Off by default. No tier has such a path today.
+    /// Off by default. The forward kernels of the TensorCore tier for GPUs other than NVIDIA's are such a path.
     pub const fn with_allow_experimental(mut self, forward: bool, backward: bool) -> Self {
         self.experimental_forward = forward;
         self.experimental_backward = backward;

@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 
-use crate::{AttentionError, Capabilities, Strategy, Tier, select};
+use crate::{AttentionError, Capabilities, Context, Strategy, Tier, select};
 
 /// Compiles what an operator will need for `problem` on a device, so that its first call does not
 /// wait. Returns the tier that will run. [`warm_up_training`] compiles the backward pass as well.
@@ -82,7 +82,7 @@ fn prepare(
         let reason = format!("this build has no operators for {device:?}");
         return Err(AttentionError::Strategy { strategy, reason });
     };
-    let tier = select(problem, strategy, dtype, capabilities)?;
+    let tier = select(problem, strategy, dtype, capabilities, Context::current())?;
     #[cfg(not(feature = "cuda"))]
     let _ = is_training;
     #[cfg(feature = "cuda")]

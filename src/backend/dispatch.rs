@@ -8,6 +8,7 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90;
 use burn_natten_kernels::tensor_core;
 pub use burn_natten_kernels::tensor_core::Capability as TensorCores;
+use burn_natten_kernels::tensor_core::Instruction;
 
 use super::log_once;
 use crate::{AttentionError, Context, Strategy};
@@ -37,7 +38,7 @@ pub enum Tier {
 /// ```rust
 /// use burn::tensor::DType;
 /// use burn_natten::plan::Sizes;
-/// use burn_natten::{Capabilities, Strategy, TensorCores, Tier, select};
+/// use burn_natten::{Capabilities, Context, Strategy, TensorCores, Tier, select};
 ///
 /// # fn main() -> Result<(), burn_natten::AttentionError> {
 /// let some_gpu = Capabilities {
@@ -48,10 +49,11 @@ pub enum Tier {
 ///     has_hopper: false,
 /// };
 /// let problem = Sizes::new(64).dense(1024, 1024, true, None)?;
-/// let tier = select(&problem, Strategy::Auto, DType::BF16, some_gpu)?;
+/// let context = Context::new();
+/// let tier = select(&problem, Strategy::Auto, DType::BF16, some_gpu, context)?;
 /// assert_eq!(tier, Tier::Portable);
 /// let ampere = Capabilities { tensor_cores: TensorCores::cuda(80), ..some_gpu };
-/// let tier = select(&problem, Strategy::Auto, DType::BF16, ampere)?;
+/// let tier = select(&problem, Strategy::Auto, DType::BF16, ampere, context)?;
 /// assert_eq!(tier, Tier::TensorCore);
 /// # Ok(())
 /// # }
@@ -141,14 +143,15 @@ impl Plan {
 /// ```rust
 /// use burn::tensor::{DType, Device};
 /// use burn_natten::plan::Sizes;
-/// use burn_natten::{Capabilities, Strategy, Tier, select};
+/// use burn_natten::{Capabilities, Context, Strategy, Tier, select};
 ///
 /// # fn main() -> Result<(), burn_natten::AttentionError> {
 /// let flex = Capabilities::of(&Device::flex()).expect("the feature `flex` is on");
 /// let problem = Sizes::new(64).dense(1024, 1024, true, None)?;
-/// assert_eq!(select(&problem, Strategy::Auto, DType::F32, flex)?, Tier::Flex);
-/// assert_eq!(select(&problem, Strategy::Reference, DType::F32, flex)?, Tier::Reference);
-/// let error = select(&problem, Strategy::Hopper, DType::F32, flex).expect_err("no GPU");
+/// let select = |strategy| select(&problem, strategy, DType::F32, flex, Context::new());
+/// assert_eq!(select(Strategy::Auto)?, Tier::Flex);
+/// assert_eq!(select(Strategy::Reference)?, Tier::Reference);
+/// let error = select(Strategy::Hopper).expect_err("no GPU");
 /// assert!(error.to_string().starts_with("strategy: Hopper cannot run here"));
 /// # Ok(())
 /// # }
@@ -158,19 +161,21 @@ pub fn select(
     strategy: Strategy,
     dtype: DType,
     device: Capabilities,
+    context: Context,
 ) -> Result<Tier, AttentionError> {
     let refused = |reason: Cow<'static, str>| {
         Err(AttentionError::Strategy { strategy, reason: reason.into_owned() })
     };
     match strategy {
         Strategy::Reference => Ok(Tier::Reference),
-        Strategy::Auto => Ok(fastest(problem, dtype, device)),
+        Strategy::Auto => Ok(fastest(problem, dtype, device, context)),
         Strategy::Portable if device.is_flex => Ok(Tier::Flex),
         Strategy::Portable => {
             portable_obstacle(problem, dtype, device).map_or(Ok(Tier::Portable), refused)
         }
         Strategy::TensorCore => {
-            tensor_core_obstacle(problem, dtype, device).map_or(Ok(Tier::TensorCore), refused)
+            tensor_core_obstacle(problem, dtype, device, context)
+                .map_or(Ok(Tier::TensorCore), refused)
         }
         Strategy::Hopper => {
             hopper_obstacle(problem, dtype, device).map_or(Ok(Tier::Hopper), refused)
@@ -180,7 +185,7 @@ pub fn select(
 }
 
 /// The fastest tier that can run.
-fn fastest(problem: &Problem, dtype: DType, device: Capabilities) -> Tier {
+fn fastest(problem: &Problem, dtype: DType, device: Capabilities, context: Context) -> Tier {
     if device.is_flex {
         return Tier::Flex;
     }
@@ -189,7 +194,7 @@ fn fastest(problem: &Problem, dtype: DType, device: Capabilities) -> Tier {
     let hopper = hopper_obstacle(problem, dtype, device);
     let Some(reason) = hopper else { return Tier::Hopper };
     let mut complaint = (device.has_hopper && is_half(dtype)).then_some(reason);
-    let Some(reason) = tensor_core_obstacle(problem, dtype, device) else {
+    let Some(reason) = tensor_core_obstacle(problem, dtype, device, context) else {
         if let Some(reason) = complaint {
             log_once(format!("using the TensorCore kernels, because {reason}"));
         }
@@ -240,6 +245,7 @@ fn tensor_core_obstacle(
     problem: &Problem,
     dtype: DType,
     device: Capabilities,
+    context: Context,
 ) -> Option<Cow<'static, str>> {
     let Some(tensor_cores) = device.tensor_cores else {
         let needs = "it needs matrix units that CubeCL gives access to and planes of 32 units";
@@ -247,6 +253,10 @@ fn tensor_core_obstacle(
     };
     if !is_half(dtype) {
         Some("its kernels run in f16 and bf16".into())
+    } else if tensor_cores.instruction != Instruction::Mma && !context.allow_experimental().0 {
+        let never = "its kernels of cooperative matrices have never run on such a device \
+                     (Context::with_allow_experimental allows them)";
+        Some(never.into())
     } else if dtype == DType::BF16 && !tensor_cores.has_bf16 {
         Some("the device's matrix units sum bf16 in no f32".into())
     } else if problem.needs_wide_indices() && !device.has_wide_indices {
@@ -316,7 +326,7 @@ mod tests {
     }
 
     fn tier(strategy: Strategy, dtype: DType, device: Capabilities) -> Tier {
-        select(&problem(16), strategy, dtype, device).expect("a tier")
+        select(&problem(16), strategy, dtype, device, Context::new()).expect("a tier")
     }
 
     #[test]
@@ -333,7 +343,7 @@ mod tests {
     #[test]
     fn what_hopper_does_not_cover_is_portable_unless_it_was_named() {
         let odd = Problem { head_dim: 20, ..problem(16) };
-        let of = |strategy| select(&odd, strategy, DType::F16, HOPPER);
+        let of = |strategy| select(&odd, strategy, DType::F16, HOPPER, Context::new());
         assert_eq!(of(Strategy::Auto).expect("a tier"), Tier::Portable);
         assert_eq!(
             of(Strategy::Hopper).expect_err("no multiple of 8").to_string(),
@@ -349,15 +359,32 @@ mod tests {
         assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(75)), Tier::Portable);
         assert_eq!(tier(Strategy::Auto, DType::F32, cuda(80)), Tier::Portable);
         let odd = Problem { head_dim: 20, ..problem(16) };
-        let of = |problem| select(&problem, Strategy::Auto, DType::F16, cuda(90)).expect("a tier");
+        let of = |problem| {
+            select(&problem, Strategy::Auto, DType::F16, cuda(90), Context::new()).expect("a tier")
+        };
         assert_eq!(of(odd), Tier::TensorCore);
         assert_eq!(of(Problem { head_dim: 300, ..odd }), Tier::Portable);
     }
 
     #[test]
+    fn what_has_never_run_is_asked_for() {
+        let cooperative = TensorCores::cuda(80).map(|cores| cores.with_cmma([16, 16, 16]));
+        let device = Capabilities { tensor_cores: cooperative, ..CUBE };
+        let of = |strategy, context| select(&problem(16), strategy, DType::F16, device, context);
+        let allowed = Context::new().with_allow_experimental(true, false);
+        assert_eq!(of(Strategy::Auto, Context::new()), Ok(Tier::Portable));
+        assert_eq!(of(Strategy::Auto, allowed), Ok(Tier::TensorCore));
+        assert_eq!(of(Strategy::TensorCore, allowed), Ok(Tier::TensorCore));
+        let error = of(Strategy::TensorCore, Context::new()).expect_err("not allowed");
+        assert!(error.to_string().contains("Context::with_allow_experimental"), "{error}");
+    }
+
+    #[test]
     fn a_named_strategy_that_cannot_run_says_why() {
         let text = |tokens: usize, strategy, dtype, device| {
-            select(&problem(tokens), strategy, dtype, device).expect_err("cannot run").to_string()
+            select(&problem(tokens), strategy, dtype, device, Context::new())
+                .expect_err("cannot run")
+                .to_string()
         };
         assert_eq!(
             text(16, Strategy::Hopper, DType::BF16, FLEX),

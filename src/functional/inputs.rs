@@ -103,8 +103,8 @@ impl<const D: usize> Inputs<D> {
         let device = self.query.device();
         let capabilities = Capabilities::of(&device)
             .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
-        let tier = select(&problem, options.strategy, self.query.dtype(), capabilities)?;
         let context = options.context.unwrap_or_else(Context::current);
+        let tier = select(&problem, options.strategy, self.query.dtype(), capabilities, context)?;
         let additional = match self.additional {
             Some((key, value)) if problem.additional > 0 => {
                 AdditionalKv::Tokens { key: key.into_dispatch(), value: value.into_dispatch() }

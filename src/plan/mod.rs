@@ -204,7 +204,7 @@ pub fn explain(
         return Err(AttentionError::UnsupportedDType { argument: "query", got: dtype, note: "" });
     }
     let capabilities = target.capabilities();
-    let tier = |strategy| select(problem, strategy, dtype, capabilities);
+    let tier = |strategy| select(problem, strategy, dtype, capabilities, context);
     let mut tiers = vec![(tier(strategy)?, strategy)];
     for other in PREFERENCE {
         match tier(other) {

@@ -26,7 +26,7 @@ fn the_plan_is_what_the_operators_select() {
             for strategy in [Strategy::Auto, Strategy::Reference] {
                 let problem = problem(64);
                 let plan = plan(&problem, dtype, target, strategy);
-                let tier = select(&problem, strategy, dtype, target.capabilities());
+                let tier = select(&problem, strategy, dtype, target.capabilities(), Context::new());
                 assert_eq!(Ok(plan.chosen.tier), tier, "{dtype:?} {target} {strategy:?}");
             }
         }

@@ -57,7 +57,7 @@ impl Workload {
     pub fn tier(&self, device: &Device) -> Result<Tier, AttentionError> {
         let capabilities = Capabilities::of(device)
             .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
-        select(&self.problem, self.strategy, self.dtype, capabilities)
+        select(&self.problem, self.strategy, self.dtype, capabilities, self.context)
     }
 
     /// Standard normal inputs, made on the device. The same seed gives the same values, unless

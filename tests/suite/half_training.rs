@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_natten::plan::{Sizes, Windows};
-use burn_natten::{Capabilities, Strategy, select, try_na2d, warm_up, warm_up_training};
+use burn_natten::{Capabilities, Context, Strategy, select, try_na2d, warm_up, warm_up_training};
 
 use crate::support::check::identical;
 use crate::support::devices;
@@ -189,7 +189,7 @@ fn warming_up_gives_the_tier_that_runs() {
     for device in devices() {
         let capabilities = Capabilities::of(&device.device).expect("is built");
         for dtype in [DType::F32, DType::BF16].into_iter().filter(|dtype| device.supports(*dtype)) {
-            let expected = select(&problem, Strategy::Auto, dtype, capabilities);
+            let expected = select(&problem, Strategy::Auto, dtype, capabilities, Context::current());
             for warm_up in [warm_up, warm_up_training] {
                 let tier = warm_up(&problem, dtype, Strategy::Auto, &device.device);
                 assert_eq!(tier, expected, "{} {dtype:?}", device.name);
