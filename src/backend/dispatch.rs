@@ -173,10 +173,8 @@ pub fn select(
         Strategy::Portable => {
             portable_obstacle(problem, dtype, device).map_or(Ok(Tier::Portable), refused)
         }
-        Strategy::TensorCore => {
-            tensor_core_obstacle(problem, dtype, device, context)
-                .map_or(Ok(Tier::TensorCore), refused)
-        }
+        Strategy::TensorCore => tensor_core_obstacle(problem, dtype, device, context)
+            .map_or(Ok(Tier::TensorCore), refused),
         Strategy::Hopper => {
             hopper_obstacle(problem, dtype, device).map_or(Ok(Tier::Hopper), refused)
         }

@@ -189,7 +189,8 @@ fn warming_up_gives_the_tier_that_runs() {
     for device in devices() {
         let capabilities = Capabilities::of(&device.device).expect("is built");
         for dtype in [DType::F32, DType::BF16].into_iter().filter(|dtype| device.supports(*dtype)) {
-            let expected = select(&problem, Strategy::Auto, dtype, capabilities, Context::current());
+            let expected =
+                select(&problem, Strategy::Auto, dtype, capabilities, Context::current());
             for warm_up in [warm_up, warm_up_training] {
                 let tier = warm_up(&problem, dtype, Strategy::Auto, &device.device);
                 assert_eq!(tier, expected, "{} {dtype:?}", device.name);

@@ -25,12 +25,15 @@ impl Toolkit {
 /// Rows of the table for a kernel, one for each architecture.
 pub fn report(
     kernel: &Kernel,
+    architectures: &[&str],
     toolkit: &Toolkit,
     keep: Option<&str>,
 ) -> Result<Vec<String>, String> {
     let dtype = ElemType::Float(FloatKind::BF16);
     let mut rows = vec![];
-    for (name, number) in [("sm_80", 80), ("sm_89", 89), ("sm_90a", 90)] {
+    for name in architectures {
+        let number = name.trim_start_matches("sm_").trim_end_matches('a');
+        let number = number.parse().map_err(|_| format!("{name} is no architecture"))?;
         let program = translate(&kernel.blueprint, dtype, number, kernel.backend)?;
         if let Some(folder) = keep {
             let extension = if kernel.backend == Backend::Cpp { "cu" } else { "ptx" };

@@ -26,11 +26,9 @@ impl Kernel {
 fn capabilities(backend: Backend) -> [Capability; 2] {
     let ampere = Capability::cuda(80).expect("compute capability 8.0 has matrix units");
     let mma = match backend {
-        Backend::Cpp => Capability {
-            staging: Staging::Async,
-            exponential: Exponential::Instruction,
-            ..ampere
-        },
+        Backend::Cpp => {
+            Capability { staging: Staging::Async, exponential: Exponential::Instruction, ..ampere }
+        }
         Backend::Llvm => ampere,
     };
     [mma, mma.with_cmma([16, 16, 16])]

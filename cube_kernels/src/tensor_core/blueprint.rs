@@ -261,7 +261,9 @@ impl Blueprint {
                 self.score_pitch() * size_of::<f32>() + self.weight_pitch() * size_of::<u16>()
             }
         };
-        self.rows() * (row + windows + exchange) + of_planes + self.stages() * self.columns() * column
+        self.rows() * (row + windows + exchange)
+            + of_planes
+            + self.stages() * self.columns() * column
     }
 
     /// Whether the blueprint is one for `problem`: shapes and flags fit.
