@@ -285,7 +285,7 @@ fn sweep_additional<F: Float, N: Size>(
 ) {
     let columns = comptime!(blueprint.columns());
     let stripes = comptime!(blueprint.stripes());
-    for step in 0..(count + (columns - 1)) / columns {
+    for step in 0..count.div_ceil(columns) {
         let first = step * columns;
         let corner = Position { z: 0usize, y: 0usize, x: first };
         begin_step::<F, N>(
