@@ -59,7 +59,8 @@
 //!
 //! [`Strategy::Auto`] picks the fastest implementation that the device of the tensors has: a direct
 //! SIMD kernel on Burn's Flex backend, CubeCL kernels on every CubeCL runtime (CUDA, ROCm, Metal,
-//! Vulkan, WebGPU, CPU), and native CUDA kernels on Hopper GPUs in f16 and bf16, which NVRTC compiles at
+//! Vulkan, WebGPU, CPU), CubeCL kernels on the tensor cores of NVIDIA GPUs from Ampere on in f16 and bf16, and
+//! native CUDA kernels on Hopper GPUs in the same types, which NVRTC compiles at
 //! their first use ([`warm_up`] and [`warm_up_training`] do it beforehand). [`Strategy::Reference`]
 //! composes Burn's tensor operations and runs anywhere. [`plan::explain`] says which of them a problem would run on and what bounds it,
 //! [`profile`] measures it, and the command-line tool `natten-profiler` (feature `profiler`) does both.

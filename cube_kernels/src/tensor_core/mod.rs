@@ -5,10 +5,13 @@
 //! queries sees. [`candidates`] has the tiles and shapes of cubes that fit a device, [`plan()`] the one that
 //! runs; neither needs a device, only its [`Capability`].
 //!
-//! Fragments are held in registers and laid out as NVIDIA GPUs do, so that the kernels run on those of
-//! compute capability 8.0 and later, under both of CubeCL's compilers for CUDA. What differs between the
+//! On NVIDIA GPUs of compute capability 8.0 and later fragments are held in registers, since it is known how
+//! they are laid out there, under both of CubeCL's compilers for CUDA. What differs between the
 //! two is in the capability: with `cuda-cpp` tiles are copied asynchronously and exponentials are one
 //! instruction; LLVM has neither for CubeCL code.
+//!
+//! Elsewhere (AMD, Vulkan, Apple) fragments are the runtime's. There is a forward kernel for those, which takes scores
+//! and weights through shared memory and goes through the keys twice.
 //!
 //! Keys that a query does not see cannot reach it, whatever they hold: a row that does not come out finite
 //! is computed again from its own window alone.
