@@ -262,3 +262,6 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let heads = (problem.batch * heads) as f64;
     heads * (count.visited as f64 * step + count.q_tiles as f64 * tile)
 }
+
+#[cfg(test)]
+mod tests;

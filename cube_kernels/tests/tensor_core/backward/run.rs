@@ -15,7 +15,7 @@ use crate::support::run::F32;
 use crate::support::{Data, Results};
 
 fn capability() -> Capability {
-    Capability::of(&device().expect("a device")).expect("matrix units")
+    crate::attend::capability(&device().expect("a device"))
 }
 
 pub fn planned(problem: &Problem, _: Element) -> BackwardPlan {

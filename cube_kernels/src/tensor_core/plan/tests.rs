@@ -1,0 +1,108 @@
+use super::*;
+use crate::{MAX_RANK, catalogue};
+
+const ARCHITECTURES: [u32; 3] = [80, 89, 90];
+
+fn capabilities() -> impl Iterator<Item = Capability> {
+    ARCHITECTURES.into_iter().flat_map(|sm| {
+        let capability = Capability::cuda(sm).expect("8.0 or later");
+        [Staging::Registers, Staging::Async].map(|staging| Capability { staging, ..capability })
+    })
+}
+
+fn plane(head_dim: usize, head_dim_v: usize) -> Problem {
+    let axis = |length, kernel_size| Axis { kernel_size, ..Axis::dense(length, length, false) };
+    Problem {
+        batch: 1,
+        heads: 4,
+        heads_kv: 2,
+        head_dim,
+        head_dim_v,
+        additional: 9,
+        scale: 0.1,
+        axes: [Axis::UNIT, axis(20, 5), axis(30, 7)],
+    }
+}
+
+fn check(problem: &Problem, capability: &Capability) {
+    let vector = widest_vector(problem);
+    let forward = plan(problem, capability, vector).expect("a blueprint");
+    let backward = plan_backward(problem, capability, vector).expect("a plan");
+    let additional = additional_problem(problem);
+    let own = [&forward, &backward.queries].into_iter().chain(&backward.keys);
+    let all = own
+        .map(|blueprint| (blueprint, problem))
+        .chain(backward.additional.iter().map(|blueprint| (blueprint, &additional)));
+    for (blueprint, problem) in all {
+        assert!(blueprint.fits(problem), "{blueprint}: {problem:?}");
+        assert!(blueprint.shared_memory() <= capability.shared_memory, "{blueprint}");
+        assert_eq!(blueprint.rows(), blueprint.planes * blueprint.blocks * ROWS, "{blueprint}");
+        // Scores are the first matrix of a further product, 16 columns at a time.
+        assert!(blueprint.columns().is_multiple_of(16), "{blueprint}");
+        let sides = blueprint.q_tile.iter().chain(&blueprint.kv_tile);
+        assert!(sides.into_iter().all(|side| side.is_power_of_two()), "{blueprint}");
+    }
+}
+
+#[test]
+fn the_catalogue_is_planned_for_every_architecture() {
+    for entry in catalogue::all() {
+        capabilities().for_each(|capability| check(&entry.problem, &capability));
+    }
+}
+
+#[test]
+fn vectors_of_every_length_are_planned() {
+    for (dim, dim_v) in [(1, 1), (7, 5), (33, 2), (48, 200), (128, 256), (256, 256), (250, 6)] {
+        capabilities().for_each(|capability| check(&plane(dim, dim_v), &capability));
+    }
+}
+
+#[test]
+fn long_vectors_have_a_kernel_for_each_gradient() {
+    let capability = Capability::cuda(80).expect("Ampere");
+    let of = |dim| plan_backward(&plane(dim, dim), &capability, 8).expect("a plan").keys;
+    assert_eq!(of(128).len(), 1);
+    let [key, value] = of(256)[..] else { panic!("{:?}", of(256)) };
+    assert!(key.has_first && !key.has_second && value.has_second && !value.has_first);
+}
+
+#[test]
+fn what_is_not_covered_says_why() {
+    let text = |problem: Problem| unsupported(&problem).expect("not covered");
+    assert_eq!(text(plane(300, 8)), "head_dim is 300, not 1 to 256");
+    assert_eq!(text(plane(8, 0)), "head_dim of value is 0, not 1 to 256");
+    let scale = Problem { scale: -1.0, ..plane(8, 8) };
+    assert_eq!(text(scale), "scale is -1, not 1e-6 to 1e6");
+    let nothing = Problem { additional: 0, axes: [Axis::dense(3, 0, false); MAX_RANK], ..scale };
+    assert_eq!(text(Problem { scale: 1.0, ..nothing }), "there are no keys");
+}
+
+#[test]
+fn an_asked_tiling_is_taken_where_there_is_one() {
+    let (problem, capability) = (plane(64, 64), Capability::cuda(80).expect("Ampere"));
+    for blueprint in candidates(&problem, &capability, 8) {
+        let tiling = blueprint.tiling();
+        let tiled = plan_tiled(&problem, &capability, 8, tiling).expect("it has these tiles");
+        assert_eq!(tiled.tiling(), tiling);
+    }
+    assert_eq!(plan_tiled(&problem, &capability, 8, Tiling::square([3, 3, 3])), None);
+}
+
+/// A cube for every tile of every dilation group, or a few more where groups differ in length.
+#[cfg(feature = "cube")]
+#[test]
+fn cubes_cover_all_tiles() {
+    let capability = Capability::cuda(80).expect("Ampere");
+    let dilated = |mut problem: Problem| {
+        problem.axes[2].dilation = 4;
+        problem
+    };
+    for problem in [plane(64, 64), dilated(plane(64, 64))] {
+        let plan_of = plan(&problem, &capability, 8).expect("a blueprint");
+        let tiles = plan_of.tiling().count(&problem).q_tiles as usize;
+        let cubes = super::super::geometry::cubes(&problem, &plan_of);
+        let groups = problem.axes[2].dilation;
+        assert!(cubes >= 4 * tiles && cubes <= 4 * tiles * 2, "{cubes} for {tiles}, {groups}");
+    }
+}
