@@ -1,0 +1,84 @@
+//! Weights of scores that lie in shared memory. A row's columns are shared by a few units.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs, clippy::too_many_arguments)]
+
+use cubecl::prelude::*;
+
+use super::{Share, Tiles};
+use crate::tensor_core::blueprint::Blueprint;
+
+/// Takes this unit's scores into the largest score and the sum of exponentials.
+#[cube]
+pub(super) fn take_statistics(
+    scores: &[f32],
+    share: &mut Share,
+    factor: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let stripes = comptime!(blueprint.stripes());
+    let turns = comptime!(blueprint.columns() / stripes);
+    let first = share.scores + share.stripe;
+    let mut maximum = share.maximum;
+    for turn in 0..turns {
+        maximum = max(maximum, scores[first + turn * stripes]);
+    }
+    let mut sum = share.sum * ((share.maximum - maximum) * factor).exp();
+    let offset = -maximum * factor;
+    for turn in 0..turns {
+        let score = scores[first + turn * stripes];
+        let weight = fma(score, factor, offset).exp();
+        sum += select(score == f32::min_value(), 0.0f32, weight);
+    }
+    share.maximum = maximum;
+    share.sum = sum;
+}
+
+/// Makes weights of this unit's scores.
+#[cube]
+pub(super) fn weigh<F: Float, N: Size>(
+    tiles: &mut Tiles<F, N>,
+    share: &mut Share,
+    factor: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let stripes = comptime!(blueprint.stripes());
+    let offset = -share.maximum * factor;
+    let inverse = 1.0 / share.sum;
+    for turn in 0..comptime!(blueprint.columns() / stripes) {
+        let column = share.stripe + turn * stripes;
+        let score = tiles.scores[share.scores + column];
+        let weight = fma(score, factor, offset).exp() * inverse;
+        let weight = select(score == f32::min_value(), 0.0f32, weight);
+        tiles.weights[share.weights + column] = F::cast_from(weight);
+    }
+}
+
+/// Puts together what the units of a row have found.
+#[cube]
+pub(super) fn finish_statistics(
+    scores: &mut [f32],
+    share: &mut Share,
+    factor: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let stripes = comptime!(blueprint.stripes());
+    scores[share.scores + 2 * share.stripe] = share.maximum;
+    scores[share.scores + 2 * share.stripe + 1] = share.sum;
+    sync_cube();
+    let mut maximum = f32::min_value();
+    #[unroll]
+    for stripe in 0..stripes {
+        maximum = max(maximum, scores[share.scores + comptime!(2 * stripe)]);
+    }
+    let mut sum = 0.0f32;
+    #[unroll]
+    for stripe in 0..stripes {
+        let part = scores[share.scores + comptime!(2 * stripe + 1)];
+        let below = scores[share.scores + comptime!(2 * stripe)] - maximum;
+        sum += part * (below * factor).exp();
+    }
+    share.maximum = maximum;
+    share.sum = sum;
+    sync_cube();
+}
