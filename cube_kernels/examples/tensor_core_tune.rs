@@ -1,6 +1,6 @@
 //! Times the candidates of catalogue problems, the most promising first.
 //!
-//! `tensor_core_tune [--top N] [--backward] [--experimental] [NAME...]`: the N best of each shape of cube, 2 by default; of the
+//! `tensor_core_tune [--top N] [--backward] [NAME...]`: the N best of each shape of cube, 2 by default; of the
 //! backward pass, each kernel by itself, with the statistics of the queries, and the pass as it is planned.
 
 use std::time::{Duration, Instant};
@@ -26,25 +26,19 @@ fn main() {
 /// Runs the tool with these arguments.
 pub fn tune(mut arguments: impl Iterator<Item = String>) {
     let mut top = 2;
-    let (mut is_backward, mut is_experimental) = (false, false);
+    let mut is_backward = false;
     let mut names = vec![];
     while let Some(argument) = arguments.next() {
         if argument == "--top" {
             top = arguments.next().and_then(|n| n.parse().ok()).expect("--top takes a number");
         } else if argument == "--backward" {
             is_backward = true;
-        } else if argument == "--experimental" {
-            is_experimental = true;
         } else {
             names.push(argument);
         }
     }
     let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
-    let capability = match is_experimental {
-        true => Capability::experimental(&client),
-        false => Capability::of(&client),
-    }
-    .expect("matrix units");
+    let capability = Capability::of(&client).expect("matrix units");
     println!("{capability:?}");
     for entry in catalogue::all() {
         if names.is_empty() || names.iter().any(|name| name == entry.name) {

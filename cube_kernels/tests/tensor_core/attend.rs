@@ -18,15 +18,6 @@ pub fn dtype(element: Element) -> ElemType {
     format(element).elem()
 }
 
-/// What blueprints are made for: with `BURN_NATTEN_TEST_EXPERIMENTAL=1`, what is not chosen yet.
-pub fn capability(client: &Client) -> Capability {
-    match std::env::var("BURN_NATTEN_TEST_EXPERIMENTAL").is_ok_and(|value| value == "1") {
-        true => Capability::experimental(client),
-        false => Capability::of(client),
-    }
-    .expect("matrix units")
-}
-
 /// Contiguous tensors on the device.
 pub fn upload(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
     let queries = problem.axes.map(|axis| axis.queries);
@@ -73,7 +64,7 @@ pub fn attend(
 
 /// Ways to use the device's matrix units: the one that is chosen, and cooperative matrices.
 pub fn capabilities(client: &Client) -> Vec<Capability> {
-    let capability = capability(client);
+    let capability = Capability::of(client).expect("matrix units");
     let mut all = vec![capability, capability.with_cmma([16, 16, 16])];
     all.dedup();
     all

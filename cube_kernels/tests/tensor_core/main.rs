@@ -2,8 +2,7 @@
 //!
 //! They run where `BURN_NATTEN_TEST_CUDA=1`; without it they pass with a line that says so.
 //! `BURN_NATTEN_TEST_PROBLEMS` sets the number of random problems of each rank, 200 by default, and
-//! `BURN_NATTEN_TEST_SEED` which they are. With
-//! `BURN_NATTEN_TEST_EXPERIMENTAL=1` blueprints take what `Capability::experimental` gives. Which of CubeCL's compilers makes the kernels is up to the feature `cuda-cpp`.
+//! `BURN_NATTEN_TEST_SEED` which they are. Which of CubeCL's compilers makes the kernels is up to the feature `cuda-cpp`.
 
 #[allow(unused_macros)]
 #[macro_use]

@@ -15,7 +15,7 @@ use crate::support::run::F32;
 use crate::support::{Data, Results};
 
 fn capability() -> Capability {
-    crate::attend::capability(&device().expect("a device"))
+    Capability::of(&device().expect("a device")).expect("matrix units")
 }
 
 pub fn planned(problem: &Problem, _: Element) -> BackwardPlan {
