@@ -113,14 +113,16 @@ fn properties() -> Arc<DeviceProperties> {
     );
     properties.features.plane.insert(Plane::Ops);
     for kind in [FloatKind::F16, FloatKind::BF16].map(ElemType::Float) {
-        properties.features.matmul.cmma.insert(MmaConfig {
-            a_type: kind,
-            b_type: kind,
-            cd_type: ElemType::Float(FloatKind::F32),
-            m: 16,
-            n: 16,
-            k: 16,
-        });
+        for size in [8, 16] {
+            properties.features.matmul.cmma.insert(MmaConfig {
+                a_type: kind,
+                b_type: kind,
+                cd_type: ElemType::Float(FloatKind::F32),
+                m: size,
+                n: size,
+                k: size,
+            });
+        }
     }
     properties.features.copy_async = true;
     properties.features.memory_reinterpret = true;

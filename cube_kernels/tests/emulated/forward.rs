@@ -1,0 +1,98 @@
+//! The forward kernels.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
+
+use crate::arguments::{Layout, factor, sizes};
+use crate::problems::{all, spoiled};
+use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
+use crate::run::{differs, format, half_ulp, magnitude};
+use crate::support::Data;
+use crate::support::oracle::compute;
+
+/// Output and logsumexp.
+fn attend(
+    program: &Program,
+    blueprint: &Blueprint,
+    problem: &Problem,
+    element: Element,
+    data: &Data,
+) -> (Vec<f64>, Vec<f64>) {
+    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
+    let (queries, keys) = (axes.map(|axis| axis.queries), axes.map(|axis| axis.keys));
+    let key = Layout { tokens: keys, heads: heads_kv, dim: head_dim };
+    let value = Layout { dim: head_dim_v, ..key };
+    let more = |layout: Layout| match additional {
+        0 => layout,
+        _ => Layout { tokens: [1, 1, additional], ..layout },
+    };
+    let query = Layout { tokens: queries, heads, dim: head_dim };
+    let (cubes, sizes) = sizes(problem, blueprint, &[query, key, value, more(key), more(value)]);
+    let rows = batch * problem.queries() * heads;
+    let (more_key, more_value) = match additional {
+        0 => (&data.key, &data.value),
+        _ => (&data.additional_key, &data.additional_value),
+    };
+    let inputs = [&data.query, &data.key, &data.value, more_key, more_value];
+    let mut buffers: Vec<_> = inputs.iter().map(|values| encode(element, values)).collect();
+    buffers.push(encode(element, &vec![f64::NAN; rows * head_dim_v]));
+    buffers.push(encode_f32(&vec![f64::NAN; rows]));
+    let factors = [factor(blueprint.exponential, problem.scale), problem.scale];
+    let written = program.run(cubes, (&sizes, factors), &buffers, 2);
+    (decode(element, &written[0]), decode_f32(&written[1]))
+}
+
+fn check(capability: &Capability) {
+    let Some(compiler) = compiler() else { return };
+    for (number, problem) in all().into_iter().enumerate() {
+        let vector = widest_vector(&problem);
+        // What would run, or another.
+        let others = candidates(&problem, capability, vector);
+        let blueprint = match number % 2 {
+            0 => plan(&problem, capability, vector).expect("a plan"),
+            _ => others[others.len() / 2],
+        };
+        let element = [Element::F16, Element::Bf16][number / 2 % 2];
+        let program = Program::build(compiler, &blueprint, element);
+        let clean = Data::random(&problem, 1, format(element).round);
+        for (what, data) in spoiled(&problem, &clean) {
+            let exact = compute(&problem, &data, |x| x);
+            let (out, lse) = attend(&program, &blueprint, &problem, element, &data);
+            let near = 2.0 * half_ulp(element) * magnitude(&exact.out);
+            let of = |name: &str| format!("{blueprint}, {what}: {name} of {problem:?}");
+            if let Some(text) = differs(&out, &exact.out, |_, _| near) {
+                panic!("{} is {text}", of("out"));
+            }
+            // The oracle's arithmetic makes NaN of scores that are all -inf.
+            let lse = lse.iter().zip(&exact.lse);
+            for (row, (actual, exact)) in lse.enumerate() {
+                let is_right = match exact.is_finite() {
+                    true => (actual - exact).abs() <= 1e-5 * exact.abs().max(1.0),
+                    false => !actual.is_finite(),
+                };
+                assert!(is_right, "{}: {actual}, not {exact}, in row {row}", of("logsumexp"));
+            }
+        }
+    }
+}
+
+#[test]
+fn mma_with_asynchronous_copies() {
+    check(&crate::asynchronous());
+}
+
+#[test]
+fn mma_with_loads_through_registers() {
+    check(&crate::ampere());
+}
+
+#[test]
+fn cmma_of_16() {
+    check(&crate::ampere().with_cmma([16, 16, 16]));
+}
+
+#[test]
+fn cmma_of_8() {
+    check(&crate::ampere().with_cmma([8, 8, 8]));
+}

@@ -1,0 +1,155 @@
+//! Compiles a kernel for the CPU and runs it.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::tensor_core::Blueprint;
+use burn_natten_kernels::tensor_core::offline::{Backend, translate};
+use cubecl::ir::{ElemType, FloatKind};
+
+use crate::assembly::portable;
+
+/// The C++ compiler, where there is one.
+pub fn compiler() -> Option<&'static str> {
+    let runs = |name: &&str| {
+        Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success())
+    };
+    let found = ["c++", "g++", "clang++"].into_iter().find(runs);
+    let is_required = std::env::var("BURN_NATTEN_REQUIRE_CXX").is_ok_and(|value| value == "1");
+    assert!(found.is_some() || !is_required, "no C++ compiler");
+    if found.is_none() {
+        println!("passed without a run: no C++ compiler");
+    }
+    found
+}
+
+pub fn dtype(element: Element) -> ElemType {
+    ElemType::Float(match element {
+        Element::F16 => FloatKind::F16,
+        Element::Bf16 => FloatKind::BF16,
+    })
+}
+
+/// Numbers as the element type has them.
+pub fn encode(element: Element, values: &[f64]) -> Vec<u8> {
+    let encode = |value: &f64| match element {
+        Element::F16 => half::f16::from_f64(*value).to_le_bytes(),
+        Element::Bf16 => half::bf16::from_f64(*value).to_le_bytes(),
+    };
+    values.iter().flat_map(encode).collect()
+}
+
+pub fn decode(element: Element, bytes: &[u8]) -> Vec<f64> {
+    let decode = |pair: &[u8]| match element {
+        Element::F16 => half::f16::from_le_bytes([pair[0], pair[1]]).to_f64(),
+        Element::Bf16 => half::bf16::from_le_bytes([pair[0], pair[1]]).to_f64(),
+    };
+    bytes.chunks_exact(2).map(decode).collect()
+}
+
+pub fn encode_f32(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect()
+}
+
+pub fn decode_f32(bytes: &[u8]) -> Vec<f64> {
+    let decode = |word: &[u8]| f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    bytes.chunks_exact(4).map(|word| f64::from(decode(word))).collect()
+}
+
+/// A folder that is removed in the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("burn_natten_emulated_{}_{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a folder for temporary files");
+        Self(path)
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).expect("written");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A kernel for the CPU.
+pub struct Program {
+    folder: Folder,
+    /// Scalars of each kind that the kernel takes.
+    scalars: usize,
+    blueprint: Blueprint,
+}
+
+impl Program {
+    /// Of the kernel that CubeCL's compiler to C++ makes of a blueprint.
+    pub fn build(compiler: &str, blueprint: &Blueprint, element: Element) -> Self {
+        let program = translate(blueprint, dtype(element), 80, Backend::Cpp)
+            .unwrap_or_else(|error| panic!("{blueprint}: {error}"));
+        let (_, scalars) = program.code.split_once("scalars_usize[").expect("scalars");
+        let (scalars, _) = scalars.split_once(']').expect("their number");
+        let folder = Folder::new();
+        let kernel = folder.write("kernel.cpp", portable(&program.code, program.shared_memory));
+        let machine = folder.write("machine.cpp", include_str!("machine.cpp"));
+        folder.write("machine.h", include_str!("machine.h"));
+        for header in ["mma.h", "cuda_bf16.h", "cuda_fp16.h"] {
+            folder.write(header, "#include \"machine.h\"\n");
+        }
+        let output = Command::new(compiler)
+            .args(["-std=c++17", "-O1", "-w", "-I"])
+            .arg(&folder.0)
+            .args([&kernel, &machine])
+            .arg("-o")
+            .arg(folder.0.join("kernel"))
+            .output()
+            .expect("the compiler ran before");
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{blueprint}: {}", &log[..log.len().min(2000)]);
+        Self { folder, scalars: scalars.parse().expect("a number"), blueprint: *blueprint }
+    }
+
+    /// Runs `cubes` cubes on buffers, and gives the last `written` of them as they are then. Scalars are
+    /// the kernel's sizes, and the factor of the exponents and the scale.
+    pub fn run(
+        &self,
+        cubes: usize,
+        (sizes, floats): (&[usize], [f64; 2]),
+        buffers: &[Vec<u8>],
+        written: usize,
+    ) -> Vec<Vec<u8>> {
+        // Structs of scalars are whole words of 8 bytes.
+        assert_eq!(sizes.len().next_multiple_of(2), self.scalars, "{}", self.blueprint);
+        let padding = self.scalars - sizes.len();
+        let words = sizes.iter().map(|size| *size as u32).chain(std::iter::repeat_n(0, padding));
+        let mut info: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        info.extend(encode_f32(&floats));
+        // Lengths of the buffers, which nothing reads.
+        info.extend([0; 128]);
+        self.folder.write("info", info);
+        for (index, buffer) in buffers.iter().enumerate() {
+            self.folder.write(&index.to_string(), buffer);
+        }
+        let output = Command::new(self.folder.0.join("kernel"))
+            .arg(&self.folder.0)
+            .args([self.blueprint.units(), cubes, buffers.len(), written].map(|n| n.to_string()))
+            .output()
+            .expect("the kernel was built");
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {} {log}", self.blueprint, output.status);
+        let read = |index: usize| {
+            std::fs::read(self.folder.0.join(index.to_string())).expect("the kernel wrote it")
+        };
+        (buffers.len() - written..buffers.len()).map(read).collect()
+    }
+}
