@@ -63,7 +63,7 @@ pub struct BackwardPlan {
     pub queries: Blueprint,
     /// The gradients of keys and values, in one kernel or in one each; none where there are no keys.
     pub keys: Vec<Blueprint>,
-    /// Those of the additional keys and values, of the problem that [`additional_problem`] gives.
+    /// Those of the additional keys and values: of all queries to the additional tokens, as one axis.
     pub additional: Vec<Blueprint>,
 }
 

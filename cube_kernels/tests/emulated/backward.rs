@@ -1,1 +1,185 @@
+//! The backward kernels.
 
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::tensor_core::{
+    Blueprint, Capability, Pass, backward_candidates, plan_backward, widest_vector,
+};
+use burn_natten_kernels::{Axis, Problem};
+
+use crate::arguments::{Layout, factor, sizes};
+use crate::problems::{all, spoiled};
+use crate::program::{Program, compiler, decode, encode, encode_f32};
+use crate::run::{format, half_ulp, magnitude};
+use crate::support::oracle::compute;
+use crate::support::{Data, Results};
+
+/// Vectors of some tokens: the elements and where they lie.
+type Tensor<'a> = (&'a [f64], Layout);
+
+/// What a kernel reads.
+struct Inputs<'a> {
+    problem: Problem,
+    rows: [Tensor<'a>; 2],
+    columns: [Tensor<'a>; 2],
+    additional: [Tensor<'a>; 2],
+    statistics: Vec<u8>,
+}
+
+/// Base-2 or natural logsumexp, as the kernel's exponentials are, and delta, of each query.
+fn statistics(blueprint: &Blueprint, problem: &Problem, data: &Data, exact: &Results) -> Vec<u8> {
+    let factor = factor(blueprint.exponential, 1.0);
+    let dim = problem.head_dim_v;
+    let rows = exact.lse.iter().zip(&data.dlse).enumerate();
+    let numbers: Vec<f64> = rows
+        .flat_map(|(row, (lse, dlse))| {
+            let pairs = exact.out[row * dim..][..dim].iter().zip(&data.dout[row * dim..][..dim]);
+            let delta = pairs.map(|(out, dout)| out * dout).sum::<f64>() - dlse;
+            [factor * lse, delta]
+        })
+        .collect();
+    encode_f32(&numbers)
+}
+
+/// The gradients of the rows' first and second vectors, poisoned where the kernel writes none.
+fn gradients(
+    program: &Program,
+    blueprint: &Blueprint,
+    element: Element,
+    inputs: &Inputs<'_>,
+) -> [Vec<f64>; 2] {
+    let tensors = [inputs.rows, inputs.columns, inputs.additional].concat();
+    let layouts: Vec<_> = tensors.iter().map(|(_, layout)| *layout).collect();
+    let (cubes, sizes) = sizes(&inputs.problem, blueprint, &layouts);
+    let mut buffers: Vec<_> = tensors.iter().map(|(values, _)| encode(element, values)).collect();
+    buffers.push(inputs.statistics.clone());
+    for (values, _) in inputs.rows {
+        buffers.push(encode(element, &vec![f64::NAN; values.len()]));
+    }
+    let scale = inputs.problem.scale;
+    let factors = [factor(blueprint.exponential, scale), scale];
+    let written = program.run(cubes, (&sizes, factors), &buffers, 2);
+    [decode(element, &written[0]), decode(element, &written[1])]
+}
+
+/// The name of a gradient with what the kernel gave and what is right.
+type Named<'a> = (&'static str, Vec<f64>, &'a [f64]);
+
+/// Runs one kernel of a problem's backward pass and gives its gradients beside the right ones.
+fn run<'a>(
+    program: &Program,
+    blueprint: &Blueprint,
+    (problem, of_additional): (&Problem, bool),
+    element: Element,
+    data: &Data,
+    exact: &'a Results,
+) -> Vec<Named<'a>> {
+    let Problem { heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
+    let layout = |tokens, heads, dim| Layout { tokens, heads, dim };
+    let (queries, keys) = (axes.map(|axis| axis.queries), axes.map(|axis| axis.keys));
+    let query: Tensor<'_> = (&data.query, layout(queries, heads, head_dim));
+    let dout: Tensor<'_> = (&data.dout, layout(queries, heads, head_dim_v));
+    let key: Tensor<'_> = (&data.key, layout(keys, heads_kv, head_dim));
+    let value: Tensor<'_> = (&data.value, layout(keys, heads_kv, head_dim_v));
+    let more = [1, 1, additional];
+    let more_key: Tensor<'_> = (&data.additional_key, layout(more, heads_kv, head_dim));
+    let more_value: Tensor<'_> = (&data.additional_value, layout(more, heads_kv, head_dim_v));
+    let statistics = statistics(blueprint, problem, data, exact);
+    let (inputs, names) = match (blueprint.pass, of_additional) {
+        (Pass::Keys, true) => {
+            let line = [1, 1, problem.queries()];
+            let columns = [
+                (query.0, Layout { tokens: line, ..query.1 }),
+                (dout.0, Layout { tokens: line, ..dout.1 }),
+            ];
+            let rows = [more_key, more_value];
+            let problem = dense(problem);
+            let exact: [&[f64]; 2] = [&exact.additional_dk, &exact.additional_dv];
+            (
+                Inputs { problem, rows, columns, additional: rows, statistics },
+                [("additional dk", exact[0]), ("additional dv", exact[1])],
+            )
+        }
+        (Pass::Keys, false) => {
+            let (rows, columns) = ([key, value], [query, dout]);
+            (
+                Inputs { problem: *problem, rows, columns, additional: rows, statistics },
+                [("dk", &exact.dk[..]), ("dv", &exact.dv[..])],
+            )
+        }
+        _ => {
+            let (rows, columns) = ([query, dout], [key, value]);
+            let additional = if additional > 0 { [more_key, more_value] } else { rows };
+            (
+                Inputs { problem: *problem, rows, columns, additional, statistics },
+                [("dq", &exact.dq[..]), ("", &[][..])],
+            )
+        }
+    };
+    let gradients = gradients(program, blueprint, element, &inputs);
+    let is_written = [blueprint.has_first, blueprint.has_second];
+    let all = gradients.into_iter().zip(names).zip(is_written);
+    all.filter(|(_, is_written)| *is_written)
+        .map(|((gradient, (name, exact)), _)| (name, gradient, exact))
+        .collect()
+}
+
+/// Attention of all queries to the additional tokens, as one axis.
+fn dense(problem: &Problem) -> Problem {
+    let line = Axis::dense(problem.queries(), problem.additional, false);
+    Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
+}
+
+fn check(capability: &Capability) {
+    let Some(compiler) = compiler() else { return };
+    for (number, problem) in all().into_iter().enumerate() {
+        let vector = widest_vector(&problem);
+        let plan = plan_backward(&problem, capability, vector).expect("a plan");
+        let element = [Element::Bf16, Element::F16][number / 2 % 2];
+        // What would run, or another.
+        let other = |blueprint: &Blueprint| {
+            let all = backward_candidates(&problem, capability, vector, blueprint.pass);
+            let Blueprint { has_first, has_second, .. } = *blueprint;
+            match number % 2 {
+                0 => *blueprint,
+                _ => Blueprint { has_first, has_second, ..all[all.len() / 2] },
+            }
+        };
+        let own = [&plan.queries].into_iter().chain(&plan.keys);
+        let own = own.map(|blueprint| (other(blueprint), false));
+        let additional = plan.additional.iter().map(|blueprint| (*blueprint, true));
+        for (blueprint, of_additional) in own.chain(additional) {
+            let program = Program::build(compiler, &blueprint, element);
+            let clean = Data::random(&problem, 2, format(element).round);
+            for (what, data) in spoiled(&problem, &clean) {
+                let exact = compute(&problem, &data, format(element).round);
+                let given = (&problem, of_additional);
+                for (name, actual, expected) in
+                    run(&program, &blueprint, given, element, &data, &exact)
+                {
+                    assert_eq!(actual.len(), expected.len(), "{blueprint}: {name}");
+                    let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
+                    for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+                        // Infinities that cancel to NaN may do so in another order.
+                        let is_right = a.is_finite() == e.is_finite()
+                            && (!e.is_finite() || (a - e).abs() <= near);
+                        assert!(
+                            is_right,
+                            "{blueprint}, {what}: {name} is {a}, not {e}, at {index} of {}; {problem:?}",
+                            expected.len()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mma_with_asynchronous_copies() {
+    check(&crate::asynchronous());
+}
+
+#[test]
+fn mma_with_loads_through_registers() {
+    check(&crate::ampere());
+}
