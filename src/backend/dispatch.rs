@@ -8,7 +8,6 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90;
 use burn_natten_kernels::tensor_core;
 pub use burn_natten_kernels::tensor_core::Capability as TensorCores;
-use burn_natten_kernels::tensor_core::Instruction;
 
 use super::log_once;
 use crate::{AttentionError, Context, Strategy};
@@ -251,7 +250,7 @@ fn tensor_core_obstacle(
     };
     if !is_half(dtype) {
         Some("its kernels run in f16 and bf16".into())
-    } else if tensor_cores.instruction != Instruction::Mma && !context.allow_experimental().0 {
+    } else if !tensor_cores.has_run() && !context.allow_experimental().0 {
         let never = "its kernels of cooperative matrices have never run on such a device \
                      (Context::with_allow_experimental allows them)";
         Some(never.into())

@@ -42,7 +42,7 @@ impl TestDevice {
             Some(Capabilities { has_hopper: true, .. }) => {
                 vec![Strategy::Hopper, Strategy::TensorCore, Strategy::Portable]
             }
-            Some(Capabilities { tensor_cores: Some(_), .. }) => {
+            Some(Capabilities { tensor_cores: Some(cores), .. }) if cores.has_run() => {
                 vec![Strategy::TensorCore, Strategy::Portable]
             }
             _ => self.strategies(),

@@ -87,6 +87,11 @@ impl Capability {
         Some(Self { instruction, has_bf16, staging, exponential, shared_memory })
     }
 
+    /// Whether kernels that use it have run on real hardware.
+    pub fn has_run(&self) -> bool {
+        self.instruction == Instruction::Mma
+    }
+
     /// The same with cooperative matrices, which has to be a shape that the device has.
     pub fn with_cmma(self, shape: [usize; 3]) -> Self {
         Self {

@@ -21,7 +21,9 @@ pub enum TensorCoreError {
     )]
     Device,
     /// The kernels do not know the element type.
-    #[error("the tensor-core kernels run in f16 and bf16, not in {0:?}")]
+    #[error(
+        "the tensor-core kernels run in f16 and bf16, where the device sums it in f32, not in {0:?}"
+    )]
     ElementType(ElemType),
     /// The kernels do not cover the problem.
     #[error("the tensor-core kernels do not cover it: {0}")]
@@ -87,6 +89,9 @@ pub fn forward(
     outputs: &ForwardOutputs,
 ) -> Result<(), TensorCoreError> {
     let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
+    if dtype == ElemType::Float(FloatKind::BF16) && !capability.has_bf16 {
+        return Err(TensorCoreError::ElementType(dtype));
+    }
     static KNOWN: Choices<Blueprint> = LazyLock::new(Mutex::default);
     let vector = vector(problem, inputs);
     let blueprint = remembered(&KNOWN, problem, capability, vector, tiling, || {
