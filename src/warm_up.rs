@@ -8,8 +8,9 @@ use crate::{AttentionError, Capabilities, Context, Strategy, Tier, select};
 ///
 /// Native kernels are compiled by NVRTC when they are first used, which takes a second or two for
 /// each combination of element type, head dimensions and kind of window, once a machine: programs
-/// are kept on disk (`BURN_NATTEN_CACHE` names another folder). Other tiers have nothing to prepare
-/// here.
+/// are kept on disk (`BURN_NATTEN_CACHE` names another folder). The other tiers have nothing to prepare
+/// here: on a GPU CubeCL compiles their kernels in the first call, which for the TensorCore tier takes
+/// seconds.
 ///
 /// ```rust
 /// use burn::tensor::{DType, Device};

@@ -7,7 +7,7 @@ use burn_natten_kernels::tensor_core::{
 use burn_natten_kernels::{Axis, Problem};
 
 use crate::arguments::{Layout, factor, sizes};
-use crate::problems::{all, spoiled};
+use crate::problems::{all, random, spoiled};
 use crate::program::{Program, compiler, decode, encode, encode_f32};
 use crate::run::{format, half_ulp, magnitude};
 use crate::support::oracle::compute;
@@ -132,45 +132,64 @@ fn dense(problem: &Problem) -> Problem {
 fn check(capability: &Capability) {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in all().into_iter().enumerate() {
-        let vector = widest_vector(&problem);
-        let plan = plan_backward(&problem, capability, vector).expect("a plan");
-        let element = [Element::Bf16, Element::F16][number / 2 % 2];
         // What would run, or another.
-        let other = |blueprint: &Blueprint| {
-            let all = backward_candidates(&problem, capability, vector, blueprint.pass);
-            let Blueprint { has_first, has_second, .. } = *blueprint;
-            match number % 2 {
-                0 => *blueprint,
-                _ => Blueprint { has_first, has_second, ..all[all.len() / 2] },
-            }
-        };
-        let own = [&plan.queries].into_iter().chain(&plan.keys);
-        let own = own.map(|blueprint| (other(blueprint), false));
-        let additional = plan.additional.iter().map(|blueprint| (*blueprint, true));
-        for (blueprint, of_additional) in own.chain(additional) {
-            let program = Program::build(compiler, &blueprint, element);
-            let clean = Data::random(&problem, 2, format(element).round);
-            for (what, data) in spoiled(&problem, &clean) {
-                let exact = compute(&problem, &data, format(element).round);
-                let given = (&problem, of_additional);
-                for (name, actual, expected) in
-                    run(&program, &blueprint, given, element, &data, &exact)
-                {
-                    assert_eq!(actual.len(), expected.len(), "{blueprint}: {name}");
-                    let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
-                    for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-                        // Infinities that cancel to NaN may do so in another order.
-                        let is_right = a.is_finite() == e.is_finite()
-                            && (!e.is_finite() || (a - e).abs() <= near);
-                        assert!(
-                            is_right,
-                            "{blueprint}, {what}: {name} is {a}, not {e}, at {index} of {}; {problem:?}",
-                            expected.len()
-                        );
-                    }
+        let pick = (number % 2 == 1).then_some(0.5);
+        let element = [Element::Bf16, Element::F16][number / 2 % 2];
+        check_one(compiler, capability, &problem, element, pick);
+    }
+}
+
+/// All kernels of one problem, as planned or, but for those of the additional tokens, by the blueprints at
+/// this share of all.
+fn check_one(
+    compiler: &str,
+    capability: &Capability,
+    problem: &Problem,
+    element: Element,
+    pick: Option<f64>,
+) {
+    let vector = widest_vector(problem);
+    let plan = plan_backward(problem, capability, vector).expect("a plan");
+    let other = |blueprint: &Blueprint| {
+        let Some(share) = pick else { return *blueprint };
+        let all = backward_candidates(problem, capability, vector, blueprint.pass);
+        let Blueprint { has_first, has_second, .. } = *blueprint;
+        Blueprint { has_first, has_second, ..all[(share * all.len() as f64) as usize] }
+    };
+    let own = [&plan.queries].into_iter().chain(&plan.keys);
+    let own = own.map(|blueprint| (other(blueprint), false));
+    let additional = plan.additional.iter().map(|blueprint| (*blueprint, true));
+    for (blueprint, of_additional) in own.chain(additional) {
+        let program = Program::build(compiler, &blueprint, element);
+        let clean = Data::random(problem, 2, format(element).round);
+        for (what, data) in spoiled(problem, &clean) {
+            let exact = compute(problem, &data, format(element).round);
+            let given = (problem, of_additional);
+            for (name, actual, expected) in run(&program, &blueprint, given, element, &data, &exact)
+            {
+                assert_eq!(actual.len(), expected.len(), "{blueprint}: {name}");
+                let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
+                for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+                    // Infinities that cancel to NaN may do so in another order.
+                    let is_right =
+                        a.is_finite() == e.is_finite() && (!e.is_finite() || (a - e).abs() <= near);
+                    assert!(
+                        is_right,
+                        "{blueprint}, {what}: {name} is {a}, not {e}, at {index} of {}; {problem:?}",
+                        expected.len()
+                    );
                 }
             }
         }
+    }
+}
+
+#[test]
+fn random_problems() {
+    let Some(compiler) = compiler() else { return };
+    for random in random() {
+        let capability = [crate::asynchronous(), crate::ampere()][random.pick % 2];
+        check_one(compiler, &capability, &random.problem, random.element, Some(random.share));
     }
 }
 

@@ -5,7 +5,7 @@ use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
 
 use crate::arguments::{Layout, factor, sizes};
-use crate::problems::{all, spoiled};
+use crate::problems::{all, random, spoiled};
 use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
 use crate::run::{differs, format, half_ulp, magnitude};
 use crate::support::Data;
@@ -46,34 +46,60 @@ fn attend(
 fn check(capability: &Capability) {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in all().into_iter().enumerate() {
-        let vector = widest_vector(&problem);
         // What would run, or another.
-        let others = candidates(&problem, capability, vector);
-        let blueprint = match number % 2 {
-            0 => plan(&problem, capability, vector).expect("a plan"),
-            _ => others[others.len() / 2],
-        };
+        let pick = (number % 2 == 1).then_some(0.5);
         let element = [Element::F16, Element::Bf16][number / 2 % 2];
-        let program = Program::build(compiler, &blueprint, element);
-        let clean = Data::random(&problem, 1, format(element).round);
-        for (what, data) in spoiled(&problem, &clean) {
-            let exact = compute(&problem, &data, |x| x);
-            let (out, lse) = attend(&program, &blueprint, &problem, element, &data);
-            let near = 2.0 * half_ulp(element) * magnitude(&exact.out);
-            let of = |name: &str| format!("{blueprint}, {what}: {name} of {problem:?}");
-            if let Some(text) = differs(&out, &exact.out, |_, _| near) {
-                panic!("{} is {text}", of("out"));
-            }
-            // The oracle's arithmetic makes NaN of scores that are all -inf.
-            let lse = lse.iter().zip(&exact.lse);
-            for (row, (actual, exact)) in lse.enumerate() {
-                let is_right = match exact.is_finite() {
-                    true => (actual - exact).abs() <= 1e-5 * exact.abs().max(1.0),
-                    false => !actual.is_finite(),
-                };
-                assert!(is_right, "{}: {actual}, not {exact}, in row {row}", of("logsumexp"));
-            }
+        check_one(compiler, capability, &problem, element, pick);
+    }
+}
+
+/// One problem, by the blueprint that is planned or by the one at this share of all.
+fn check_one(
+    compiler: &str,
+    capability: &Capability,
+    problem: &Problem,
+    element: Element,
+    pick: Option<f64>,
+) {
+    let vector = widest_vector(problem);
+    let all = candidates(problem, capability, vector);
+    let blueprint = match pick {
+        None => plan(problem, capability, vector).expect("a plan"),
+        Some(share) => all[(share * all.len() as f64) as usize],
+    };
+    let program = Program::build(compiler, &blueprint, element);
+    let clean = Data::random(problem, 1, format(element).round);
+    for (what, data) in spoiled(problem, &clean) {
+        let exact = compute(problem, &data, |x| x);
+        let (out, lse) = attend(&program, &blueprint, problem, element, &data);
+        let near = 2.0 * half_ulp(element) * magnitude(&exact.out);
+        let of = |name: &str| format!("{blueprint}, {what}: {name} of {problem:?}");
+        if let Some(text) = differs(&out, &exact.out, |_, _| near) {
+            panic!("{} is {text}", of("out"));
         }
+        // The oracle's arithmetic makes NaN of scores that are all -inf.
+        for (row, (actual, exact)) in lse.iter().zip(&exact.lse).enumerate() {
+            let is_right = match exact.is_finite() {
+                true => (actual - exact).abs() <= 1e-5 * exact.abs().max(1.0),
+                false => !actual.is_finite(),
+            };
+            assert!(is_right, "{}: {actual}, not {exact}, in row {row}", of("logsumexp"));
+        }
+    }
+}
+
+#[test]
+fn random_problems() {
+    let Some(compiler) = compiler() else { return };
+    let ways = [
+        crate::asynchronous(),
+        crate::ampere(),
+        crate::ampere().with_cmma([16, 16, 16]),
+        crate::ampere().with_cmma([8, 8, 8]),
+    ];
+    for random in random() {
+        let capability = &ways[random.pick % ways.len()];
+        check_one(compiler, capability, &random.problem, random.element, Some(random.share));
     }
 }
 

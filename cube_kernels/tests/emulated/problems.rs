@@ -1,6 +1,8 @@
 //! Small problems of every kind, and data for them.
 
+use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::{Data, axis};
 
@@ -21,6 +23,52 @@ pub fn all() -> Vec<Problem> {
         Problem { batch: 2, heads: 1, heads_kv: 1, ..problem(&space, 24, 40) },
         Problem { additional: 20, ..problem(&[Axis::dense(40, 23, false)], 7, 5) },
     ]
+}
+
+/// A problem and how to compute it.
+pub struct Random {
+    pub problem: Problem,
+    pub element: Element,
+    /// Any number.
+    pub pick: usize,
+    /// Of 1.
+    pub share: f64,
+}
+
+/// `BURN_NATTEN_TEST_PROBLEMS` random problems, one by default, which `BURN_NATTEN_TEST_SEED` chooses.
+pub fn random() -> Vec<Random> {
+    let number = |name: &str| std::env::var(name).map(|text| text.parse().expect("a number"));
+    let count = number("BURN_NATTEN_TEST_PROBLEMS").unwrap_or(1);
+    let mut rng = StdRng::seed_from_u64(number("BURN_NATTEN_TEST_SEED").unwrap_or(0) as u64);
+    (0..count).map(|_| random_problem(&mut rng)).collect()
+}
+
+fn random_problem(rng: &mut StdRng) -> Random {
+    let rank = rng.random_range(1..=MAX_RANK);
+    let axes: Vec<_> = (0..rank)
+        .map(|_| {
+            let length = rng.random_range(4..=[100, 14, 7][rank - 1]);
+            if rank == 1 && rng.random_bool(0.3) {
+                return Axis::dense(length, rng.random_range(1..=100), rng.random());
+            }
+            let dilation = if rng.random() { 1 } else { rng.random_range(1..=length / 2) };
+            let kernel_size = rng.random_range(2..=length / dilation);
+            let stride = if rng.random() { 1 } else { rng.random_range(1..=kernel_size) };
+            axis(length, kernel_size, stride, dilation, rng.random_bool(0.3))
+        })
+        .collect();
+    let dims = [(16, 16), (32, 32), (64, 64), (40, 72), (7, 5), (12, 20), (48, 16)];
+    let (head_dim, head_dim_v) = dims[rng.random_range(0..dims.len())];
+    let heads_kv = rng.random_range(1..=2);
+    let problem = Problem {
+        batch: rng.random_range(1..=2),
+        heads: heads_kv * rng.random_range(1..=2),
+        heads_kv,
+        additional: if rng.random_bool(0.3) { rng.random_range(1..=40) } else { 0 },
+        ..problem(&axes, head_dim, head_dim_v)
+    };
+    let element = if rng.random() { Element::F16 } else { Element::Bf16 };
+    Random { problem, element, pick: rng.random_range(0..1000), share: rng.random() }
 }
 
 /// The data, and the same with a number that is not finite in one vector.
