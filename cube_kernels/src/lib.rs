@@ -7,6 +7,8 @@
 #![warn(missing_docs)]
 
 pub mod catalogue;
+#[cfg(feature = "cube")]
+mod choices;
 pub mod cost;
 pub mod native;
 #[cfg(feature = "cube")]

@@ -7,11 +7,12 @@ use cubecl::ir::ElemType;
 use cubecl::server::Handle;
 
 use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
-use super::launch::{Choices, Named, check, check_buffer, common_vector, named, remembered};
+use super::launch::{How, Named, check, check_buffer, chosen, common_vector, named};
 use super::layout::Strided;
 use super::plan::additional_problem;
 use super::{BackwardPlan, Capability, TensorCoreError, plan_backward};
 use crate::Problem;
+use crate::choices::Choices;
 
 /// What [`backward()`] reads, in f16 or bf16 but for the logsumexp and its gradient.
 #[derive(Clone, Debug)]
@@ -63,10 +64,10 @@ pub fn backward(
     inputs: &BackwardInputs,
     outputs: &BackwardOutputs,
 ) -> Result<(), TensorCoreError> {
-    static KNOWN: Choices<Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+    static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
     let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
     let vector = backward_vector(problem, inputs);
-    let plan = remembered(&KNOWN, problem, capability, vector, None, || {
+    let plan = chosen(&KNOWN, problem, (capability, vector, None), || {
         plan_backward(problem, &capability, vector).map(Arc::new)
     })?;
     backward_with(client, &plan, problem, dtype, inputs, outputs)

@@ -1,6 +1,5 @@
 //! Launches: what the kernels take, and the checks before they run.
 
-use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
 use cubecl::client::Client;
@@ -9,8 +8,9 @@ use cubecl::server::Handle;
 
 use super::layout::Strided;
 use super::{Blueprint, Capability, plan, plan_tiled, unsupported};
+use crate::Problem;
+use crate::choices::{Choices, remembered};
 use crate::tiling::Tiling;
-use crate::{Axis, MAX_RANK, Problem};
 
 /// Why nothing was launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,51 +92,31 @@ pub fn forward(
     if dtype == ElemType::Float(FloatKind::BF16) && !capability.has_bf16 {
         return Err(TensorCoreError::ElementType(dtype));
     }
-    static KNOWN: Choices<Blueprint> = LazyLock::new(Mutex::default);
+    static KNOWN: Choices<How, Blueprint> = LazyLock::new(Mutex::default);
     let vector = vector(problem, inputs);
-    let blueprint = remembered(&KNOWN, problem, capability, vector, tiling, || {
+    let blueprint = chosen(&KNOWN, problem, (capability, vector, tiling), || {
         let tiled = tiling.and_then(|tiling| plan_tiled(problem, &capability, vector, tiling));
         tiled.or_else(|| plan(problem, &capability, vector))
     })?;
     forward_with(client, &blueprint, problem, dtype, inputs, outputs)
 }
 
-/// What a choice of blueprints depends on: a problem without its scale, and how it can be run.
-#[derive(PartialEq, Eq, Hash)]
-pub(super) struct Key {
-    capability: Capability,
-    vector: usize,
-    tiling: Option<Tiling>,
-    axes: [Axis; MAX_RANK],
-    sizes: [usize; 6],
-}
+/// Blueprints are chosen by what may be used of the device, the elements that are read at a time and the tiles that
+/// are asked for.
+pub(super) type How = (Capability, usize, Option<Tiling>);
 
-/// Choices that were made before. One among hundreds of blueprints is not made at every call.
-pub(super) type Choices<T> = LazyLock<Mutex<HashMap<Key, T>>>;
-
-/// What `choose` gives for a problem, or gave.
-pub(super) fn remembered<T: Clone>(
-    choices: &Choices<T>,
+/// What `choose` gives for a problem that the kernels cover, or gave.
+pub(super) fn chosen<T: Clone>(
+    choices: &Choices<How, T>,
     problem: &Problem,
-    capability: Capability,
-    vector: usize,
-    tiling: Option<Tiling>,
+    how: How,
     choose: impl FnOnce() -> Option<T>,
 ) -> Result<T, TensorCoreError> {
     if let Some(reason) = unsupported(problem) {
         return Err(TensorCoreError::Problem(reason));
     }
-    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
-    let sizes = [batch, heads, heads_kv, head_dim, head_dim_v, additional];
-    let key = Key { capability, vector, tiling, axes, sizes };
-    let mut known = choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(choice) = known.get(&key) {
-        return Ok(choice.clone());
-    }
-    let choice = choose()
-        .ok_or_else(|| TensorCoreError::Problem("no blueprint fits the device".to_string()))?;
-    known.insert(key, choice.clone());
-    Ok(choice)
+    remembered(choices, problem, how, choose)
+        .ok_or_else(|| TensorCoreError::Problem("no blueprint fits the device".to_string()))
 }
 
 /// [`forward()`] by a given blueprint, which has to be one of the problem's candidates.

@@ -21,6 +21,18 @@ pub fn problem(axes: &[Axis], dim: usize) -> Problem {
     }
 }
 
+/// Which problems are taken where kernels take long to compile, so that several processes share them.
+pub fn seed() -> usize {
+    std::env::var("BURN_NATTEN_TEST_SEED").map_or(0, |seed| seed.parse().expect("a number"))
+}
+
+/// All of a list, or one of it where there is a seed other than zero.
+pub fn share<T>(list: Vec<T>) -> Vec<T> {
+    let (seed, length) = (seed(), list.len());
+    let chosen = |(index, _): &(usize, T)| seed == 0 || (seed - 1) % length == *index;
+    list.into_iter().enumerate().filter(chosen).map(|(_, item)| item).collect()
+}
+
 /// A test for each list of problems, which hands it to a function of the module.
 macro_rules! tests_of {
     ($check:ident, $module:ident: $($list:ident),* $(,)?) => {

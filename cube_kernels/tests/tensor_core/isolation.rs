@@ -5,8 +5,7 @@ use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
 use crate::attend::{attend, planned, upload};
-use crate::problems::isolated;
-use crate::random::share;
+use crate::problems::{isolated, share};
 use crate::run::{device, differs, format, half_ulp, magnitude};
 use crate::support::Data;
 use crate::support::oracle::{compute, visible};

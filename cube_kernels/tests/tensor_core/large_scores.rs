@@ -10,8 +10,7 @@ use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
 use crate::attend::{attend, planned, upload};
-use crate::problems::problem;
-use crate::random::share;
+use crate::problems::{problem, share};
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::oracle::visible;
 use crate::support::{Data, axis};

@@ -5,6 +5,7 @@ use burn_natten_kernels::{Axis, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::attend::check;
+use crate::problems::seed;
 use crate::run::{device, for_each_case};
 
 /// Lengths of vectors: those that models have, and odd ones.
@@ -54,18 +55,6 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> Problem {
         scale: (head_dim as f64).sqrt().recip(),
         axes,
     }
-}
-
-/// The seed of random problems, so that several processes share the compilations.
-fn seed() -> usize {
-    std::env::var("BURN_NATTEN_TEST_SEED").map_or(0, |seed| seed.parse().expect("a number"))
-}
-
-/// All of a list, or one of it where there is a seed other than zero.
-pub fn share<T>(list: Vec<T>) -> Vec<T> {
-    let (seed, length) = (seed(), list.len());
-    let chosen = |(index, _): &(usize, T)| seed == 0 || (seed - 1) % length == *index;
-    list.into_iter().enumerate().filter(chosen).map(|(_, item)| item).collect()
 }
 
 /// What `case` makes of as many random problems of a rank as are asked for.

@@ -10,13 +10,14 @@ use std::sync::{Arc, LazyLock, Mutex};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::forward::{Choices, Strided, check_inputs, hopper, more_strides, remembered};
+use super::forward::{How, Strided, check_inputs, chosen, hopper, more_strides};
 use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::plan::dense;
 use super::program::Program;
 use super::statistics::{pitch, places, statistics_bytes};
 use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward};
 use crate::Problem;
+use crate::choices::Choices;
 use crate::native::compile::Cubin;
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::tiling::Tiling;
@@ -96,8 +97,8 @@ fn planned(
     element: Element,
     tiling: Option<Tiling>,
 ) -> Result<Arc<BackwardPlan>, HopperError> {
-    static KNOWN: Choices<Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
-    remembered(&KNOWN, problem, element, tiling, || {
+    static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+    chosen(&KNOWN, problem, (element, tiling), || {
         plan_backward(problem, element, tiling).map(Arc::new)
     })
 }

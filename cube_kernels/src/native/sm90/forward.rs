@@ -1,6 +1,5 @@
 //! Launches of the forward kernel.
 
-use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
 use cubecl::client::Client;
@@ -9,10 +8,11 @@ use cubecl::server::Handle;
 use super::grid::{Grid, Space, check_layout, grids, parameters};
 use super::program::Program;
 use super::{Element, Schedule, plan, plan_tiled, unsupported};
+use crate::choices::{Choices, remembered};
 use crate::native::compile::{CompileError, has_compiler};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, device_info, launch};
 use crate::tiling::Tiling;
-use crate::{Axis, MAX_RANK, Problem};
+use crate::{MAX_RANK, Problem};
 
 /// Why nothing was launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -118,39 +118,21 @@ pub fn forward(
     forward_with(client, &schedule, problem, inputs, outputs)
 }
 
-/// What a choice of schedules depends on: a problem without its scale.
-#[derive(PartialEq, Eq, Hash)]
-pub(super) struct Key {
-    element: Element,
-    tiling: Option<Tiling>,
-    axes: [Axis; MAX_RANK],
-    sizes: [usize; 6],
-}
+/// Schedules are chosen by element type and by the tiles that are asked for.
+pub(super) type How = (Element, Option<Tiling>);
 
-/// Choices that were made before. One among hundreds of schedules is not made at every call.
-pub(super) type Choices<T> = LazyLock<Mutex<HashMap<Key, T>>>;
-
-/// What `choose` gives for a problem, or gave.
-pub(super) fn remembered<T: Clone>(
-    choices: &Choices<T>,
+/// What `choose` gives for a problem that the kernels cover, or gave.
+pub(super) fn chosen<T: Clone>(
+    choices: &Choices<How, T>,
     problem: &Problem,
-    element: Element,
-    tiling: Option<Tiling>,
+    how: How,
     choose: impl FnOnce() -> Option<T>,
 ) -> Result<T, HopperError> {
     if let Some(reason) = unsupported(problem) {
         return Err(HopperError::Problem(reason));
     }
-    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } = *problem;
-    let sizes = [batch, heads, heads_kv, head_dim, head_dim_v, additional];
-    let key = Key { element, tiling, axes, sizes };
-    let mut known = choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(choice) = known.get(&key) {
-        return Ok(choice.clone());
-    }
-    let choice = choose().ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))?;
-    known.insert(key, choice.clone());
-    Ok(choice)
+    remembered(choices, problem, how, choose)
+        .ok_or_else(|| HopperError::Problem("no schedule fits".to_string()))
 }
 
 /// The schedule for a problem.
@@ -159,8 +141,8 @@ fn schedule(
     element: Element,
     tiling: Option<Tiling>,
 ) -> Result<Schedule, HopperError> {
-    static KNOWN: Choices<Schedule> = LazyLock::new(Mutex::default);
-    remembered(&KNOWN, problem, element, tiling, || {
+    static KNOWN: Choices<How, Schedule> = LazyLock::new(Mutex::default);
+    chosen(&KNOWN, problem, (element, tiling), || {
         tiling
             .and_then(|tiling| plan_tiled(problem, element, tiling))
             .or_else(|| plan(problem, element))

@@ -3,7 +3,7 @@
 use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, Problem};
 
-use super::run::{best_cases, check_all, names, planned, run_inputs, upload_all};
+use super::run::{best_cases, check_all, names, planned, run_inputs, upload_all, ways};
 use crate::problems::problem;
 use crate::run::{device, format};
 use crate::support::oracle::{compute, visible};
@@ -15,7 +15,7 @@ fn check(problems: Vec<Problem>) {
     let mut cases = vec![];
     for problem in problems {
         for element in [Element::F16, Element::Bf16] {
-            cases.extend(best_cases(&problem, element, 3));
+            cases.extend(best_cases(&problem, element, ways(element)));
         }
     }
     check_all(&client, &cases);

@@ -8,7 +8,7 @@ use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
 use super::run::{expected, names, planned, run_inputs, upload_all};
-use crate::problems::isolated;
+use crate::problems::{isolated, share};
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::Data;
 use crate::support::oracle::compute;
@@ -81,7 +81,7 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
 
 fn check_both(problems: isolated::Named) {
     let Some(client) = device() else { return };
-    for (name, problem) in problems {
+    for (name, problem) in share(problems) {
         for element in [Element::F16, Element::Bf16] {
             check(&client, name, &problem, element);
         }

@@ -16,6 +16,11 @@ pub fn planned(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))
 }
 
+/// In how many ways edges are computed.
+pub fn ways(_: Element) -> usize {
+    3
+}
+
 /// The names of a plan's kernels.
 pub fn names(plan: &BackwardPlan) -> String {
     plan.schedules().map(ToString::to_string).collect::<Vec<_>>().join(", ")

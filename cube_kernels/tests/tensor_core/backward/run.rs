@@ -37,6 +37,11 @@ pub fn any(problem: &Problem, plan: BackwardPlan, pick: usize) -> BackwardPlan {
     }
 }
 
+/// In how many ways edges are computed: every one is compiled.
+pub fn ways(element: Element) -> usize {
+    if element == Element::F16 { 2 } else { 1 }
+}
+
 /// The names of a plan's kernels.
 pub fn names(plan: &BackwardPlan) -> String {
     plan.blueprints().map(ToString::to_string).collect::<Vec<_>>().join(", ")
