@@ -4,10 +4,11 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
-use crate::problems::isolated;
-use crate::run::{device, differs, format, half_ulp, magnitude, planned, run};
+use crate::problems::{isolated, share};
+use crate::run::{device, differs, format, half_ulp, magnitude};
 use crate::support::Data;
 use crate::support::oracle::{compute, visible};
+use crate::ways::computed;
 
 /// A number in the middle of one row of the keys or of the values becomes `poison`.
 struct Spoiled {
@@ -49,7 +50,6 @@ impl Spoiled {
 
 fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
     let format = format(element);
-    let schedule = planned(problem, element);
     let clean_data = Data::random(problem, 7, format.round);
     let clean = compute(problem, &clean_data, |x| x);
     let near = 2.0 * half_ulp(element) * magnitude(&clean.out);
@@ -66,39 +66,40 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
             let spoiled = Spoiled { poison, is_key, batch, token, head_kv };
             let data = spoiled.apply(problem, &clean_data);
             let exact = compute(problem, &data, |x| x);
-            let (out, lse) = run(client, &schedule, problem, &data);
-            let what = format!(
-                "{name}, {schedule}: {poison} in {} {token} of sample {batch}",
-                if is_key { "key" } else { "value" }
-            );
-            if let Some(text) = differs(&out, &exact.out, |_, _| near) {
-                panic!("{what}: out is {text}");
-            }
-            // The oracle's arithmetic makes NaN of scores that are all -inf; their logsumexp is -inf.
-            let seen = spoiled.seen(problem);
-            let alone =
-                |row: usize| poison.is_infinite() && seen[row] && lse[row] == f64::NEG_INFINITY;
-            let expected: Vec<f64> = (0..lse.len())
-                .map(|row| match exact.lse[row].is_nan() && alone(row) {
-                    true => f64::NEG_INFINITY,
-                    false => exact.lse[row],
-                })
-                .collect();
-            if let Some(text) = differs(&lse, &expected, |_, e| 1e-5 * e.abs().max(1.0)) {
-                panic!("{what}: logsumexp is {text}");
-            }
-            // Said once more, without trust in the oracle's arithmetic on NaN.
-            for (row, sees) in seen.into_iter().enumerate() {
-                let out = &out[row * problem.head_dim_v..][..problem.head_dim_v];
-                let clean = &clean.out[row * problem.head_dim_v..][..problem.head_dim_v];
-                if !sees {
-                    blind += 1;
-                    assert!(lse[row].is_finite(), "{what}: {} in row {row}", lse[row]);
-                    assert_eq!(differs(out, clean, |_, _| near), None, "{what}: row {row}");
-                } else if is_key && poison.is_nan() {
-                    seeing += 1;
-                    assert!(lse[row].is_nan(), "{what}: {} in row {row}", lse[row]);
-                    assert!(out.iter().all(|x| x.is_nan()), "{what}: {out:?} in row {row}");
+            for (way, (out, lse)) in computed(client, element, problem, &data) {
+                let what = format!(
+                    "{name}, {way}: {poison} in {} {token} of sample {batch}",
+                    if is_key { "key" } else { "value" }
+                );
+                if let Some(text) = differs(&out, &exact.out, |_, _| near) {
+                    panic!("{what}: out is {text}");
+                }
+                // The oracle's arithmetic makes NaN of scores that are all -inf; their logsumexp is -inf.
+                let seen = spoiled.seen(problem);
+                let alone =
+                    |row: usize| poison.is_infinite() && seen[row] && lse[row] == f64::NEG_INFINITY;
+                let expected: Vec<f64> = (0..lse.len())
+                    .map(|row| match exact.lse[row].is_nan() && alone(row) {
+                        true => f64::NEG_INFINITY,
+                        false => exact.lse[row],
+                    })
+                    .collect();
+                if let Some(text) = differs(&lse, &expected, |_, e| 1e-5 * e.abs().max(1.0)) {
+                    panic!("{what}: logsumexp is {text}");
+                }
+                // Said once more, without trust in the oracle's arithmetic on NaN.
+                for (row, sees) in seen.into_iter().enumerate() {
+                    let out = &out[row * problem.head_dim_v..][..problem.head_dim_v];
+                    let clean = &clean.out[row * problem.head_dim_v..][..problem.head_dim_v];
+                    if !sees {
+                        blind += 1;
+                        assert!(lse[row].is_finite(), "{what}: {} in row {row}", lse[row]);
+                        assert_eq!(differs(out, clean, |_, _| near), None, "{what}: row {row}");
+                    } else if is_key && poison.is_nan() {
+                        seeing += 1;
+                        assert!(lse[row].is_nan(), "{what}: {} in row {row}", lse[row]);
+                        assert!(out.iter().all(|x| x.is_nan()), "{what}: {out:?} in row {row}");
+                    }
                 }
             }
         }
@@ -108,7 +109,7 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
 
 fn check_both(problems: isolated::Named) {
     let Some(client) = device() else { return };
-    for (name, problem) in problems {
+    for (name, problem) in share(problems) {
         for element in [Element::F16, Element::Bf16] {
             check(&client, name, &problem, element);
         }

@@ -9,10 +9,11 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
-use crate::problems::problem;
-use crate::run::{device, format, half_ulp, magnitude, planned, run};
+use crate::problems::{problem, share};
+use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::oracle::visible;
 use crate::support::{Data, axis};
+use crate::ways::computed;
 
 /// What a row's exact softmax gives, and how far f32 may be off.
 struct Row {
@@ -68,35 +69,35 @@ fn exact_row(problem: &Problem, data: &Data, row: usize) -> Row {
 
 fn check(client: &Client, problem: &Problem, element: Element, factors: (f64, f64)) {
     let format = format(element);
-    let schedule = planned(problem, element);
     let mut data = Data::random(problem, 11, |x| x);
     for (buffer, factor) in [(&mut data.query, factors.0), (&mut data.key, factors.1)] {
         buffer.iter_mut().for_each(|x| *x = (format.round)(*x * factor));
     }
     data.value.iter_mut().for_each(|x| *x = (format.round)(*x));
     assert!(data.query.iter().chain(&data.key).all(|x| x.is_finite()));
-    let (out, lse) = run(client, &schedule, problem, &data);
-    let near = 2.0 * half_ulp(element) * magnitude(&data.value);
-    let (mut tight, mut count) = (0, 0);
-    let dim = problem.head_dim_v;
-    for (row, lse) in lse.iter().enumerate() {
-        let exact = exact_row(problem, &data, row);
-        let what = || format!("{schedule}, inputs times {factors:?}, row {row}: {problem:?}");
-        let limit = exact.score_error + 1e-5 + 1e-6 * exact.lse.abs();
-        assert!((lse - exact.lse).abs() <= limit, "{lse}, not {}: {}", exact.lse, what());
-        for d in 0..dim {
-            let (actual, expected) = (out[row * dim + d], exact.out[d]);
-            let difference = (actual - expected).abs();
-            // Whatever the weights, an output is a mean of values.
-            let limit = (near + exact.allowed[d]).min(4.5);
-            assert!(difference <= limit, "{actual}, not {expected} to {limit:e}: {}", what());
-            count += 1;
-            tight += usize::from(exact.allowed[d] <= near);
+    for (way, (out, lse)) in computed(client, element, problem, &data) {
+        let near = 2.0 * half_ulp(element) * magnitude(&data.value);
+        let (mut tight, mut count) = (0, 0);
+        let dim = problem.head_dim_v;
+        for (row, lse) in lse.iter().enumerate() {
+            let exact = exact_row(problem, &data, row);
+            let what = || format!("{way}, inputs times {factors:?}, row {row}: {problem:?}");
+            let limit = exact.score_error + 1e-5 + 1e-6 * exact.lse.abs();
+            assert!((lse - exact.lse).abs() <= limit, "{lse}, not {}: {}", exact.lse, what());
+            for d in 0..dim {
+                let (actual, expected) = (out[row * dim + d], exact.out[d]);
+                let difference = (actual - expected).abs();
+                // Whatever the weights, an output is a mean of values.
+                let limit = (near + exact.allowed[d]).min(4.5);
+                assert!(difference <= limit, "{actual}, not {expected} to {limit:e}: {}", what());
+                count += 1;
+                tight += usize::from(exact.allowed[d] <= near);
+            }
         }
+        let share = tight as f64 / count as f64;
+        println!("{way}, inputs times {factors:?}: {share:.3} of the outputs held to rounding");
+        assert!(share > 0.5, "only {share} of the outputs are held to rounding");
     }
-    let share = tight as f64 / count as f64;
-    println!("{schedule}, inputs times {factors:?}: {share:.3} of the outputs held to rounding");
-    assert!(share > 0.5, "only {share} of the outputs are held to rounding");
 }
 
 fn problems() -> Vec<Problem> {
@@ -115,7 +116,7 @@ fn problems() -> Vec<Problem> {
 #[test]
 fn scaled_queries() {
     let Some(client) = device() else { return };
-    for problem in problems() {
+    for problem in share(problems()) {
         for factor in [1e3, 1e4] {
             check(&client, &problem, Element::F16, (factor / 2.0, 1.0));
         }
@@ -131,7 +132,7 @@ fn scaled_queries() {
 #[test]
 fn beyond_the_masks() {
     let Some(client) = device() else { return };
-    for problem in problems() {
+    for problem in share(problems()) {
         check(&client, &problem, Element::F16, (32752.0, 32752.0));
         check(&client, &problem, Element::Bf16, (32752.0, 32752.0));
         check(&client, &problem, Element::Bf16, (1e15, 1e15));

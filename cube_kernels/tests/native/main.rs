@@ -21,3 +21,4 @@ mod schedules;
 #[allow(dead_code)]
 #[path = "../support/mod.rs"]
 mod support;
+mod ways;

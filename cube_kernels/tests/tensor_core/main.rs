@@ -13,7 +13,9 @@ mod problems;
 mod attend;
 mod backward;
 mod edges;
+#[path = "../native/isolation.rs"]
 mod isolation;
+#[path = "../native/large_scores.rs"]
 mod large_scores;
 mod layout;
 mod random;
@@ -26,6 +28,8 @@ mod support;
 #[allow(dead_code)]
 #[path = "../../examples/tensor_core_tune.rs"]
 mod tune;
+
+mod ways;
 
 /// The example, so that one binary can be carried to a machine with a GPU: arguments in
 /// `BURN_NATTEN_TUNE`.

@@ -1,0 +1,19 @@
+//! What the tests that both tiers share compute a problem by.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::Element;
+use cubecl::client::Client;
+
+use crate::run::{Outputs, planned, run};
+use crate::support::Data;
+
+/// Output and logsumexp by the schedule that would run, with its name.
+pub fn computed(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+    data: &Data,
+) -> Vec<(String, Outputs)> {
+    let schedule = planned(problem, element);
+    vec![(schedule.to_string(), run(client, &schedule, problem, data))]
+}
