@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn_natten_kernels::native::compile::{Source, build};
-use burn_natten_kernels::tensor_core::offline::{Backend, translate};
+use burn_natten_kernels::tensor_core::Compiler;
+use burn_natten_kernels::tensor_core::offline::translate;
 use cubecl::ir::{ElemType, FloatKind};
 
 use crate::kernels::Kernel;
@@ -34,16 +35,16 @@ pub fn report(
     for name in architectures {
         let number = name.trim_start_matches("sm_").trim_end_matches('a');
         let number = number.parse().map_err(|_| format!("{name} is no architecture"))?;
-        let program = translate(&kernel.blueprint, dtype, number, kernel.backend)?;
+        let program = translate(&kernel.blueprint, dtype, number, kernel.compiler)?;
         if let Some(folder) = keep {
-            let extension = if kernel.backend == Backend::Cpp { "cu" } else { "ptx" };
+            let extension = if kernel.compiler == Compiler::Cpp { "cu" } else { "ptx" };
             let file = format!("{}.{name}.{extension}", kernel.name().replace(' ', "_"));
             std::fs::write(Path::new(folder).join(file), &program.code)
                 .map_err(|error| error.to_string())?;
         }
-        let log = match kernel.backend {
-            Backend::Cpp => nvrtc(kernel.name(), program.code, name, toolkit)?,
-            Backend::Llvm => ptxas(&program.code, name, toolkit)?,
+        let log = match kernel.compiler {
+            Compiler::Cpp => nvrtc(kernel.name(), program.code, name, toolkit)?,
+            Compiler::Llvm => ptxas(&program.code, name, toolkit)?,
         };
         rows.push(format!(
             "| {} | {} | {name} | {} | {} |",

@@ -2,35 +2,29 @@
 
 use std::collections::BTreeMap;
 
-use burn_natten_kernels::tensor_core::offline::Backend;
 use burn_natten_kernels::tensor_core::{
-    Blueprint, Capability, Exponential, Pass, Staging, backward_candidates, candidates, plan,
-    plan_backward, widest_vector,
+    Blueprint, Capability, Compiler, Pass, backward_candidates, candidates, plan, plan_backward,
+    widest_vector,
 };
 use burn_natten_kernels::{Axis, MAX_RANK, Problem, catalogue};
 
 /// A kernel and the compiler that translates it.
 pub struct Kernel {
     pub blueprint: Blueprint,
-    pub backend: Backend,
+    pub compiler: Compiler,
 }
 
 impl Kernel {
     pub fn name(&self) -> String {
         let Blueprint { rank, vector, .. } = self.blueprint;
-        format!("{:?} {} {rank}d v{vector}", self.backend, self.blueprint)
+        format!("{:?} {} {rank}d v{vector}", self.compiler, self.blueprint)
     }
 }
 
 /// What the kernels of a compiler may use, with the shared memory of sm_80: either instruction.
-fn capabilities(backend: Backend) -> [Capability; 2] {
+fn capabilities(compiler: Compiler) -> [Capability; 2] {
     let ampere = Capability::cuda(80).expect("compute capability 8.0 has matrix units");
-    let mma = match backend {
-        Backend::Cpp => {
-            Capability { staging: Staging::Async, exponential: Exponential::Instruction, ..ampere }
-        }
-        Backend::Llvm => ampere,
-    };
+    let mma = ampere.with_compiler(compiler);
     [mma, mma.with_cmma([16, 16, 16])]
 }
 
@@ -69,9 +63,9 @@ fn problems() -> Vec<Problem> {
 /// What is chosen for the problems, or all that could be.
 pub fn kernels(all: bool) -> Vec<Kernel> {
     let mut kernels = BTreeMap::new();
-    let backends = [Backend::Cpp, Backend::Llvm].into_iter();
-    for (backend, capability) in
-        backends.flat_map(|backend| capabilities(backend).map(|capability| (backend, capability)))
+    let compilers = [Compiler::Cpp, Compiler::Llvm].into_iter();
+    for (compiler, capability) in compilers
+        .flat_map(|compiler| capabilities(compiler).map(|capability| (compiler, capability)))
     {
         for problem in problems() {
             let vector = widest_vector(&problem);
@@ -87,7 +81,7 @@ pub fn kernels(all: bool) -> Vec<Kernel> {
                 blueprints.extend(plan.blueprints());
             }
             for blueprint in blueprints {
-                let kernel = Kernel { blueprint, backend };
+                let kernel = Kernel { blueprint, compiler };
                 kernels.insert(kernel.name(), kernel);
             }
         }

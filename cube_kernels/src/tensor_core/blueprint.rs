@@ -24,7 +24,16 @@ pub enum Staging {
     /// Through registers: loads are issued before a product, and stored behind it.
     Registers,
     /// By asynchronous copies, which take no registers.
-    Async,
+    Async(Compiler),
+}
+
+/// CubeCL's compilers for CUDA, which are told about an instruction of the GPU in ways of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compiler {
+    /// To C++, with inline assembly.
+    Cpp,
+    /// Through LLVM, with intrinsics.
+    Llvm,
 }
 
 /// The instruction that multiplies matrices.
@@ -41,8 +50,8 @@ pub enum Instruction {
 pub enum Exponential {
     /// By the runtime's own `exp`, about eight instructions on NVIDIA GPUs.
     Library,
-    /// By the instruction for powers of two, in inline assembly.
-    Instruction,
+    /// By the instruction for powers of two.
+    Instruction(Compiler),
 }
 
 impl Exponential {
@@ -50,7 +59,7 @@ impl Exponential {
     pub(super) fn factor(self, scale: f64) -> f32 {
         match self {
             Self::Library => scale as f32,
-            Self::Instruction => (scale * std::f64::consts::LOG2_E) as f32,
+            Self::Instruction(_) => (scale * std::f64::consts::LOG2_E) as f32,
         }
     }
 }
@@ -306,11 +315,11 @@ impl fmt::Display for Blueprint {
         f.write_str(if self.holds_rows { "_held" } else { "" })?;
         f.write_str(match self.staging {
             Staging::Registers => "_registers",
-            Staging::Async => "_async",
+            Staging::Async(_) => "_async",
         })?;
         f.write_str(match self.exponential {
             Exponential::Library => "_exp",
-            Exponential::Instruction => "_ex2",
+            Exponential::Instruction(_) => "_ex2",
         })?;
         let causal = self.is_causal.iter().zip(["x", "y", "z"]).filter(|(bit, _)| **bit);
         let causal: String = causal.map(|(_, name)| name).collect();

@@ -11,7 +11,7 @@ use cubecl::{
 
 #[cfg(feature = "cube")]
 use super::blueprint::{COLUMNS, DEPTH, PLANE, ROWS};
-use super::{Exponential, Instruction, Staging};
+use super::{Compiler, Exponential, Instruction, Staging};
 
 /// Shapes of cooperative matrices that the kernels use, the best first: AMD and Vulkan, Apple.
 #[cfg(feature = "cube")]
@@ -49,14 +49,16 @@ impl Capability {
             81..90 | 120..130 => 99,
             _ => 227,
         };
-        let (staging, exponential) = (Staging::Registers, Exponential::Library);
-        Some(Self {
-            instruction: Instruction::Mma,
+        let instruction = Instruction::Mma;
+        let shared_memory = kibibytes << 10;
+        let of_cuda = Self {
+            instruction,
             has_bf16: true,
-            staging,
-            exponential,
-            shared_memory: kibibytes << 10,
-        })
+            staging: Staging::Registers,
+            exponential: Exponential::Library,
+            shared_memory,
+        };
+        Some(of_cuda.with_compiler(Compiler::Llvm))
     }
 
     /// What the device of a client has; `None` if the kernels cannot run there.
@@ -78,13 +80,25 @@ impl Capability {
             return None;
         }
         let (instruction, has_bf16) = instruction(&properties.features.matmul)?;
-        // Of CubeCL's compilers for CUDA, the one that has asynchronous copies has inline assembly.
-        let (staging, exponential) = match properties.features.copy_async {
-            true if instruction == Instruction::Mma => (Staging::Async, Exponential::Instruction),
-            _ => (Staging::Registers, Exponential::Library),
+        let plain = Self {
+            instruction,
+            has_bf16,
+            staging: Staging::Registers,
+            exponential: Exponential::Library,
+            shared_memory: hardware.max_shared_memory_size,
         };
-        let shared_memory = hardware.max_shared_memory_size;
-        Some(Self { instruction, has_bf16, staging, exponential, shared_memory })
+        Some(match (instruction, properties.features.copy_async) {
+            // Of CubeCL's compilers for CUDA, the one to C++ has asynchronous copies.
+            (Instruction::Mma, true) => plain.with_compiler(Compiler::Cpp),
+            (Instruction::Mma, false) => plain.with_compiler(Compiler::Llvm),
+            (Instruction::Cmma(_), _) => plain,
+        })
+    }
+
+    /// The same of an NVIDIA GPU under this compiler.
+    pub fn with_compiler(self, compiler: Compiler) -> Self {
+        let staging = Staging::Async(compiler);
+        Self { staging, exponential: Exponential::Instruction(compiler), ..self }
     }
 
     /// Whether kernels that use it have run on real hardware.

@@ -6,9 +6,9 @@
 //! runs; neither needs a device, only its [`Capability`].
 //!
 //! On NVIDIA GPUs of compute capability 8.0 and later fragments are held in registers, since it is known how
-//! they are laid out there, under both of CubeCL's compilers for CUDA. What differs between the
-//! two is in the capability: with `cuda-cpp` tiles are copied asynchronously and exponentials are one
-//! instruction; LLVM has neither for CubeCL code.
+//! they are laid out there, tiles are copied asynchronously, and exponentials are one instruction. CubeCL's two
+//! compilers for CUDA are told so in ways of their own, inline assembly and intrinsics; which of them it is
+//! stands in the capability.
 //!
 //! Elsewhere (AMD, Vulkan, Apple) fragments are the runtime's. There is a forward kernel for those, which takes scores
 //! and weights through shared memory and goes through the keys twice.
@@ -28,6 +28,9 @@ mod geometry;
 #[cfg(feature = "cube")]
 mod gradients;
 #[cfg(feature = "cube")]
+#[cfg_attr(not(feature = "cuda"), path = "plain.rs")]
+mod intrinsics;
+#[cfg(feature = "cube")]
 mod launch;
 #[cfg(feature = "cube")]
 mod layout;
@@ -45,7 +48,7 @@ mod results;
 #[cfg(feature = "cube")]
 mod staging;
 
-pub use blueprint::{Blueprint, Exponential, Instruction, Pass, Staging};
+pub use blueprint::{Blueprint, Compiler, Exponential, Instruction, Pass, Staging};
 pub use capability::Capability;
 #[cfg(feature = "cube")]
 pub use gradients::{BackwardInputs, BackwardOutputs, backward, backward_vector, backward_with};

@@ -11,23 +11,14 @@ use cubecl::ir::{
     MemoryDeviceProperties,
 };
 use cubecl::prelude::*;
-use cubecl_core::Compiler;
+use cubecl_core::Compiler as _;
 use cubecl_core::ir::nvidia::SmArch;
 use cubecl_cuda::compiler::CudaBackend;
 use cubecl_cuda::{CudaCompilationOptions, CudaCompiler, CudaRepresentation, CudaRuntime};
 
 use cubecl_server::runtime::Runtime;
 
-use super::{Blueprint, Pass, backward, forward};
-
-/// A compiler of CubeCL's for CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Backend {
-    /// To CUDA C++, which NVRTC compiles.
-    Cpp,
-    /// To PTX, by LLVM.
-    Llvm,
-}
+use super::{Blueprint, Compiler, Pass, backward, forward};
 
 /// A kernel in the language that its compiler produces.
 #[derive(Clone, Debug)]
@@ -47,7 +38,7 @@ pub fn translate(
     blueprint: &Blueprint,
     dtype: ElemType,
     arch: u32,
-    backend: Backend,
+    compiler: Compiler,
 ) -> Result<Program, String> {
     let settings = KernelSettings::new(
         *CubeDim::new_1d(blueprint.units() as u32),
@@ -63,11 +54,11 @@ pub fn translate(
     let mut options =
         CudaCompilationOptions { arch: Some(SmArch::new(arch, true)), ..Default::default() };
     options.cpp.supports_features.grid_constants = true;
-    let mut compiler = CudaCompiler::new(match backend {
-        Backend::Cpp => CudaBackend::Cpp,
-        Backend::Llvm => CudaBackend::Llvm,
+    let mut translator = CudaCompiler::new(match compiler {
+        Compiler::Cpp => CudaBackend::Cpp,
+        Compiler::Llvm => CudaBackend::Llvm,
     });
-    let result = compiler.compile(kernel, &options).map_err(|error| format!("{error:?}"))?;
+    let result = translator.compile(kernel, &options).map_err(|error| format!("{error:?}"))?;
     let shared_memory = result.shared_memory_size();
     let code = match &result {
         CudaRepresentation::Cpp(kernel) => kernel.to_string(),

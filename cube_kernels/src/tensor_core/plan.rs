@@ -210,14 +210,14 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
     }
     match (pass, longest, capability.staging) {
         (Pass::Forward, ..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],
-        (Pass::Forward, 65..=128, Staging::Async) => vec![shape(4, 2, 64), shape(4, 1, 64)],
+        (Pass::Forward, 65..=128, Staging::Async(_)) => vec![shape(4, 2, 64), shape(4, 1, 64)],
         (Pass::Forward, 65..=128, Staging::Registers) => vec![shape(4, 2, 32), shape(4, 1, 64)],
         (Pass::Forward, ..) => vec![shape(4, 1, 32), shape(2, 1, 32)],
         (_, ..=64, _) => vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 2, 32)],
-        (Pass::Queries, 65..=128, Staging::Async) => {
+        (Pass::Queries, 65..=128, Staging::Async(_)) => {
             vec![shape(4, 1, 64), shape(4, 2, 32), shape(4, 1, 32)]
         }
-        (_, 65..=128, Staging::Async) => vec![shape(4, 1, 64), shape(4, 1, 32)],
+        (_, 65..=128, Staging::Async(_)) => vec![shape(4, 1, 64), shape(4, 1, 32)],
         (_, 65..=128, Staging::Registers) => vec![shape(4, 1, 32)],
         _ => vec![shape(4, 1, 32), shape(2, 1, 16)],
     }

@@ -5,14 +5,16 @@
 
 use cubecl::prelude::*;
 
-use super::blueprint::Exponential;
+use super::blueprint::{Compiler, Exponential};
+use super::intrinsics::exp2_approximate;
 
 /// The power of e, or of 2.
 #[cube]
 pub(super) fn power(argument: f32, #[comptime] exponential: Exponential) -> f32 {
     match comptime!(exponential) {
         Exponential::Library => argument.exp(),
-        Exponential::Instruction => exp2(argument),
+        Exponential::Instruction(Compiler::Cpp) => exp2(argument),
+        Exponential::Instruction(Compiler::Llvm) => exp2_approximate(argument),
     }
 }
 

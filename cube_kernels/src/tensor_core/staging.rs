@@ -9,8 +9,9 @@
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::blueprint::{Blueprint, Operand};
+use super::blueprint::{Blueprint, Compiler, Operand, Staging};
 use super::geometry::{Position, Walk};
+use super::intrinsics::{begin_copy, wait_copies};
 use crate::MAX_RANK;
 
 /// A tile's shape in memory.
@@ -28,6 +29,8 @@ pub(super) struct Stage {
     pub pitch: usize,
     /// Units that share the work.
     pub units: usize,
+    /// How the tile gets here.
+    pub staging: Staging,
 }
 
 impl Stage {
@@ -46,6 +49,7 @@ impl Stage {
             padded: operand.dim / vector,
             pitch: operand.pitch,
             units: blueprint.units(),
+            staging: blueprint.staging,
         }
     }
 
@@ -127,7 +131,6 @@ pub(super) fn begin<F: Float, N: Size>(
     #[comptime] stage: Stage,
 ) {
     let vectors = comptime!(stage.vectors);
-    let size = comptime!(stage.vector as u32);
     #[unroll]
     for turn in 0..comptime!(stage.turns()) {
         let number = unit + comptime!(turn * stage.units);
@@ -136,19 +139,39 @@ pub(super) fn begin<F: Float, N: Size>(
         let to = row * comptime!(stage.pitch) + column;
         if comptime!(stage.is_whole(turn)) {
             let from = walk.vector(corner, row, comptime!(stage.tile)) + column;
-            copy_async(&source[from..from + 1], &mut shared[to..to + 1], size);
+            copy::<F, N>(&source[from..from + 1], &mut shared[to..to + 1], stage);
         } else if number < comptime!(stage.total()) {
             let from = walk.vector(corner, row, comptime!(stage.tile)) + column;
-            copy_async(&source[from..from + 1], &mut shared[to..to + 1], size);
+            copy::<F, N>(&source[from..from + 1], &mut shared[to..to + 1], stage);
         }
     }
-    gpu_asm!("cp.async.commit_group;");
+    if comptime!(stage.staging == Staging::Async(Compiler::Cpp)) {
+        gpu_asm!("cp.async.commit_group;");
+    }
+}
+
+/// Begins to copy a vector.
+#[cube]
+fn copy<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    to: &mut [Vector<F, N>],
+    #[comptime] stage: Stage,
+) {
+    if comptime!(stage.staging == Staging::Async(Compiler::Llvm)) {
+        begin_copy(from, to, comptime!(2 * stage.vector as u32));
+    } else {
+        copy_async(from, to, comptime!(stage.vector as u32));
+    }
 }
 
 /// Waits for the copies that this unit has begun.
 #[cube]
-pub(super) fn finish() {
-    gpu_asm!("cp.async.wait_group 0;");
+pub(super) fn finish(#[comptime] staging: Staging) {
+    if comptime!(staging == Staging::Async(Compiler::Llvm)) {
+        wait_copies();
+    } else {
+        gpu_asm!("cp.async.wait_group 0;");
+    }
 }
 
 /// Zeros behind the ends of the vectors of `tiles` tiles, which products read.

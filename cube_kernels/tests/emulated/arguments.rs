@@ -44,6 +44,6 @@ pub fn sizes(problem: &Problem, blueprint: &Blueprint, tensors: &[Layout]) -> (u
 pub fn factor(exponential: Exponential, scale: f64) -> f64 {
     match exponential {
         Exponential::Library => scale,
-        Exponential::Instruction => scale * std::f64::consts::LOG2_E,
+        Exponential::Instruction(_) => scale * std::f64::consts::LOG2_E,
     }
 }

@@ -188,7 +188,7 @@ fn check_one(
 fn random_problems() {
     let Some(compiler) = compiler() else { return };
     for random in random() {
-        let capability = [crate::asynchronous(), crate::ampere()][random.pick % 2];
+        let capability = [crate::asynchronous(), crate::plain()][random.pick % 2];
         check_one(compiler, &capability, &random.problem, random.element, Some(random.share));
     }
 }
@@ -200,5 +200,5 @@ fn mma_with_asynchronous_copies() {
 
 #[test]
 fn mma_with_loads_through_registers() {
-    check(&crate::ampere());
+    check(&crate::plain());
 }

@@ -93,9 +93,9 @@ fn random_problems() {
     let Some(compiler) = compiler() else { return };
     let ways = [
         crate::asynchronous(),
-        crate::ampere(),
-        crate::ampere().with_cmma([16, 16, 16]),
-        crate::ampere().with_cmma([8, 8, 8]),
+        crate::plain(),
+        crate::plain().with_cmma([16, 16, 16]),
+        crate::plain().with_cmma([8, 8, 8]),
     ];
     for random in random() {
         let capability = &ways[random.pick % ways.len()];
@@ -110,15 +110,15 @@ fn mma_with_asynchronous_copies() {
 
 #[test]
 fn mma_with_loads_through_registers() {
-    check(&crate::ampere());
+    check(&crate::plain());
 }
 
 #[test]
 fn cmma_of_16() {
-    check(&crate::ampere().with_cmma([16, 16, 16]));
+    check(&crate::plain().with_cmma([16, 16, 16]));
 }
 
 #[test]
 fn cmma_of_8() {
-    check(&crate::ampere().with_cmma([8, 8, 8]));
+    check(&crate::plain().with_cmma([8, 8, 8]));
 }

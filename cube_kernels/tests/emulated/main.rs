@@ -18,14 +18,16 @@ mod run;
 #[path = "../support/mod.rs"]
 mod support;
 
-use burn_natten_kernels::tensor_core::{Capability, Exponential, Staging};
+use burn_natten_kernels::tensor_core::{Capability, Compiler, Exponential, Staging};
 
-/// What the kernels may use under CubeCL's default compiler.
-fn ampere() -> Capability {
-    Capability::cuda(80).expect("compute capability 8.0 has matrix units")
+/// What the kernels may use with `cuda-cpp`.
+fn asynchronous() -> Capability {
+    let ampere = Capability::cuda(80).expect("compute capability 8.0 has matrix units");
+    ampere.with_compiler(Compiler::Cpp)
 }
 
-/// What they may use with `cuda-cpp`.
-fn asynchronous() -> Capability {
-    Capability { staging: Staging::Async, exponential: Exponential::Instruction, ..ampere() }
+/// What they may use where a compiler is told of no instruction but that for matrices.
+fn plain() -> Capability {
+    let (staging, exponential) = (Staging::Registers, Exponential::Library);
+    Capability { staging, exponential, ..asynchronous() }
 }

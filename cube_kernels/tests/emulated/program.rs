@@ -5,8 +5,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_natten_kernels::native::sm90::Element;
-use burn_natten_kernels::tensor_core::Blueprint;
-use burn_natten_kernels::tensor_core::offline::{Backend, translate};
+use burn_natten_kernels::tensor_core::offline::translate;
+use burn_natten_kernels::tensor_core::{Blueprint, Compiler};
 use cubecl::ir::{ElemType, FloatKind};
 
 use crate::assembly::portable;
@@ -95,7 +95,7 @@ pub struct Program {
 impl Program {
     /// Of the kernel that CubeCL's compiler to C++ makes of a blueprint.
     pub fn build(compiler: &str, blueprint: &Blueprint, element: Element) -> Self {
-        let program = translate(blueprint, dtype(element), 80, Backend::Cpp)
+        let program = translate(blueprint, dtype(element), 80, Compiler::Cpp)
             .unwrap_or_else(|error| panic!("{blueprint}: {error}"));
         let (_, scalars) = program.code.split_once("scalars_usize[").expect("scalars");
         let (scalars, _) = scalars.split_once(']').expect("their number");

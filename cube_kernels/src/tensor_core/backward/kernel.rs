@@ -208,7 +208,7 @@ fn sweep<F: Float, N: Size>(
     let column_tile = comptime!(blueprint.column_tile());
     let first_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, column_tile));
     let second_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, column_tile));
-    let is_async = comptime!(blueprint.staging == Staging::Async);
+    let is_async = comptime!(blueprint.staging != Staging::Registers);
     let is_keys = comptime!(blueprint.pass == Pass::Keys);
     let first_size = comptime!(columns * first.pitch);
     let second_size = comptime!(columns * second.pitch);
@@ -280,7 +280,7 @@ fn sweep<F: Float, N: Size>(
         let mut next_lse = 0.0f32;
         let mut next_delta = 0.0f32;
         if comptime!(is_async) {
-            finish();
+            finish(comptime!(blueprint.staging));
         }
         sync_cube();
         if comptime!(is_keys) && unit < columns {

@@ -170,7 +170,7 @@ fn sweep_windows<F: Float, N: Size>(
     let key_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.kv_tile));
     let value_stage =
         comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, blueprint.kv_tile));
-    let is_async = comptime!(blueprint.staging == Staging::Async);
+    let is_async = comptime!(blueprint.staging != Staging::Registers);
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
     let steps = tile.steps(blueprint);
@@ -207,7 +207,7 @@ fn sweep_windows<F: Float, N: Size>(
         let next = tile.corner(at_z, at_y, at_x, blueprint);
 
         if comptime!(is_async) {
-            finish();
+            finish(comptime!(blueprint.staging));
             sync_cube();
             begin::<F, N>(value, &mut shared_value, value_walk, &corner, unit, value_stage);
             let mut weights = no_scores(first);
@@ -235,7 +235,7 @@ fn sweep_windows<F: Float, N: Size>(
                 }
                 weigh(&mut weights, sums, state, factor, blueprint);
             }
-            finish();
+            finish(comptime!(blueprint.staging));
             sync_cube();
             if step + 1 < steps {
                 begin::<F, N>(key, &mut shared_key, key_walk, &next, unit, key_stage);

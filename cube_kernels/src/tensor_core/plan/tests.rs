@@ -1,4 +1,5 @@
 use super::*;
+use crate::tensor_core::Compiler;
 use crate::{MAX_RANK, catalogue};
 
 const ARCHITECTURES: [u32; 3] = [80, 89, 90];
@@ -6,7 +7,8 @@ const ARCHITECTURES: [u32; 3] = [80, 89, 90];
 fn capabilities() -> impl Iterator<Item = Capability> {
     ARCHITECTURES.into_iter().flat_map(|sm| {
         let capability = Capability::cuda(sm).expect("8.0 or later");
-        [Staging::Registers, Staging::Async].map(|staging| Capability { staging, ..capability })
+        [Staging::Registers, Staging::Async(Compiler::Llvm)]
+            .map(|staging| Capability { staging, ..capability })
     })
 }
 
