@@ -150,7 +150,8 @@ fn best(mut blueprints: Vec<Blueprint>, problem: &Problem, top: usize) -> Vec<Bl
     blueprints.sort_by(|a, b| estimate(a, problem).total_cmp(&estimate(b, problem)));
     let mut shapes = std::collections::HashMap::new();
     blueprints.retain(|b| {
-        let seen = shapes.entry((b.planes, b.blocks, b.columns())).or_insert(0);
+        let shape = (b.planes, b.blocks, b.columns(), b.is_paired);
+        let seen = shapes.entry(shape).or_insert(0);
         *seen += 1;
         *seen <= top
     });

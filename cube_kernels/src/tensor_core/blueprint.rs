@@ -105,8 +105,11 @@ pub struct Blueprint {
     pub q_tile: [usize; MAX_RANK],
     /// Keys of a step, or of a cube, along each axis; powers of two.
     pub kv_tile: [usize; MAX_RANK],
-    /// Planes of a cube. Each owns `16 * blocks` rows.
+    /// Planes of a cube. Each owns `16 * blocks` rows, or each two of them do.
     pub planes: usize,
+    /// Whether planes work in pairs that own the same rows: one makes weights and sums gradients of values, the
+    /// other those of keys. In the keys' pass only.
+    pub is_paired: bool,
     /// Matrices of 16 rows that a plane multiplies with each piece of the columns.
     pub blocks: usize,
     /// Length of a query or key vector.
@@ -174,6 +177,21 @@ impl Blueprint {
             Instruction::Mma => [ROWS, COLUMNS, DEPTH],
             Instruction::Cmma(shape) => shape,
         }
+    }
+
+    /// Planes that own the same rows.
+    pub(super) fn partners(&self) -> usize {
+        if self.is_paired { 2 } else { 1 }
+    }
+
+    /// Sets of rows that a plane, or a pair of planes, owns.
+    pub(super) fn groups(&self) -> usize {
+        self.planes / self.partners()
+    }
+
+    /// Pairs of weights that one plane of a pair hands to the other, of all pairs.
+    pub(super) fn handed(&self) -> usize {
+        if self.is_paired { self.rows() * self.columns() / 2 } else { 1 }
     }
 
     /// Units that share a row where scores lie in shared memory.
@@ -258,7 +276,8 @@ impl Blueprint {
         let second = (self.dim_v() + PADDING) * 2;
         let windows = if self.has_keys { 2 * MAX_RANK * size_of::<u32>() } else { 0 };
         let of_planes =
-            if self.has_keys { self.planes * 4 * MAX_RANK * size_of::<u32>() } else { 0 };
+            if self.has_keys { self.groups() * 4 * MAX_RANK * size_of::<u32>() } else { 0 };
+        let handed = if self.is_paired { self.handed() * 2 * size_of::<f32>() } else { 0 };
         let (row, column) = match self.pass {
             Pass::Forward => (first, first + second),
             Pass::Queries => (first + second, first + second),
@@ -272,6 +291,7 @@ impl Blueprint {
         };
         self.rows() * (row + windows + exchange)
             + of_planes
+            + handed
             + self.stages() * self.columns() * column
     }
 
@@ -303,6 +323,7 @@ impl fmt::Display for Blueprint {
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}p{}b", self.planes, self.blocks)?;
+        f.write_str(if self.is_paired { "_pairs" } else { "" })?;
         f.write_str(match (self.pass, self.has_first, self.has_second) {
             (Pass::Keys, true, false) => "_key",
             (Pass::Keys, false, true) => "_value",

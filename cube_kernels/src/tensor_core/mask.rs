@@ -22,7 +22,7 @@ const PLANE_WORDS: usize = 4 * MAX_RANK;
 
 /// Words that the windows of a cube's rows and planes take.
 pub(super) fn words(blueprint: &Blueprint) -> usize {
-    blueprint.rows() * WORDS + blueprint.planes * PLANE_WORDS
+    blueprint.rows() * WORDS + blueprint.groups() * PLANE_WORDS
 }
 
 /// How a plane sees a tile of columns.
@@ -62,7 +62,7 @@ pub(super) fn write_windows(
             }
         }
     }
-    if unit < comptime!(blueprint.planes) {
+    if unit < comptime!(blueprint.groups()) {
         // Rows of a plane are a box, in which the first and the last row have the least and the greatest
         // position along every axis; starts and ends never decrease.
         let of_plane = comptime!(blueprint.plane_rows());
@@ -82,7 +82,7 @@ pub(super) fn write_windows(
     }
 }
 
-/// How plane number `plane` sees the tile of columns at `corner`.
+/// How a plane, of those that own different rows number `plane`, sees the tile of columns at `corner`.
 #[cube]
 pub(super) fn sight(
     windows: &[u32],

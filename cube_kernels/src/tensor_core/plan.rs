@@ -124,11 +124,12 @@ pub(super) fn additional_problem(problem: &Problem) -> Problem {
     Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
 }
 
-/// A cube's shape: planes, blocks of 16 rows of each, and columns of a step.
+/// A cube's shape: planes, blocks of 16 rows of each, or of each two that work in a pair, and columns of a step.
 struct Shape {
     planes: usize,
     blocks: usize,
     columns: usize,
+    is_paired: bool,
 }
 
 /// Every blueprint that computes the problem on such a device; none where [`unsupported`] says why.
@@ -155,7 +156,11 @@ fn candidates_of(
         Instruction::Cmma([m, ..]) => m,
     };
     for shape in shapes(problem, capability, pass) {
-        for row_tile in boxes(shape.planes * shape.blocks * rows, rank) {
+        if shape.is_paired && !(has_first && has_second) {
+            continue;
+        }
+        let groups = if shape.is_paired { shape.planes / 2 } else { shape.planes };
+        for row_tile in boxes(groups * shape.blocks * rows, rank) {
             for column_tile in boxes(shape.columns, rank) {
                 let (q_tile, kv_tile) = match pass {
                     Pass::Forward | Pass::Queries => (row_tile, column_tile),
@@ -168,6 +173,7 @@ fn candidates_of(
                     q_tile,
                     kv_tile,
                     planes: shape.planes,
+                    is_paired: shape.is_paired,
                     blocks: shape.blocks,
                     head_dim: problem.head_dim,
                     head_dim_v: problem.head_dim_v,
@@ -197,13 +203,16 @@ fn holds_rows(problem: &Problem, shape: &Shape, pass: Pass) -> bool {
     let longest = problem.head_dim.max(problem.head_dim_v);
     match pass {
         Pass::Forward => shape.blocks * longest <= 128,
-        Pass::Queries | Pass::Keys => shape.blocks * longest <= 64,
+        Pass::Queries | Pass::Keys => {
+            shape.blocks * longest <= 64 || shape.is_paired && shape.columns <= 32
+        }
     }
 }
 
 /// The shapes for a problem's vectors: sums and scores have to fit into registers.
 fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> {
-    let shape = |planes, blocks, columns| Shape { planes, blocks, columns };
+    let shape = |planes, blocks, columns| Shape { planes, blocks, columns, is_paired: false };
+    let pairs = |planes, blocks, columns| Shape { planes, blocks, columns, is_paired: true };
     let longest = problem.head_dim.max(problem.head_dim_v);
     if let Instruction::Cmma(_) = capability.instruction {
         return vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)];
@@ -213,11 +222,27 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
         (Pass::Forward, 65..=128, Staging::Async(_)) => vec![shape(4, 2, 64), shape(4, 1, 64)],
         (Pass::Forward, 65..=128, Staging::Registers) => vec![shape(4, 2, 32), shape(4, 1, 64)],
         (Pass::Forward, ..) => vec![shape(4, 1, 32), shape(2, 1, 32)],
+        (Pass::Keys, ..=64, Staging::Async(_)) => vec![
+            shape(4, 1, 64),
+            shape(4, 1, 32),
+            shape(4, 2, 32),
+            pairs(4, 2, 64),
+            pairs(4, 2, 32),
+            pairs(4, 4, 32),
+        ],
         (_, ..=64, _) => vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 2, 32)],
         (Pass::Queries, 65..=128, Staging::Async(_)) => {
             vec![shape(4, 1, 64), shape(4, 2, 32), shape(4, 1, 32)]
         }
-        (_, 65..=128, Staging::Async(_)) => vec![shape(4, 1, 64), shape(4, 1, 32)],
+        (Pass::Keys, 65..=128, Staging::Async(_)) => {
+            vec![
+                shape(4, 1, 64),
+                shape(4, 1, 32),
+                pairs(4, 2, 64),
+                pairs(4, 2, 32),
+                pairs(8, 2, 64),
+            ]
+        }
         (_, 65..=128, Staging::Registers) => vec![shape(4, 1, 32)],
         _ => vec![shape(4, 1, 32), shape(2, 1, 16)],
     }

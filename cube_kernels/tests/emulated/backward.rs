@@ -133,28 +133,48 @@ fn check(capability: &Capability) {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in all().into_iter().enumerate() {
         // What would run, or another.
-        let pick = (number % 2 == 1).then_some(0.5);
+        let pick = if number % 2 == 1 { Pick::At(0.5) } else { Pick::Planned };
         let element = [Element::Bf16, Element::F16][number / 2 % 2];
         check_one(compiler, capability, &problem, element, pick);
     }
 }
 
-/// All kernels of one problem, as planned or, but for those of the additional tokens, by the blueprints at
-/// this share of all.
+/// Which kernels of a problem run; those of the additional tokens are as planned.
+#[derive(Clone, Copy)]
+enum Pick {
+    /// As planned.
+    Planned,
+    /// The ones at this share of all.
+    At(f64),
+    /// The one of the keys at this share of those whose planes work in pairs, if there are any.
+    Pairs(f64),
+}
+
+/// All kernels of one problem.
 fn check_one(
     compiler: &str,
     capability: &Capability,
     problem: &Problem,
     element: Element,
-    pick: Option<f64>,
+    pick: Pick,
 ) {
     let vector = widest_vector(problem);
     let plan = plan_backward(problem, capability, vector).expect("a plan");
     let other = |blueprint: &Blueprint| {
-        let Some(share) = pick else { return *blueprint };
-        let all = backward_candidates(problem, capability, vector, blueprint.pass);
+        let mut all = backward_candidates(problem, capability, vector, blueprint.pass);
+        let share = match pick {
+            Pick::Planned => return *blueprint,
+            Pick::At(share) => share,
+            Pick::Pairs(share) => {
+                all.retain(|blueprint| blueprint.is_paired);
+                share
+            }
+        };
         let Blueprint { has_first, has_second, .. } = *blueprint;
-        Blueprint { has_first, has_second, ..all[(share * all.len() as f64) as usize] }
+        match all.get((share * all.len() as f64) as usize) {
+            Some(other) => Blueprint { has_first, has_second, ..*other },
+            None => *blueprint,
+        }
     };
     let own = [&plan.queries].into_iter().chain(&plan.keys);
     let own = own.map(|blueprint| (other(blueprint), false));
@@ -189,7 +209,7 @@ fn random_problems() {
     let Some(compiler) = compiler() else { return };
     for random in random() {
         let capability = [crate::asynchronous(), crate::plain()][random.pick % 2];
-        check_one(compiler, &capability, &random.problem, random.element, Some(random.share));
+        check_one(compiler, &capability, &random.problem, random.element, Pick::At(random.share));
     }
 }
 
@@ -201,4 +221,14 @@ fn mma_with_asynchronous_copies() {
 #[test]
 fn mma_with_loads_through_registers() {
     check(&crate::plain());
+}
+
+#[test]
+fn pairs_of_planes() {
+    let Some(compiler) = compiler() else { return };
+    for (number, problem) in all().into_iter().enumerate() {
+        let element = [Element::Bf16, Element::F16][number % 2];
+        let share = [0.0, 0.3, 0.6, 0.9][number % 4];
+        check_one(compiler, &crate::asynchronous(), &problem, element, Pick::Pairs(share));
+    }
 }

@@ -8,9 +8,10 @@ use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, COLUMNS, PLANE, Pass, ROWS, Staging};
 use super::super::geometry::{CubeTile, Position, Space, Strides};
-use super::super::mask::{mask_line, sight, words, write_windows};
-use super::super::products::{Fragments, accumulate, add_scores, held, no_scores, zeros};
+use super::super::mask::{Sight, mask_line, sight, words, write_windows};
+use super::super::products::{Fragments, Pair, accumulate, add_scores, held, no_scores, zeros};
 use super::super::staging::{Stage, begin, clear, fetch, finish, put};
+use super::pair::{Role, take_keys, take_values};
 use super::repair::repair;
 use super::statistics::STATISTICS;
 use super::step::{RowStatistics, Sums, differentiate, row_statistics, take};
@@ -57,7 +58,7 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
     }
     let unit = UNIT_POS as usize;
     let lane = unit % PLANE;
-    let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
+    let first_row = first_row(unit, blueprint);
 
     let first = comptime!(blueprint.first());
     let second = comptime!(blueprint.second());
@@ -98,14 +99,137 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
     }
     let own = row_statistics(statistics, &space, &tile, first_row, lane, blueprint);
     sync_cube();
-    let held_first = held::<F, N>(&shared_rows_first, first_row, lane, first);
-    let held_second = held::<F, N>(&shared_rows_second, first_row, lane, second);
+    let handed = Shared::<[Pair<f32>]>::new_slice(comptime!(blueprint.handed()));
+    if comptime!(!blueprint.is_paired) {
+        part::<F, N, NO>(
+            row_first,
+            row_second,
+            column_first,
+            column_second,
+            additional_first,
+            additional_second,
+            statistics,
+            out_first,
+            out_second,
+            &space,
+            &strides,
+            &tile,
+            &shared_rows_first,
+            &shared_rows_second,
+            shared_first.clone(),
+            shared_second.clone(),
+            shared_statistics.clone(),
+            handed.clone(),
+            &windows,
+            &own,
+            factor,
+            scale,
+            unit,
+            blueprint,
+            Role::Both,
+        );
+    } else if unit / PLANE % 2 == 0 {
+        part::<F, N, NO>(
+            row_first,
+            row_second,
+            column_first,
+            column_second,
+            additional_first,
+            additional_second,
+            statistics,
+            out_first,
+            out_second,
+            &space,
+            &strides,
+            &tile,
+            &shared_rows_first,
+            &shared_rows_second,
+            shared_first.clone(),
+            shared_second.clone(),
+            shared_statistics.clone(),
+            handed.clone(),
+            &windows,
+            &own,
+            factor,
+            scale,
+            unit,
+            blueprint,
+            Role::Values,
+        );
+    } else {
+        part::<F, N, NO>(
+            row_first,
+            row_second,
+            column_first,
+            column_second,
+            additional_first,
+            additional_second,
+            statistics,
+            out_first,
+            out_second,
+            &space,
+            &strides,
+            &tile,
+            &shared_rows_first,
+            &shared_rows_second,
+            shared_first.clone(),
+            shared_second.clone(),
+            shared_statistics.clone(),
+            handed.clone(),
+            &windows,
+            &own,
+            factor,
+            scale,
+            unit,
+            blueprint,
+            Role::Keys,
+        );
+    }
+}
 
-    let pieces = comptime!(match blueprint.has_first {
+/// What a plane does once the rows are in shared memory, be it alone or one of a pair.
+#[cube]
+fn part<F: Float, N: Size, NO: Size>(
+    row_first: &[Vector<F, N>],
+    row_second: &[Vector<F, N>],
+    column_first: &[Vector<F, N>],
+    column_second: &[Vector<F, N>],
+    additional_first: &[Vector<F, N>],
+    additional_second: &[Vector<F, N>],
+    statistics: &[f32],
+    out_first: &mut [Vector<F, NO>],
+    out_second: &mut [Vector<F, NO>],
+    space: &Space,
+    strides: &PairStrides,
+    tile: &CubeTile,
+    shared_rows_first: &[Vector<F, N>],
+    shared_rows_second: &[Vector<F, N>],
+    shared_first: Shared<[Vector<F, N>]>,
+    shared_second: Shared<[Vector<F, N>]>,
+    shared_statistics: Shared<[f32]>,
+    handed: Shared<[Pair<f32>]>,
+    windows: &[u32],
+    own: &RowStatistics,
+    factor: f32,
+    scale: f32,
+    unit: usize,
+    #[comptime] blueprint: Blueprint,
+    #[comptime] role: Role,
+) {
+    let lane = unit % PLANE;
+    let first_row = first_row(unit, blueprint);
+    let first = comptime!(blueprint.first());
+    let second = comptime!(blueprint.second());
+    let held_first =
+        held::<F, N>(shared_rows_first, first_row, lane, comptime!(role.rows_first(first)));
+    let held_second =
+        held::<F, N>(shared_rows_second, first_row, lane, comptime!(role.rows_second(second)));
+
+    let pieces = comptime!(match blueprint.has_first && role != Role::Values {
         true => blueprint.blocks * blueprint.dim() / COLUMNS,
         false => 0,
     });
-    let pieces_second = comptime!(match blueprint.has_second {
+    let pieces_second = comptime!(match blueprint.has_second && role != Role::Keys {
         true => blueprint.blocks * blueprint.dim_v() / COLUMNS,
         false => 0,
     });
@@ -115,39 +239,41 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
             column_first,
             column_second,
             statistics,
-            &space,
-            &strides,
-            &tile,
-            &shared_rows_first,
-            &shared_rows_second,
+            space,
+            strides,
+            tile,
+            shared_rows_first,
+            shared_rows_second,
             &held_first,
             &held_second,
             shared_first.clone(),
             shared_second.clone(),
             shared_statistics.clone(),
-            &windows,
-            &own,
+            handed,
+            windows,
+            own,
             &mut sums,
             factor,
             unit,
             blueprint,
+            role,
         );
     }
     if comptime!(blueprint.has_additional) {
         sweep_additional::<F, N>(
             additional_first,
             additional_second,
-            &space,
-            &strides,
-            &tile,
-            &shared_rows_first,
-            &shared_rows_second,
+            space,
+            strides,
+            tile,
+            shared_rows_first,
+            shared_rows_second,
             &held_first,
             &held_second,
             shared_first.clone(),
             shared_second.clone(),
             &shared_statistics,
-            &own,
+            own,
             &mut sums,
             factor,
             unit,
@@ -155,7 +281,7 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
         );
     }
     let spoiled = store::<F, NO>(
-        &sums, out_first, out_second, &space, &tile, scale, first_row, lane, blueprint,
+        &sums, out_first, out_second, space, tile, scale, first_row, lane, blueprint, role,
     );
     repair::<F, N, NO>(
         row_first,
@@ -167,15 +293,16 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
         statistics,
         out_first,
         out_second,
-        &space,
-        &strides,
-        &tile,
+        space,
+        strides,
+        tile,
         spoiled,
         factor,
         scale,
         first_row,
         lane,
         blueprint,
+        role,
     );
 }
 
@@ -196,12 +323,14 @@ fn sweep<F: Float, N: Size>(
     mut shared_first: Shared<[Vector<F, N>]>,
     mut shared_second: Shared<[Vector<F, N>]>,
     mut shared_statistics: Shared<[f32]>,
+    handed: Shared<[Pair<f32>]>,
     windows: &[u32],
     own: &RowStatistics,
     sums: &mut Sums,
     factor: f32,
     unit: usize,
     #[comptime] blueprint: Blueprint,
+    #[comptime] role: Role,
 ) {
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let columns = comptime!(blueprint.columns());
@@ -214,7 +343,7 @@ fn sweep<F: Float, N: Size>(
     let second_size = comptime!(columns * second.pitch);
     let numbers = comptime!(STATISTICS * columns);
     let lane = unit % PLANE;
-    let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
+    let first_row = first_row(unit, blueprint);
 
     let mut head = tile.head / space.group_size;
     let mut heads = 1usize;
@@ -249,10 +378,11 @@ fn sweep<F: Float, N: Size>(
             shared_statistics[unit + columns] = statistics[place + 1];
         }
     }
-    for step in 0..steps {
+    for number in 0..steps {
         let corner = tile.corner(at_z, at_y, at_x, blueprint);
-        let sight = sight(windows, &corner, unit / PLANE, blueprint);
-        let now = step % 2;
+        let sight =
+            sight(windows, &corner, unit / PLANE / comptime!(blueprint.partners()), blueprint);
+        let now = number % 2;
         let then = 1 - now;
         // The next tile.
         at_x += 1;
@@ -270,7 +400,7 @@ fn sweep<F: Float, N: Size>(
                     }
                 }
             }
-            if comptime!(is_keys) && at_x + at_y + at_z == 0 && step + 1 < steps {
+            if comptime!(is_keys) && at_x + at_y + at_z == 0 && number + 1 < steps {
                 head += 1;
             }
         }
@@ -294,57 +424,57 @@ fn sweep<F: Float, N: Size>(
         let then_first = then * first_size;
         let then_second = then * second_size;
         if comptime!(is_async) {
-            if step + 1 < steps {
+            if number + 1 < steps {
                 let to = &mut shared_first[then_first..then_first + first_size];
                 begin::<F, N>(column_first, to, &walk, &next, unit, first_stage);
                 let to = &mut shared_second[then_second..then_second + second_size];
                 begin::<F, N>(column_second, to, &walk_second, &next, unit, second_stage);
             }
-            if sight.is_any {
-                take::<F, N>(
-                    shared_rows_first,
-                    shared_rows_second,
-                    held_first,
-                    held_second,
-                    &shared_first[now_first..now_first + first_size],
-                    &shared_second[now_second..now_second + second_size],
-                    &shared_statistics[now * numbers..now * numbers + numbers],
-                    windows,
-                    own,
-                    sums,
-                    &corner,
-                    !sight.is_all,
-                    factor,
-                    first_row,
-                    lane,
-                    blueprint,
-                );
-            }
+            step::<F, N>(
+                shared_rows_first,
+                shared_rows_second,
+                held_first,
+                held_second,
+                &shared_first[now_first..now_first + first_size],
+                &shared_second[now_second..now_second + second_size],
+                &shared_statistics[now * numbers..now * numbers + numbers],
+                handed.clone(),
+                windows,
+                own,
+                sums,
+                &corner,
+                &sight,
+                factor,
+                first_row,
+                lane,
+                blueprint,
+                role,
+            );
         } else {
             // Behind the last step these are read in vain.
             let fetched = fetch::<F, N>(column_first, &walk, &next, unit, first_stage);
             let fetched_second =
                 fetch::<F, N>(column_second, &walk_second, &next, unit, second_stage);
-            if sight.is_any {
-                take::<F, N>(
-                    shared_rows_first,
-                    shared_rows_second,
-                    held_first,
-                    held_second,
-                    &shared_first[now_first..now_first + first_size],
-                    &shared_second[now_second..now_second + second_size],
-                    &shared_statistics[now * numbers..now * numbers + numbers],
-                    windows,
-                    own,
-                    sums,
-                    &corner,
-                    !sight.is_all,
-                    factor,
-                    first_row,
-                    lane,
-                    blueprint,
-                );
-            }
+            step::<F, N>(
+                shared_rows_first,
+                shared_rows_second,
+                held_first,
+                held_second,
+                &shared_first[now_first..now_first + first_size],
+                &shared_second[now_second..now_second + second_size],
+                &shared_statistics[now * numbers..now * numbers + numbers],
+                handed.clone(),
+                windows,
+                own,
+                sums,
+                &corner,
+                &sight,
+                factor,
+                first_row,
+                lane,
+                blueprint,
+                role,
+            );
             let to = &mut shared_first[then_first..then_first + first_size];
             put::<F, N>(&fetched, to, unit, first_stage);
             let to = &mut shared_second[then_second..then_second + second_size];
@@ -385,7 +515,7 @@ fn sweep_additional<F: Float, N: Size>(
     let first_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, line));
     let second_stage = comptime!(Stage::new(&blueprint, second, blueprint.head_dim_v, line));
     let lane = unit % PLANE;
-    let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
+    let first_row = first_row(unit, blueprint);
     let count = space.additional;
     let walk = space.additional_walk(tile, &strides.additional_first);
     let walk_second = space.additional_walk(tile, &strides.additional_second);
@@ -438,5 +568,94 @@ fn sweep_additional<F: Float, N: Size>(
         }
         accumulate::<F, N>(&mut sums.first, &gradients, &shared_first, lane, first);
         sync_cube();
+    }
+}
+
+/// The first row of this unit's plane.
+#[cube]
+fn first_row(unit: usize, #[comptime] blueprint: Blueprint) -> usize {
+    unit / comptime!(PLANE * blueprint.partners()) * comptime!(ROWS * blueprint.blocks)
+}
+
+/// A step of a plane that works alone, or of one of a pair, which has barriers for all planes.
+#[cube]
+fn step<F: Float, N: Size>(
+    shared_rows_first: &[Vector<F, N>],
+    shared_rows_second: &[Vector<F, N>],
+    held_first: &Fragments<F>,
+    held_second: &Fragments<F>,
+    shared_first: &[Vector<F, N>],
+    shared_second: &[Vector<F, N>],
+    shared_statistics: &[f32],
+    mut handed: Shared<[Pair<f32>]>,
+    windows: &[u32],
+    own: &RowStatistics,
+    sums: &mut Sums,
+    corner: &Position,
+    sight: &Sight,
+    factor: f32,
+    first_row: usize,
+    lane: usize,
+    #[comptime] blueprint: Blueprint,
+    #[comptime] role: Role,
+) {
+    match comptime!(role) {
+        Role::Both => {
+            if sight.is_any {
+                take::<F, N>(
+                    shared_rows_first,
+                    shared_rows_second,
+                    held_first,
+                    held_second,
+                    shared_first,
+                    shared_second,
+                    shared_statistics,
+                    windows,
+                    own,
+                    sums,
+                    corner,
+                    !sight.is_all,
+                    factor,
+                    first_row,
+                    lane,
+                    blueprint,
+                );
+            }
+        }
+        Role::Values => {
+            take_values::<F, N>(
+                shared_rows_first,
+                held_first,
+                shared_first,
+                shared_second,
+                shared_statistics,
+                &mut handed,
+                windows,
+                sums,
+                corner,
+                sight,
+                factor,
+                first_row,
+                lane,
+                blueprint,
+            );
+        }
+        Role::Keys => {
+            take_keys::<F, N>(
+                shared_rows_second,
+                held_second,
+                shared_first,
+                shared_second,
+                shared_statistics,
+                &handed,
+                windows,
+                sums,
+                corner,
+                sight,
+                first_row,
+                lane,
+                blueprint,
+            );
+        }
     }
 }

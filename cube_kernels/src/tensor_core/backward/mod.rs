@@ -18,6 +18,7 @@
 #![allow(clippy::too_many_arguments)]
 
 mod kernel;
+mod pair;
 mod repair;
 mod statistics;
 mod step;

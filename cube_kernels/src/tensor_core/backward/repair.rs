@@ -13,6 +13,7 @@ use super::super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space, Wal
 use super::super::power::power;
 use super::super::results::{load_vectors, write_vectors};
 use super::kernel::PairStrides;
+use super::pair::Role;
 use super::statistics::STATISTICS;
 
 /// A unit's part of a row: its vectors, and the sums of their gradients.
@@ -45,6 +46,7 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
     first_row: usize,
     lane: usize,
     #[comptime] blueprint: Blueprint,
+    #[comptime] role: Role,
 ) {
     let is_keys = comptime!(blueprint.pass == Pass::Keys);
     let vectors = comptime!(blueprint.head_dim / blueprint.vector);
@@ -130,7 +132,7 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                 }
             }
             let (size, vector) = comptime!((blueprint.vector_out(), blueprint.vector));
-            if comptime!(blueprint.has_first) {
+            if comptime!(blueprint.has_first && role != Role::Values) {
                 write_vectors::<F, N, NO>(
                     &one.sum_first,
                     scale,
@@ -142,7 +144,7 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                     size,
                 );
             }
-            if comptime!(blueprint.has_second) {
+            if comptime!(blueprint.has_second && role != Role::Keys) {
                 write_vectors::<F, N, NO>(
                     &one.sum_second,
                     1.0,

@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 use super::super::blueprint::{Blueprint, ROWS};
 use super::super::geometry::{CubeTile, Space};
 use super::super::results::{Row, is_finite, residue, row_sum, write_row};
+use super::pair::Role;
 use super::step::Sums;
 
 /// Writes the rows, and gives a bit for each of this unit's, set where something in it is not finite so
@@ -23,7 +24,10 @@ pub(super) fn store<F: Float, NO: Size>(
     first_row: usize,
     lane: usize,
     #[comptime] blueprint: Blueprint,
+    #[comptime] role: Role,
 ) -> u32 {
+    let has_first = comptime!(blueprint.has_first && role != Role::Values);
+    let has_second = comptime!(blueprint.has_second && role != Role::Keys);
     let size = comptime!(blueprint.vector_out());
     let mut spoiled = 0u32;
     #[unroll]
@@ -35,10 +39,10 @@ pub(super) fn store<F: Float, NO: Size>(
             let (dim, padded) = comptime!((blueprint.head_dim_v, blueprint.dim_v()));
             let second = comptime!(Row { block, half, dim, padded });
             let mut trace = 0.0f32;
-            if comptime!(blueprint.has_first) {
+            if has_first {
                 trace += residue(&sums.first, lane, first);
             }
-            if comptime!(blueprint.has_second) {
+            if has_second {
                 trace += residue(&sums.second, lane, second);
             }
             let is_fine = is_finite(row_sum(trace));
@@ -50,10 +54,10 @@ pub(super) fn store<F: Float, NO: Size>(
             }
             if is_row && is_fine {
                 let place = space.row_place(tile, &at);
-                if comptime!(blueprint.has_first) {
+                if has_first {
                     write_row::<F, NO>(&sums.first, scale, out_first, place, lane, first, size);
                 }
-                if comptime!(blueprint.has_second) {
+                if has_second {
                     write_row::<F, NO>(&sums.second, 1.0, out_second, place, lane, second, size);
                 }
             }

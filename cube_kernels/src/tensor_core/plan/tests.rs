@@ -38,7 +38,7 @@ fn check(problem: &Problem, capability: &Capability) {
     for (blueprint, problem) in all {
         assert!(blueprint.fits(problem), "{blueprint}: {problem:?}");
         assert!(blueprint.shared_memory() <= capability.shared_memory, "{blueprint}");
-        assert_eq!(blueprint.rows(), blueprint.planes * blueprint.blocks * ROWS, "{blueprint}");
+        assert_eq!(blueprint.rows(), blueprint.groups() * blueprint.blocks * ROWS, "{blueprint}");
         // Scores are the first matrix of a further product, 16 columns at a time.
         assert!(blueprint.columns().is_multiple_of(16), "{blueprint}");
         let sides = blueprint.q_tile.iter().chain(&blueprint.kv_tile);
