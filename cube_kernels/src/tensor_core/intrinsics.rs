@@ -6,6 +6,7 @@
 use cubecl::ir::Scope;
 use cubecl::prelude::{CubePrimitive, HasValue, NativeExpand};
 use cubecl_core::ir::interfaces::side_effects::{MemoryEffect, MemoryEffectsOp};
+use cubecl_llvm::shared::intrinsic::i32_const_op;
 use cubecl_llvm::shared::to_llvm::ToLLVMDialect;
 use pliron::builtin::op_interfaces::{NOpdsInterface, NResultsInterface, OneResultInterface};
 use pliron::context::Context;
@@ -161,6 +162,55 @@ impl MemoryEffectsOp for WaitOp {
     }
 }
 
+/// An operation on the barrier that the operand numbers, of the 64 units of two planes.
+macro_rules! barrier_op {
+    ($op:ident, $name:literal, $intrinsic:literal) => {
+        /// A barrier of two planes.
+        #[pliron_op(
+                                            name = $name,
+                                            format = "operands(CharSpace(`,`))",
+                                            interfaces = [NResultsInterface<0>, NOpdsInterface<1>],
+                                            verifier = "succ"
+                                        )]
+        pub struct $op;
+
+        impl $op {
+            fn new(ctx: &mut Context, barrier: Value) -> Self {
+                let info = Self::get_concrete_op_info();
+                Self { op: Operation::new(ctx, info, vec![], vec![barrier], vec![], 0) }
+            }
+        }
+
+        #[op_interface_impl]
+        impl ToLLVMDialect for $op {
+            fn rewrite(
+                &self,
+                ctx: &mut Context,
+                rewriter: &mut DialectConversionRewriter,
+                _: &OperandsInfo,
+            ) -> Result<()> {
+                let barrier = self.get_operation().deref(ctx).get_operand(0);
+                let units = i32_const_op(ctx, 64);
+                rewriter.insert_op(ctx, &units);
+                let units = units.get_result(ctx);
+                call(ctx, rewriter, $intrinsic, vec![barrier, units]);
+                rewriter.erase_operation(ctx, self.get_operation());
+                Ok(())
+            }
+        }
+
+        #[op_interface_impl]
+        impl MemoryEffectsOp for $op {
+            fn memory_effects(&self, _: &Context) -> Vec<MemoryEffect> {
+                vec![MemoryEffect::Opaque]
+            }
+        }
+    };
+}
+
+barrier_op!(ArriveOp, "natten.arrive", "llvm.nvvm.barrier.cta.arrive.aligned.count");
+barrier_op!(MeetOp, "natten.meet", "llvm.nvvm.barrier.cta.sync.aligned.count");
+
 /// A pointer as one into an address space.
 fn in_space(
     ctx: &mut Context,
@@ -253,5 +303,37 @@ pub(super) mod wait_copies {
         let info = WaitOp::get_concrete_op_info();
         let op = Operation::new(scope.ctx_mut(), info, vec![], vec![], vec![], 0);
         scope.register(&WaitOp { op });
+    }
+}
+
+/// Arrives at a barrier of two planes, and goes on.
+pub(super) fn arrive(_barrier: u32) {
+    cubecl::unexpanded!()
+}
+
+/// What CubeCL makes of [`arrive()`].
+pub(super) mod arrive {
+    use super::*;
+    use cubecl::prelude::*;
+
+    pub fn expand(scope: &Scope, barrier: NativeExpand<u32>) {
+        let barrier = barrier.read_value(scope);
+        scope.register(&ArriveOp::new(scope.ctx_mut(), barrier));
+    }
+}
+
+/// Waits for the other plane at a barrier of two.
+pub(super) fn meet(_barrier: u32) {
+    cubecl::unexpanded!()
+}
+
+/// What CubeCL makes of [`meet()`].
+pub(super) mod meet {
+    use super::*;
+    use cubecl::prelude::*;
+
+    pub fn expand(scope: &Scope, barrier: NativeExpand<u32>) {
+        let barrier = barrier.read_value(scope);
+        scope.register(&MeetOp::new(scope.ctx_mut(), barrier));
     }
 }

@@ -36,6 +36,8 @@ mod launch;
 mod layout;
 #[cfg(feature = "cube")]
 mod mask;
+#[cfg(feature = "cube")]
+mod meeting;
 #[cfg(feature = "cuda")]
 pub mod offline;
 mod plan;

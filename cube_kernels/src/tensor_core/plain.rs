@@ -22,3 +22,13 @@ pub(super) fn begin_copy<C: CubePrimitive>(
 
 #[cube]
 pub(super) fn wait_copies() {}
+
+#[cube]
+pub(super) fn arrive(_barrier: u32) {
+    sync_cube();
+}
+
+#[cube]
+pub(super) fn meet(_barrier: u32) {
+    sync_cube();
+}

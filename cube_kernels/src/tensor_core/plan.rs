@@ -226,9 +226,8 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
             shape(4, 1, 64),
             shape(4, 1, 32),
             shape(4, 2, 32),
-            pairs(4, 2, 64),
-            pairs(4, 2, 32),
-            pairs(4, 4, 32),
+            pairs(8, 2, 64),
+            pairs(8, 2, 32),
         ],
         (_, ..=64, _) => vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 2, 32)],
         (Pass::Queries, 65..=128, Staging::Async(_)) => {
@@ -238,9 +237,9 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
             vec![
                 shape(4, 1, 64),
                 shape(4, 1, 32),
-                pairs(4, 2, 64),
                 pairs(4, 2, 32),
                 pairs(8, 2, 64),
+                pairs(8, 2, 32),
             ]
         }
         (_, 65..=128, Staging::Registers) => vec![shape(4, 1, 32)],

@@ -61,6 +61,10 @@ fn call(statement: &str) -> String {
     } else if is("cp.async.c") {
         let bytes = template.trim_end_matches(';').rsplit(", ").next().expect("a number of bytes");
         format!("machine_copy({operands}, {bytes})")
+    } else if is("bar.arrive") || is("bar.sync") {
+        let units = template.trim_end_matches(';').rsplit(", ").next().expect("a number of units");
+        let name = if is("bar.sync") { "machine_meet" } else { "machine_arrive" };
+        format!("{name}({operands}, {units})")
     } else if is("ex2.approx.ftz.f32") {
         format!("machine_power({operands})")
     } else {
@@ -105,4 +109,6 @@ fn assembly_becomes_calls() {
     assert_eq!(call(power), "machine_power(result, v3(4))");
     let wait = r#""cp.async.wait_group 0;" :  :  : "memory""#;
     assert_eq!(call(wait), "machine_wait()");
+    let arrive = r#""bar.arrive %0, 64;" :  : "r"(v7) : "memory""#;
+    assert_eq!(call(arrive), "machine_arrive(v7, 64)");
 }

@@ -43,18 +43,22 @@ std::vector<Unit> units;
 std::vector<Meeting> planes;
 std::vector<Exchange> exchanges;
 Meeting cube;
+Meeting barriers[16];
 ucontext_t scheduler;
 unsigned me, live, progress;
 void** buffers;
 const void* info;
 
-void meet(Meeting& meeting, unsigned expected) {
-  const unsigned round = meeting.round;
+void arrive(Meeting& meeting, unsigned expected) {
   if (++meeting.arrived == expected) {
     meeting.arrived = 0;
     meeting.round++;
     progress++;
   }
+}
+void meet(Meeting& meeting, unsigned expected) {
+  const unsigned round = meeting.round;
+  arrive(meeting, expected);
   while (meeting.round == round) swapcontext(&units[me].context, &scheduler);
 }
 void meet_plane() { meet(planes[me / PLANE], PLANE); }
@@ -70,6 +74,7 @@ void run_unit() {
 void run_cube() {
   memset(kernel_shared(), JUNK, kernel_shared_bytes());
   cube = {};
+  for (Meeting& barrier : barriers) barrier = {};
   planes.assign(units.size() / PLANE, {});
   exchanges.resize(planes.size());
   live = units.size();
@@ -127,6 +132,8 @@ std::vector<char> read_file(const std::string& name) {
 extern "C" {
 
 void machine_sync() { meet(cube, live); }
+void machine_meet(unsigned barrier, unsigned expected) { meet(barriers[barrier], expected); }
+void machine_arrive(unsigned barrier, unsigned expected) { arrive(barriers[barrier], expected); }
 unsigned machine_lane() { return me % PLANE; }
 
 unsigned machine_shuffle(unsigned value, unsigned lane) {

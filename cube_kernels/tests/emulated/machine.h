@@ -18,6 +18,9 @@ extern "C" {
 extern Index threadIdx, blockIdx, blockDim, gridDim;
 // All units of the cube meet.
 void machine_sync();
+// As many units meet at a barrier, some of which may only arrive there.
+void machine_meet(unsigned barrier, unsigned units);
+void machine_arrive(unsigned barrier, unsigned units);
 // The value that another unit of the plane gives.
 unsigned machine_shuffle(unsigned value, unsigned lane);
 unsigned machine_lane();

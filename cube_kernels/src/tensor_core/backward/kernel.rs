@@ -128,7 +128,7 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
             blueprint,
             Role::Both,
         );
-    } else if unit / PLANE % 2 == 0 {
+    } else if unit < comptime!(blueprint.units() / 2) {
         part::<F, N, NO>(
             row_first,
             row_second,
@@ -380,8 +380,7 @@ fn sweep<F: Float, N: Size>(
     }
     for number in 0..steps {
         let corner = tile.corner(at_z, at_y, at_x, blueprint);
-        let sight =
-            sight(windows, &corner, unit / PLANE / comptime!(blueprint.partners()), blueprint);
+        let sight = sight(windows, &corner, group(unit, blueprint), blueprint);
         let now = number % 2;
         let then = 1 - now;
         // The next tile.
@@ -571,10 +570,21 @@ fn sweep_additional<F: Float, N: Size>(
     }
 }
 
+/// Number of this unit's plane, or of the pair it belongs to: the second half of the planes are partners of the first,
+/// so that each of a multiprocessor's schedulers has planes of both kinds where there are eight.
+#[cube]
+fn group(unit: usize, #[comptime] blueprint: Blueprint) -> usize {
+    if comptime!(blueprint.is_paired) {
+        unit / PLANE % comptime!(blueprint.groups())
+    } else {
+        unit / PLANE
+    }
+}
+
 /// The first row of this unit's plane.
 #[cube]
 fn first_row(unit: usize, #[comptime] blueprint: Blueprint) -> usize {
-    unit / comptime!(PLANE * blueprint.partners()) * comptime!(ROWS * blueprint.blocks)
+    group(unit, blueprint) * comptime!(ROWS * blueprint.blocks)
 }
 
 /// A step of a plane that works alone, or of one of a pair, which has barriers for all planes.

@@ -13,6 +13,7 @@ use cubecl::prelude::*;
 use super::super::blueprint::{Blueprint, COLUMNS, Operand, PLANE};
 use super::super::geometry::Position;
 use super::super::mask::{Sight, mask_windows};
+use super::super::meeting::{hear, tell};
 use super::super::power::power;
 use super::super::products::{Fragments, Pair, accumulate, add_scores, no_scores};
 use super::step::Sums;
@@ -76,7 +77,7 @@ pub(super) fn take_values<F: Float, N: Size>(
         }
         hand(&weights, handed, first_row, lane, blueprint);
     }
-    sync_cube();
+    tell(pair(first_row, blueprint), comptime!(blueprint.staging));
     if sight.is_any {
         accumulate::<F, N>(&mut sums.second, &weights, shared_second, lane, second);
     }
@@ -112,7 +113,7 @@ pub(super) fn take_keys<F: Float, N: Size>(
             second,
         );
     }
-    sync_cube();
+    hear(pair(first_row, blueprint), comptime!(blueprint.staging));
     if sight.is_any {
         differentiate(&mut gradients, shared_statistics, handed, first_row, lane, blueprint);
         if !sight.is_all {
@@ -200,6 +201,12 @@ fn hand(
             handed[at + comptime!((2 * number + half) * PLANE)] = fragment[half];
         }
     }
+}
+
+/// Number of the pair of planes.
+#[cube]
+fn pair(first_row: usize, #[comptime] blueprint: Blueprint) -> usize {
+    first_row / comptime!(blueprint.plane_rows())
 }
 
 /// Where this unit's weights begin among those that are handed over: a plane's lie together.
