@@ -1,7 +1,7 @@
 //! From a problem to a blueprint.
 
 use super::blueprint::{Blueprint, ROWS};
-use super::{Capability, Instruction, Pass, Staging};
+use super::{Capability, Compiler, Instruction, Pass, Staging};
 use crate::tiling::Tiling;
 use crate::{Axis, Problem};
 
@@ -222,25 +222,16 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
         (Pass::Forward, 65..=128, Staging::Async(_)) => vec![shape(4, 2, 64), shape(4, 1, 64)],
         (Pass::Forward, 65..=128, Staging::Registers) => vec![shape(4, 2, 32), shape(4, 1, 64)],
         (Pass::Forward, ..) => vec![shape(4, 1, 32), shape(2, 1, 32)],
-        (Pass::Keys, ..=64, Staging::Async(_)) => vec![
-            shape(4, 1, 64),
-            shape(4, 1, 32),
-            shape(4, 2, 32),
-            pairs(8, 2, 64),
-            pairs(8, 2, 32),
-        ],
         (_, ..=64, _) => vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 2, 32)],
         (Pass::Queries, 65..=128, Staging::Async(_)) => {
             vec![shape(4, 1, 64), shape(4, 2, 32), shape(4, 1, 32)]
         }
-        (Pass::Keys, 65..=128, Staging::Async(_)) => {
-            vec![
-                shape(4, 1, 64),
-                shape(4, 1, 32),
-                pairs(4, 2, 32),
-                pairs(8, 2, 64),
-                pairs(8, 2, 32),
-            ]
+        // Held rows and 32 columns are faster through LLVM, which spills less of it.
+        (Pass::Keys, 65..=128, Staging::Async(Compiler::Llvm)) => {
+            vec![pairs(8, 2, 32), shape(4, 1, 64), pairs(4, 2, 32), shape(4, 1, 32)]
+        }
+        (Pass::Keys, 65..=128, Staging::Async(Compiler::Cpp)) => {
+            vec![pairs(8, 2, 64), shape(4, 1, 64), shape(4, 1, 32)]
         }
         (_, 65..=128, Staging::Registers) => vec![shape(4, 1, 32)],
         _ => vec![shape(4, 1, 32), shape(2, 1, 16)],
@@ -281,7 +272,9 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let mask = 10.0 * count.mixed() as f64 / count.visited.max(1) as f64;
     let loads = dims * 16.0 / blueprint.rows() as f64;
     let shared = dims / (8.0 * blueprint.blocks as f64);
-    let step = scores * (products + softmax + mask + loads + shared);
+    // Half the reads of shared memory are not half the time: planes of a pair wait for each other.
+    let waits = if blueprint.is_paired { 1.18 } else { 1.0 };
+    let step = waits * scores * (products + softmax + mask + loads + shared);
     let tile = blueprint.rows() as f64 * dims * 24.0;
     let heads = (problem.batch * heads) as f64;
     heads * (count.visited as f64 * step + count.q_tiles as f64 * tile)
