@@ -18,6 +18,9 @@ pub(super) const PLANE: usize = 32;
 /// banks.
 pub(super) const PADDING: usize = 8;
 
+/// Bytes of the buffers in shared memory that a kernel has no use for, which are an element long, with what aligns the next.
+const IDLE: usize = 64;
+
 /// How tiles get from global into shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Staging {
@@ -239,7 +242,10 @@ impl Blueprint {
 
     /// Steps whose columns are in shared memory at once.
     pub(super) fn stages(&self) -> usize {
-        if self.pass == Pass::Forward { 1 } else { 2 }
+        match (self.instruction, self.pass) {
+            (Instruction::Cmma(_), _) | (_, Pass::Forward) => 1,
+            _ => 2,
+        }
     }
 
     /// Bytes of shared memory: vectors of rows and columns, the rows' windows, and statistics of columns
@@ -255,6 +261,11 @@ impl Blueprint {
             Pass::Queries => (first + second, first + second),
             Pass::Keys => (first + second, first + second + 2 * size_of::<f32>()),
         };
+        // For gradients of values alone, the cooperative kernel has no use for the values.
+        let is_idle = matches!(self.instruction, Instruction::Cmma(_))
+            && self.pass == Pass::Keys
+            && !self.has_first;
+        let row = if is_idle { first } else { row };
         let exchange = match self.instruction {
             Instruction::Mma => 0,
             Instruction::Cmma(_) => {
@@ -264,6 +275,7 @@ impl Blueprint {
         self.rows() * (row + windows + exchange)
             + of_planes
             + self.stages() * self.columns() * column
+            + IDLE
     }
 
     /// Whether the blueprint is one for `problem`: shapes and flags fit.

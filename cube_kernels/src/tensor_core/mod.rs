@@ -22,6 +22,8 @@ mod backward;
 mod blueprint;
 mod capability;
 #[cfg(feature = "cube")]
+mod cooperative;
+#[cfg(feature = "cube")]
 mod forward;
 #[cfg(feature = "cube")]
 mod geometry;

@@ -143,9 +143,7 @@ fn candidates_of(
     pass: Pass,
     [has_first, has_second]: [bool; 2],
 ) -> Vec<Blueprint> {
-    // Cooperative matrices have a forward pass only.
-    let has_kernels = pass == Pass::Forward || capability.instruction == Instruction::Mma;
-    if unsupported(problem).is_some() || !has_kernels {
+    if unsupported(problem).is_some() {
         return vec![];
     }
     let rank = problem.rank();
@@ -206,7 +204,12 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
     let shape = |planes, blocks, columns| Shape { planes, blocks, columns };
     let longest = problem.head_dim.max(problem.head_dim_v);
     if let Instruction::Cmma(_) = capability.instruction {
-        return vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)];
+        let mut shapes = vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)];
+        // Rows and columns have two vectors each, and Apple's GPUs 32 KB of shared memory.
+        if pass != Pass::Forward {
+            shapes.push(shape(1, 1, 16));
+        }
+        return shapes;
     }
     match (pass, longest, capability.staging) {
         (Pass::Forward, ..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],

@@ -187,9 +187,10 @@ fn check_one(
 #[test]
 fn random_problems() {
     let Some(compiler) = compiler() else { return };
+    let ways = crate::ways();
     for random in random() {
-        let capability = [crate::asynchronous(), crate::ampere()][random.pick % 2];
-        check_one(compiler, &capability, &random.problem, random.element, Some(random.share));
+        let capability = &ways[random.pick % ways.len()];
+        check_one(compiler, capability, &random.problem, random.element, Some(random.share));
     }
 }
 
@@ -201,4 +202,14 @@ fn mma_with_asynchronous_copies() {
 #[test]
 fn mma_with_loads_through_registers() {
     check(&crate::ampere());
+}
+
+#[test]
+fn cmma_of_16() {
+    check(&crate::cooperative(16));
+}
+
+#[test]
+fn cmma_of_8() {
+    check(&crate::cooperative(8));
 }

@@ -91,12 +91,7 @@ fn check_one(
 #[test]
 fn random_problems() {
     let Some(compiler) = compiler() else { return };
-    let ways = [
-        crate::asynchronous(),
-        crate::ampere(),
-        crate::ampere().with_cmma([16, 16, 16]),
-        crate::ampere().with_cmma([8, 8, 8]),
-    ];
+    let ways = crate::ways();
     for random in random() {
         let capability = &ways[random.pick % ways.len()];
         check_one(compiler, capability, &random.problem, random.element, Some(random.share));
@@ -115,10 +110,10 @@ fn mma_with_loads_through_registers() {
 
 #[test]
 fn cmma_of_16() {
-    check(&crate::ampere().with_cmma([16, 16, 16]));
+    check(&crate::cooperative(16));
 }
 
 #[test]
 fn cmma_of_8() {
-    check(&crate::ampere().with_cmma([8, 8, 8]));
+    check(&crate::cooperative(8));
 }

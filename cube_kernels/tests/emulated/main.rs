@@ -29,3 +29,13 @@ fn ampere() -> Capability {
 fn asynchronous() -> Capability {
     Capability { staging: Staging::Async, exponential: Exponential::Instruction, ..ampere() }
 }
+
+/// What they may use where fragments are the runtime's.
+fn cooperative(side: usize) -> Capability {
+    ampere().with_cmma([side; 3])
+}
+
+/// All of these.
+fn ways() -> [Capability; 4] {
+    [asynchronous(), ampere(), cooperative(16), cooperative(8)]
+}
