@@ -10,8 +10,8 @@
 //! two is in the capability: with `cuda-cpp` tiles are copied asynchronously and exponentials are one
 //! instruction; LLVM has neither for CubeCL code.
 //!
-//! Elsewhere (AMD, Vulkan, Apple) fragments are the runtime's. There is a forward kernel for those, which takes scores
-//! and weights through shared memory and goes through the keys twice.
+//! Elsewhere (AMD, Vulkan, Apple) fragments are the runtime's. The kernels for those take scores and weights through shared
+//! memory, and the forward one goes through the keys twice.
 //!
 //! Keys that a query does not see cannot reach it, whatever they hold: a row that does not come out finite
 //! is computed again from its own window alone.
