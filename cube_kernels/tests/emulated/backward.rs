@@ -7,7 +7,7 @@ use burn_natten_kernels::tensor_core::{
 use burn_natten_kernels::{Axis, Problem};
 
 use crate::arguments::{Layout, factor, sizes};
-use crate::problems::{all, random, spoiled};
+use crate::problems::{BACKWARD, FORWARD, all, random, spoiled};
 use crate::program::{Program, compiler, decode, encode, encode_f32};
 use crate::run::{format, half_ulp, magnitude};
 use crate::support::oracle::compute;
@@ -162,7 +162,8 @@ fn check_one(
     for (blueprint, of_additional) in own.chain(additional) {
         let program = Program::build(compiler, &blueprint, element);
         let clean = Data::random(problem, 2, format(element).round);
-        for (what, data) in spoiled(problem, &clean) {
+        let poisons = [&FORWARD[..], &BACKWARD].concat();
+        for (what, data) in spoiled(problem, &clean, &poisons) {
             let exact = compute(problem, &data, format(element).round);
             let given = (problem, of_additional);
             for (name, actual, expected) in run(&program, &blueprint, given, element, &data, &exact)
