@@ -248,24 +248,22 @@ impl Blueprint {
         }
     }
 
-    /// Bytes of shared memory: vectors of rows and columns, the rows' windows, and statistics of columns
-    /// that are queries.
+    /// Bytes of shared memory, at most: vectors of rows and columns, the rows' windows, statistics of columns
+    /// that are queries, and scores and weights where fragments are the runtime's.
     pub fn shared_memory(&self) -> usize {
         let first = (self.dim() + PADDING) * 2;
         let second = (self.dim_v() + PADDING) * 2;
         let windows = if self.has_keys { 2 * MAX_RANK * size_of::<u32>() } else { 0 };
         let of_planes =
             if self.has_keys { self.planes * 4 * MAX_RANK * size_of::<u32>() } else { 0 };
+        // For gradients of values alone, the cooperative kernel has no use for the values.
+        let is_mma = self.instruction == Instruction::Mma;
+        let row_second = if is_mma || self.has_first { second } else { 0 };
         let (row, column) = match self.pass {
             Pass::Forward => (first, first + second),
             Pass::Queries => (first + second, first + second),
-            Pass::Keys => (first + second, first + second + 2 * size_of::<f32>()),
+            Pass::Keys => (first + row_second, first + second + 2 * size_of::<f32>()),
         };
-        // For gradients of values alone, the cooperative kernel has no use for the values.
-        let is_idle = matches!(self.instruction, Instruction::Cmma(_))
-            && self.pass == Pass::Keys
-            && !self.has_first;
-        let row = if is_idle { first } else { row };
         let exchange = match self.instruction {
             Instruction::Mma => 0,
             Instruction::Cmma(_) => {

@@ -261,9 +261,14 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let loads = dims * 16.0 / blueprint.rows() as f64;
     let shared = dims / (8.0 * blueprint.blocks as f64);
     let step = scores * (products + softmax + mask + loads + shared);
+    // Units that exchange scores meet six times a step, and a meeting is about 32 slots of each.
+    let meetings = match blueprint.instruction {
+        Instruction::Mma => 0.0,
+        Instruction::Cmma(_) => (6 * 32 * blueprint.units()) as f64,
+    };
     let tile = blueprint.rows() as f64 * dims * 24.0;
     let heads = (problem.batch * heads) as f64;
-    heads * (count.visited as f64 * step + count.q_tiles as f64 * tile)
+    heads * (count.visited as f64 * (step + meetings) + count.q_tiles as f64 * tile)
 }
 
 #[cfg(test)]
