@@ -131,7 +131,7 @@ fn differentiate<F: Float, N: Size>(
             delta = tiles.statistics[column + columns];
         }
         let gradient = weights[turn] * (tiles.scores[share.place.scores + column] - delta);
-        // Zero times what is not finite is no zero.
+        // Zero times what is not finite is no zero, and would have the row computed again.
         let gradient = select(visible & comptime!(1u32 << turn) != 0, gradient, 0.0f32);
         tiles.weights[share.place.weights + column] = F::cast_from(gradient);
     }
