@@ -135,7 +135,8 @@ impl Context {
     }
 
     /// Allows paths that have never run on real hardware, in the forward and the backward pass.
-    /// Off by default. The forward kernels of the TensorCore tier for GPUs other than NVIDIA's are such a path.
+    /// Off by default. The kernels of the TensorCore tier for GPUs other than NVIDIA's are such paths; where only those
+    /// of the forward pass are allowed, the Portable kernels compute the backward pass.
     pub const fn with_allow_experimental(mut self, forward: bool, backward: bool) -> Self {
         self.experimental_forward = forward;
         self.experimental_backward = backward;

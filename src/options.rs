@@ -66,8 +66,8 @@ pub enum Strategy {
     /// The direct kernels of the device's own backend: SIMD on Flex, CubeCL kernels elsewhere.
     Portable,
     /// CubeCL kernels on matrix units, in f16 and bf16, for head dimensions up to 256: NVIDIA GPUs of
-    /// compute capability 8.0 and later. Others with planes of 32 units have a forward pass, which has never
-    /// run on one: [`Context::with_allow_experimental`](crate::Context::with_allow_experimental) allows it.
+    /// compute capability 8.0 and later. For others with planes of 32 units there are kernels that have never
+    /// run on one: [`Context::with_allow_experimental`](crate::Context::with_allow_experimental) allows them.
     TensorCore,
     /// Native CUDA kernels for compute capability 9.0, in f16 and bf16, for head dimensions that are
     /// multiples of 8 up to 256.

@@ -237,6 +237,20 @@ fn portable_obstacle(
     }
 }
 
+/// Why a pass of the TensorCore tier does not run unless it is allowed.
+const NEVER_RUN: &str = "its kernels of cooperative matrices have never run on such a device \
+                         (Context::with_allow_experimental allows them)";
+
+/// Why the TensorCore tier, which runs forward passes on a device with these matrix units, does not run backward passes
+/// there.
+#[cfg_attr(not(feature = "cube"), allow(dead_code))]
+pub(crate) fn tensor_core_backward_obstacle(
+    tensor_cores: TensorCores,
+    context: Context,
+) -> Option<&'static str> {
+    (!tensor_cores.has_run() && !context.allow_experimental().1).then_some(NEVER_RUN)
+}
+
 /// Why the TensorCore tier cannot run.
 fn tensor_core_obstacle(
     problem: &Problem,
@@ -251,9 +265,7 @@ fn tensor_core_obstacle(
     if !is_half(dtype) {
         Some("its kernels run in f16 and bf16".into())
     } else if !tensor_cores.has_run() && !context.allow_experimental().0 {
-        let never = "its kernels of cooperative matrices have never run on such a device \
-                     (Context::with_allow_experimental allows them)";
-        Some(never.into())
+        Some(NEVER_RUN.into())
     } else if dtype == DType::BF16 && !tensor_cores.has_bf16 {
         Some("the device's matrix units sum bf16 in no f32".into())
     } else if problem.needs_wide_indices() && !device.has_wide_indices {
@@ -374,6 +386,18 @@ mod tests {
         assert_eq!(of(Strategy::TensorCore, allowed), Ok(Tier::TensorCore));
         let error = of(Strategy::TensorCore, Context::new()).expect_err("not allowed");
         assert!(error.to_string().contains("Context::with_allow_experimental"), "{error}");
+    }
+
+    #[test]
+    fn a_backward_pass_that_has_never_run_is_asked_for_by_itself() {
+        let mma = TensorCores::cuda(80).expect("Ampere");
+        let of = |cores, backward| {
+            let context = Context::new().with_allow_experimental(true, backward);
+            tensor_core_backward_obstacle(cores, context).is_some()
+        };
+        assert_eq!([of(mma, false), of(mma, true)], [false, false]);
+        let cooperative = mma.with_cmma([8, 8, 8]);
+        assert_eq!([of(cooperative, false), of(cooperative, true)], [true, false]);
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_natten_kernels::tensor_core::{
-    self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, Strided, TensorCoreError,
+    self, BackwardInputs, BackwardOutputs, Capability, ForwardInputs, ForwardOutputs, Strided,
+    TensorCoreError,
 };
 
 use super::cube::{Gradients, empty_gradients, empty_outputs, strided_memory};
+use super::dispatch::tensor_core_backward_obstacle;
 use super::reference::Saved;
 use super::{AdditionalKv, Plan};
 
@@ -32,14 +34,29 @@ pub(super) fn forward(
     Ok((out, lse))
 }
 
+/// Why there is no backward pass.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BackwardError {
+    /// It has to be allowed.
+    #[error("{0}")]
+    NotAllowed(&'static str),
+    /// The kernels refuse it.
+    #[error(transparent)]
+    Kernels(#[from] TensorCoreError),
+}
+
 /// The backward pass: the gradients of query, key, value and the additional tokens.
 pub(super) fn backward(
     saved: &Saved<CubeBackend>,
     grad_out: &CubeTensor,
     grad_lse: &CubeTensor,
     plan: &Plan,
-) -> Result<Gradients, TensorCoreError> {
+) -> Result<Gradients, BackwardError> {
     let Saved { query, key, value, additional, out, lse } = saved;
+    let capability = Capability::of(&query.client).ok_or(TensorCoreError::Device)?;
+    if let Some(reason) = tensor_core_backward_obstacle(capability, plan.context) {
+        return Err(BackwardError::NotAllowed(reason));
+    }
     let gradients = empty_gradients(query, key, value, additional);
     let (dq, dk, dv, more) = &gradients;
     let outputs = BackwardOutputs {

@@ -18,6 +18,9 @@ pub(super) const PLANE: usize = 32;
 /// banks.
 pub(super) const PADDING: usize = 8;
 
+/// Bytes of the buffers in shared memory that a kernel has no use for, which are an element long, with what aligns the next.
+const IDLE: usize = 64;
+
 /// How tiles get from global into shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Staging {
@@ -266,11 +269,14 @@ impl Blueprint {
 
     /// Steps whose columns are in shared memory at once.
     pub(super) fn stages(&self) -> usize {
-        if self.pass == Pass::Forward { 1 } else { 2 }
+        match (self.instruction, self.pass) {
+            (Instruction::Cmma(_), _) | (_, Pass::Forward) => 1,
+            _ => 2,
+        }
     }
 
-    /// Bytes of shared memory: vectors of rows and columns, the rows' windows, and statistics of columns
-    /// that are queries.
+    /// Bytes of shared memory, at most: vectors of rows and columns, the rows' windows, statistics of columns
+    /// that are queries, and scores and weights where fragments are the runtime's.
     pub fn shared_memory(&self) -> usize {
         let first = (self.dim() + PADDING) * 2;
         let second = (self.dim_v() + PADDING) * 2;
@@ -278,10 +284,13 @@ impl Blueprint {
         let of_planes =
             if self.has_keys { self.groups() * 4 * MAX_RANK * size_of::<u32>() } else { 0 };
         let handed = if self.is_paired { self.handed() * 2 * size_of::<f32>() } else { 0 };
+        // For gradients of values alone, the cooperative kernel has no use for the values.
+        let is_mma = self.instruction == Instruction::Mma;
+        let row_second = if is_mma || self.has_first { second } else { 0 };
         let (row, column) = match self.pass {
             Pass::Forward => (first, first + second),
             Pass::Queries => (first + second, first + second),
-            Pass::Keys => (first + second, first + second + 2 * size_of::<f32>()),
+            Pass::Keys => (first + row_second, first + second + 2 * size_of::<f32>()),
         };
         let exchange = match self.instruction {
             Instruction::Mma => 0,
@@ -293,6 +302,7 @@ impl Blueprint {
             + of_planes
             + handed
             + self.stages() * self.columns() * column
+            + IDLE
     }
 
     /// Whether the blueprint is one for `problem`: shapes and flags fit.

@@ -10,8 +10,8 @@
 //! compilers for CUDA are told so in ways of their own, inline assembly and intrinsics; which of them it is
 //! stands in the capability.
 //!
-//! Elsewhere (AMD, Vulkan, Apple) fragments are the runtime's. There is a forward kernel for those, which takes scores
-//! and weights through shared memory and goes through the keys twice.
+//! Elsewhere (AMD, Vulkan, Apple) fragments are the runtime's. The kernels for those take scores and weights through shared
+//! memory, and the forward one goes through the keys twice.
 //!
 //! Keys that a query does not see cannot reach it, whatever they hold: a row that does not come out finite
 //! is computed again from its own window alone.
@@ -21,6 +21,8 @@ mod backward;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 mod capability;
+#[cfg(feature = "cube")]
+mod cooperative;
 #[cfg(feature = "cube")]
 mod forward;
 #[cfg(feature = "cube")]

@@ -144,9 +144,7 @@ fn candidates_of(
     pass: Pass,
     [has_first, has_second]: [bool; 2],
 ) -> Vec<Blueprint> {
-    // Cooperative matrices have a forward pass only.
-    let has_kernels = pass == Pass::Forward || capability.instruction == Instruction::Mma;
-    if unsupported(problem).is_some() || !has_kernels {
+    if unsupported(problem).is_some() {
         return vec![];
     }
     let rank = problem.rank();
@@ -215,7 +213,12 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
     let pairs = |planes, blocks, columns| Shape { planes, blocks, columns, is_paired: true };
     let longest = problem.head_dim.max(problem.head_dim_v);
     if let Instruction::Cmma(_) = capability.instruction {
-        return vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)];
+        let mut shapes = vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)];
+        // Rows and columns have two vectors each, and Apple's GPUs 32 KB of shared memory.
+        if pass != Pass::Forward {
+            shapes.push(shape(1, 1, 16));
+        }
+        return shapes;
     }
     match (pass, longest, capability.staging) {
         (Pass::Forward, ..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],
@@ -275,9 +278,14 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     // Half the reads of shared memory are not half the time: planes of a pair wait for each other.
     let waits = if blueprint.is_paired { 1.18 } else { 1.0 };
     let step = waits * scores * (products + softmax + mask + loads + shared);
+    // Units that exchange scores meet six times a step, and a meeting is about 32 slots of each.
+    let meetings = match blueprint.instruction {
+        Instruction::Mma => 0.0,
+        Instruction::Cmma(_) => (6 * 32 * blueprint.units()) as f64,
+    };
     let tile = blueprint.rows() as f64 * dims * 24.0;
     let heads = (problem.batch * heads) as f64;
-    heads * (count.visited as f64 * step + count.q_tiles as f64 * tile)
+    heads * (count.visited as f64 * (step + meetings) + count.q_tiles as f64 * tile)
 }
 
 #[cfg(test)]

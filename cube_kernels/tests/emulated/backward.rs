@@ -7,7 +7,7 @@ use burn_natten_kernels::tensor_core::{
 use burn_natten_kernels::{Axis, Problem};
 
 use crate::arguments::{Layout, factor, sizes};
-use crate::problems::{all, random, spoiled};
+use crate::problems::{BACKWARD, FORWARD, all, random, spoiled};
 use crate::program::{Program, compiler, decode, encode, encode_f32};
 use crate::run::{format, half_ulp, magnitude};
 use crate::support::oracle::compute;
@@ -188,7 +188,8 @@ fn check_one(
     for (blueprint, of_additional) in own.chain(additional) {
         let program = Program::build(compiler, &blueprint, element);
         let clean = Data::random(problem, 2, format(element).round);
-        for (what, data) in spoiled(problem, &clean) {
+        let poisons = [&FORWARD[..], &BACKWARD].concat();
+        for (what, data) in spoiled(problem, &clean, &poisons) {
             let exact = compute(problem, &data, format(element).round);
             let given = (problem, of_additional);
             for (name, actual, expected) in run(&program, &blueprint, given, element, &data, &exact)
@@ -213,9 +214,11 @@ fn check_one(
 #[test]
 fn random_problems() {
     let Some(compiler) = compiler() else { return };
+    let ways = crate::ways();
     for random in random() {
-        let capability = [crate::asynchronous(), crate::plain()][random.pick % 2];
-        check_one(compiler, &capability, &random.problem, random.element, Pick::At(random.share));
+        let capability = &ways[random.pick % ways.len()];
+        let pick = Pick::At(random.share);
+        check_one(compiler, capability, &random.problem, random.element, pick);
     }
 }
 
@@ -240,4 +243,14 @@ fn pairs_of_planes() {
         let share = [0.0, 0.3, 0.6, 0.9][number % 4];
         check_one(compiler, &crate::asynchronous(), &problem, element, Pick::Pairs(share));
     }
+}
+
+#[test]
+fn cmma_of_16() {
+    check(&crate::cooperative(16));
+}
+
+#[test]
+fn cmma_of_8() {
+    check(&crate::cooperative(8));
 }

@@ -5,7 +5,7 @@ use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
 
 use crate::arguments::{Layout, factor, sizes};
-use crate::problems::{all, random, spoiled};
+use crate::problems::{FORWARD, all, random, spoiled};
 use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
 use crate::run::{differs, format, half_ulp, magnitude};
 use crate::support::Data;
@@ -69,7 +69,7 @@ fn check_one(
     };
     let program = Program::build(compiler, &blueprint, element);
     let clean = Data::random(problem, 1, format(element).round);
-    for (what, data) in spoiled(problem, &clean) {
+    for (what, data) in spoiled(problem, &clean, &FORWARD) {
         let exact = compute(problem, &data, |x| x);
         let (out, lse) = attend(&program, &blueprint, problem, element, &data);
         let near = 2.0 * half_ulp(element) * magnitude(&exact.out);
@@ -91,12 +91,7 @@ fn check_one(
 #[test]
 fn random_problems() {
     let Some(compiler) = compiler() else { return };
-    let ways = [
-        crate::asynchronous(),
-        crate::plain(),
-        crate::plain().with_cmma([16, 16, 16]),
-        crate::plain().with_cmma([8, 8, 8]),
-    ];
+    let ways = crate::ways();
     for random in random() {
         let capability = &ways[random.pick % ways.len()];
         check_one(compiler, capability, &random.problem, random.element, Some(random.share));
@@ -115,10 +110,10 @@ fn mma_with_loads_through_registers() {
 
 #[test]
 fn cmma_of_16() {
-    check(&crate::plain().with_cmma([16, 16, 16]));
+    check(&crate::cooperative(16));
 }
 
 #[test]
 fn cmma_of_8() {
-    check(&crate::plain().with_cmma([8, 8, 8]));
+    check(&crate::cooperative(8));
 }

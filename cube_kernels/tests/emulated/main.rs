@@ -31,3 +31,13 @@ fn plain() -> Capability {
     let (staging, exponential) = (Staging::Registers, Exponential::Library);
     Capability { staging, exponential, ..asynchronous() }
 }
+
+/// What they may use where fragments are the runtime's.
+fn cooperative(side: usize) -> Capability {
+    plain().with_cmma([side; 3])
+}
+
+/// All of these.
+fn ways() -> [Capability; 4] {
+    [asynchronous(), plain(), cooperative(16), cooperative(8)]
+}

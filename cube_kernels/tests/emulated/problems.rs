@@ -71,20 +71,39 @@ fn random_problem(rng: &mut StdRng) -> Random {
     Random { problem, element, pick: rng.random_range(0..1000), share: rng.random() }
 }
 
-/// The data, and the same with a number that is not finite in one vector.
-pub fn spoiled(problem: &Problem, clean: &Data) -> Vec<(String, Data)> {
+/// Vectors that a number which is not finite may be in.
+#[derive(Clone, Copy, Debug)]
+pub enum Input {
+    Query,
+    Key,
+    Value,
+    Dout,
+}
+
+/// What the forward pass is tried with.
+pub const FORWARD: [(f64, Input); 4] = [
+    (f64::NAN, Input::Key),
+    (f64::NAN, Input::Value),
+    (f64::INFINITY, Input::Key),
+    (f64::INFINITY, Input::Value),
+];
+/// What the backward pass is tried with besides.
+pub const BACKWARD: [(f64, Input); 2] = [(f64::NAN, Input::Query), (f64::INFINITY, Input::Dout)];
+
+/// The data, and the same with each of these numbers in one vector.
+pub fn spoiled(problem: &Problem, clean: &Data, poisons: &[(f64, Input)]) -> Vec<(String, Data)> {
     let mut all = vec![("clean".to_string(), clean.clone())];
-    for poison in [f64::NAN, f64::INFINITY] {
-        for is_key in [true, false] {
-            let mut data = clean.clone();
-            let (values, dim) = match is_key {
-                true => (&mut data.key, problem.head_dim),
-                false => (&mut data.value, problem.head_dim_v),
-            };
-            let row = values.len() / dim / 2;
-            values[row * dim + dim / 2] = poison;
-            all.push((format!("{poison} in {}", if is_key { "a key" } else { "a value" }), data));
-        }
+    for (poison, input) in poisons {
+        let mut data = clean.clone();
+        let (values, dim) = match input {
+            Input::Query => (&mut data.query, problem.head_dim),
+            Input::Key => (&mut data.key, problem.head_dim),
+            Input::Value => (&mut data.value, problem.head_dim_v),
+            Input::Dout => (&mut data.dout, problem.head_dim_v),
+        };
+        let row = values.len() / dim / 2;
+        values[row * dim + dim / 2] = *poison;
+        all.push((format!("{poison} in a vector of {input:?}"), data));
     }
     all
 }

@@ -97,6 +97,8 @@ impl Program {
     pub fn build(compiler: &str, blueprint: &Blueprint, element: Element) -> Self {
         let program = translate(blueprint, dtype(element), 80, Compiler::Cpp)
             .unwrap_or_else(|error| panic!("{blueprint}: {error}"));
+        let bound = blueprint.shared_memory();
+        assert!(program.shared_memory <= bound, "{blueprint}: {} > {bound}", program.shared_memory);
         let (_, scalars) = program.code.split_once("scalars_usize[").expect("scalars");
         let (scalars, _) = scalars.split_once(']').expect("their number");
         let folder = Folder::new();

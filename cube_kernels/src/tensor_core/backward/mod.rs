@@ -17,6 +17,7 @@
 
 #![allow(clippy::too_many_arguments)]
 
+mod cooperative;
 mod kernel;
 mod pair;
 mod repair;
@@ -29,12 +30,13 @@ use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::blueprint::{Blueprint, Exponential};
+use super::blueprint::{Blueprint, Exponential, Instruction};
 use super::geometry::{cubes, space, strides};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
 use super::layout::{Strided, buffer, cube_count};
 use crate::Problem;
+use cooperative::cooperative_kernel;
 #[cfg(feature = "cuda")]
 use kernel::PairStridesCompilationArg;
 use kernel::{PairStridesLaunch, backward_kernel};
@@ -108,38 +110,46 @@ pub(super) fn launch(
     let [first, second] = if blueprint.has_keys { tensors.columns } else { tensors.rows };
     let [more_first, more_second] = tensors.additional.unwrap_or(tensors.rows);
     let strides = |tensor| strides(tensor, blueprint.vector);
+    macro_rules! launch {
+        ($kernel:path) => {
+            $kernel(
+                client,
+                cube_count(client, cubes(problem, blueprint)),
+                CubeDim::new_1d(blueprint.units() as u32),
+                address_type,
+                blueprint.vector,
+                blueprint.vector_out(),
+                buffer(&row_first.handle),
+                buffer(&row_second.handle),
+                buffer(&first.handle),
+                buffer(&second.handle),
+                buffer(&more_first.handle),
+                buffer(&more_second.handle),
+                buffer(tensors.statistics),
+                buffer(tensors.gradients[0]),
+                buffer(tensors.gradients[1]),
+                space(problem, blueprint),
+                PairStridesLaunch::new(
+                    strides(row_first),
+                    strides(row_second),
+                    strides(first),
+                    strides(second),
+                    strides(more_first),
+                    strides(more_second),
+                ),
+                blueprint.exponential.factor(problem.scale),
+                problem.scale as f32,
+                *blueprint,
+                dtype,
+            )
+        };
+    }
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
-        backward_kernel::launch_unchecked(
-            client,
-            cube_count(client, cubes(problem, blueprint)),
-            CubeDim::new_1d(blueprint.units() as u32),
-            address_type,
-            blueprint.vector,
-            blueprint.vector_out(),
-            buffer(&row_first.handle),
-            buffer(&row_second.handle),
-            buffer(&first.handle),
-            buffer(&second.handle),
-            buffer(&more_first.handle),
-            buffer(&more_second.handle),
-            buffer(tensors.statistics),
-            buffer(tensors.gradients[0]),
-            buffer(tensors.gradients[1]),
-            space(problem, blueprint),
-            PairStridesLaunch::new(
-                strides(row_first),
-                strides(row_second),
-                strides(first),
-                strides(second),
-                strides(more_first),
-                strides(more_second),
-            ),
-            blueprint.exponential.factor(problem.scale),
-            problem.scale as f32,
-            *blueprint,
-            dtype,
-        );
+        match blueprint.instruction {
+            Instruction::Mma => launch!(backward_kernel::launch_unchecked),
+            Instruction::Cmma(_) => launch!(cooperative_kernel::launch_unchecked),
+        }
     }
 }
 
@@ -162,27 +172,35 @@ pub(super) fn definition(
         additional_first: strides(),
         additional_second: strides(),
     };
-    let kernel = backward_kernel::BackwardKernel::new(
-        settings,
-        properties,
-        target,
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        space_compilation(blueprint),
-        pair_strides,
-        (),
-        (),
-        blueprint.vector,
-        blueprint.vector_out(),
-        *blueprint,
-        dtype,
-    );
-    kernel.define()
+    macro_rules! define {
+        ($kernel:path) => {{
+            let kernel = $kernel(
+                settings,
+                properties,
+                target,
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                space_compilation(blueprint),
+                pair_strides,
+                (),
+                (),
+                blueprint.vector,
+                blueprint.vector_out(),
+                *blueprint,
+                dtype,
+            );
+            kernel.define()
+        }};
+    }
+    match blueprint.instruction {
+        Instruction::Mma => define!(backward_kernel::BackwardKernel::new),
+        Instruction::Cmma(_) => define!(cooperative_kernel::CooperativeKernel::new),
+    }
 }

@@ -7,8 +7,15 @@ const ARCHITECTURES: [u32; 3] = [80, 89, 90];
 fn capabilities() -> impl Iterator<Item = Capability> {
     ARCHITECTURES.into_iter().flat_map(|sm| {
         let capability = Capability::cuda(sm).expect("8.0 or later");
-        [Staging::Registers, Staging::Async(Compiler::Llvm)]
-            .map(|staging| Capability { staging, ..capability })
+        let staged = |staging| Capability { staging, ..capability };
+        let cooperative = |side| capability.with_cmma([side; 3]);
+        [
+            staged(Staging::Registers),
+            staged(Staging::Async(Compiler::Cpp)),
+            staged(Staging::Async(Compiler::Llvm)),
+            cooperative(16),
+            cooperative(8),
+        ]
     })
 }
 
@@ -38,7 +45,9 @@ fn check(problem: &Problem, capability: &Capability) {
     for (blueprint, problem) in all {
         assert!(blueprint.fits(problem), "{blueprint}: {problem:?}");
         assert!(blueprint.shared_memory() <= capability.shared_memory, "{blueprint}");
-        assert_eq!(blueprint.rows(), blueprint.groups() * blueprint.blocks * ROWS, "{blueprint}");
+        assert_eq!(blueprint.rows(), blueprint.groups() * blueprint.plane_rows(), "{blueprint}");
+        // Statistics of columns are read by a unit each.
+        assert!(blueprint.columns() <= blueprint.units(), "{blueprint}");
         // Scores are the first matrix of a further product, 16 columns at a time.
         assert!(blueprint.columns().is_multiple_of(16), "{blueprint}");
         let sides = blueprint.q_tile.iter().chain(&blueprint.kv_tile);
@@ -57,6 +66,19 @@ fn the_catalogue_is_planned_for_every_architecture() {
 fn vectors_of_every_length_are_planned() {
     for (dim, dim_v) in [(1, 1), (7, 5), (33, 2), (48, 200), (128, 256), (256, 256), (250, 6)] {
         capabilities().for_each(|capability| check(&plane(dim, dim_v), &capability));
+    }
+}
+
+/// The shared memory of Apple's GPUs, and of others that have cooperative matrices.
+#[test]
+fn little_shared_memory_suffices_for_cooperative_matrices() {
+    let ampere = Capability::cuda(80).expect("Ampere");
+    for (side, kibibytes) in [(8, 32), (16, 48)] {
+        let capability =
+            Capability { shared_memory: kibibytes << 10, ..ampere.with_cmma([side; 3]) };
+        for (dim, dim_v) in [(16, 16), (64, 64), (128, 128), (250, 6), (256, 256)] {
+            check(&plane(dim, dim_v), &capability);
+        }
     }
 }
 

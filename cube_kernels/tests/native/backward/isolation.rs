@@ -7,7 +7,7 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
-use super::run::{expected, names, planned, run_inputs, upload_all};
+use super::run::{expected, names, plans, run_inputs, upload_all};
 use crate::problems::{isolated, share};
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::Data;
@@ -42,7 +42,7 @@ const PLACES: [(usize, f64, f64); 3] = [(0, 0.5, 0.0), (1, 0.0, 0.0), (1, 1.0, 1
 
 fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
     let format = format(element);
-    let plan = planned(problem, element);
+    let plans = plans(problem, element);
     let clean = Data::random(problem, 7, format.round);
     let (mut spoiled, mut finite) = (0, 0);
     for input in [Input::Query, Input::Key, Input::Value, Input::Dout, Input::Dlse] {
@@ -57,21 +57,23 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
             values[((batch * tokens + token) * heads + head) * dim + dim / 2] = poison;
             let exact = compute(problem, &data, format.round);
             let inputs = upload_all(client, element, problem, &data, &exact);
-            let actual = run_inputs(client, element, &plan, problem, &inputs);
-            for ((gradient, actual), expected) in actual.iter().zip(expected(&exact)) {
-                let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
-                for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-                    *(if e.is_finite() { &mut finite } else { &mut spoiled }) += 1;
-                    // Infinities that cancel to NaN may do so in another order.
-                    let is_right =
-                        a.is_finite() == e.is_finite() && (!e.is_finite() || (a - e).abs() <= near);
-                    assert!(
-                        is_right,
-                        "{name}, {poison} in {input:?} {token} of sample {batch}, head {head}: \
-                         {gradient} is {a}, not {e}, at {index} of {}; {}",
-                        expected.len(),
-                        names(&plan)
-                    );
+            for plan in &plans {
+                let actual = run_inputs(client, element, plan, problem, &inputs);
+                for ((gradient, actual), expected) in actual.iter().zip(expected(&exact)) {
+                    let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
+                    for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+                        *(if e.is_finite() { &mut finite } else { &mut spoiled }) += 1;
+                        // Infinities that cancel to NaN may do so in another order.
+                        let is_right = a.is_finite() == e.is_finite()
+                            && (!e.is_finite() || (a - e).abs() <= near);
+                        assert!(
+                            is_right,
+                            "{name}, {poison} in {input:?} {token} of sample {batch}, head {head}: \
+                             {gradient} is {a}, not {e}, at {index} of {}; {}",
+                            expected.len(),
+                            names(plan)
+                        );
+                    }
                 }
             }
         }

@@ -16,6 +16,11 @@ pub fn planned(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))
 }
 
+/// The plan, for tests that other kernels share, which have several.
+pub fn plans(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
+    vec![planned(problem, element)]
+}
+
 /// In how many ways edges are computed.
 pub fn ways(_: Element) -> usize {
     3

@@ -2,14 +2,15 @@
 
 use rand::Rng;
 
-use super::run::{any, check_all, planned};
+use super::run::{any, check_all, plans};
 use crate::random::cases;
 use crate::run::device;
 
 fn random(rank: usize) {
     let Some(client) = device() else { return };
     let cases = cases(rank, |rng, problem, element| {
-        let chosen = planned(&problem, element);
+        let mut plans = plans(&problem, element);
+        let chosen = plans.swap_remove(rng.random_range(0..plans.len()));
         // Half by the blueprints that would run, half by any that could.
         let plan = match rng.random() {
             true => chosen,

@@ -8,25 +8,26 @@ use burn_natten_kernels::tensor_core::{
 };
 use cubecl::client::Client;
 
-use crate::attend::{dtype, upload};
+use crate::attend::{capabilities, dtype, upload};
 use crate::run::{device, for_each_case, format, half_ulp, magnitude, norms};
 use crate::support::oracle::compute;
 use crate::support::run::F32;
 use crate::support::{Data, Results};
 
-fn capability() -> Capability {
-    Capability::of(&device().expect("a device")).expect("matrix units")
+/// The plans that would run, one for each of [`capabilities`].
+pub fn plans(problem: &Problem, _: Element) -> Vec<BackwardPlan> {
+    let plan = |capability| plan_backward(problem, &capability, widest_vector(problem));
+    let plans = capabilities(&device().expect("a device")).into_iter().map(plan);
+    plans.collect::<Option<_>>().unwrap_or_else(|| panic!("no plan for {problem:?}"))
 }
 
-pub fn planned(problem: &Problem, _: Element) -> BackwardPlan {
-    plan_backward(problem, &capability(), widest_vector(problem))
-        .unwrap_or_else(|| panic!("no plan for {problem:?}"))
-}
-
-/// The plan with other blueprints for all but the additional tokens: any that could run.
+/// The plan with other blueprints for all but the additional tokens: any that could run and multiply as it does.
 pub fn any(problem: &Problem, plan: BackwardPlan, pick: usize) -> BackwardPlan {
+    let is_same = |capability: &Capability| capability.instruction == plan.queries.instruction;
+    let capability = capabilities(&device().expect("a device")).into_iter().find(is_same);
+    let capability = capability.expect("the plan is for one of them");
     let other = |blueprint: &Blueprint| {
-        let all = backward_candidates(problem, &capability(), blueprint.vector, blueprint.pass);
+        let all = backward_candidates(problem, &capability, blueprint.vector, blueprint.pass);
         let Blueprint { has_first, has_second, .. } = *blueprint;
         Blueprint { has_first, has_second, ..all[pick % all.len()] }
     };
@@ -175,9 +176,11 @@ pub fn check_all(client: &Client, cases: &[Case]) {
 
 /// The problem by the planned blueprints and by others.
 pub fn best_cases(problem: &Problem, element: Element, count: usize) -> Vec<Case> {
-    let chosen = planned(problem, element);
-    let others = (1..count).map(|pick| any(problem, chosen.clone(), pick));
-    let mut plans: Vec<_> = [chosen.clone()].into_iter().chain(others).collect();
+    let with_others = |chosen: BackwardPlan| {
+        let others = (1..count).map(|pick| any(problem, chosen.clone(), pick)).collect::<Vec<_>>();
+        [chosen].into_iter().chain(others)
+    };
+    let mut plans: Vec<_> = plans(problem, element).into_iter().flat_map(with_others).collect();
     plans.dedup();
     plans.into_iter().map(|plan| (*problem, element, plan)).collect()
 }

@@ -8,39 +8,27 @@
 #![allow(missing_docs, clippy::too_many_arguments)]
 
 mod output;
-mod products;
 mod softmax;
 mod sweep;
 
-use cubecl::cmma::Matrix;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, PLANE};
+use super::super::cooperative::{Place, no_sums, place};
 use super::super::geometry::{Position, Space};
 use super::super::mask::{words, write_windows};
 use super::super::staging::{Stage, clear, fetch, put};
 use super::kernel::AllStrides;
 use super::repair::repair;
 use output::store;
-use products::no_sums;
 use softmax::finish_statistics;
 use sweep::{sweep_additional, sweep_windows};
 
-/// Sums of a plane's rows, in the order of their columns.
-type Sums = Sequence<Matrix<f32>>;
-
-/// What a plane finds of its rows in the first sweep, and uses in the second: this unit's row, and which of
-/// its columns are this unit's.
+/// This unit's part of a row, and what it finds of it in the first sweep and uses in the second.
 #[derive(CubeType)]
 struct Share {
-    /// Number of the row in the cube.
-    row: usize,
-    /// First column; the next ones are `stripes` apart.
-    stripe: usize,
-    /// Where the row's scores and weights begin.
-    scores: usize,
-    weights: usize,
+    place: Place,
     /// Largest score.
     maximum: f32,
     /// Of the exponentials relative to it.
@@ -93,8 +81,7 @@ pub(in super::super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     let unit = UNIT_POS as usize;
     let lane = unit % PLANE;
     let plane = unit / PLANE;
-    let per_plane = comptime!(blueprint.plane_rows());
-    let first_row = plane * per_plane;
+    let first_row = plane * comptime!(blueprint.plane_rows());
     let head_kv = tile.head / space.group_size;
 
     let first = comptime!(blueprint.first());
@@ -123,16 +110,9 @@ pub(in super::super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     }
     sync_cube();
 
-    let row = first_row + lane % per_plane;
-    let mut share = Share {
-        row,
-        stripe: lane / per_plane,
-        scores: row * comptime!(blueprint.score_pitch()),
-        weights: row * comptime!(blueprint.weight_pitch()),
-        maximum: f32::min_value(),
-        sum: 0.0f32,
-    };
-    let mut sums = no_sums(blueprint);
+    let mut share =
+        Share { place: place(first_row, lane, blueprint), maximum: f32::min_value(), sum: 0.0f32 };
+    let mut sums = no_sums(comptime!(blueprint.dim_v()), blueprint);
     #[unroll]
     for number in 0..2usize {
         let sweep = comptime!(if number == 0 { Sweep::Statistics } else { Sweep::Output });

@@ -18,7 +18,7 @@ pub(super) fn take_statistics(
 ) {
     let stripes = comptime!(blueprint.stripes());
     let turns = comptime!(blueprint.columns() / stripes);
-    let first = share.scores + share.stripe;
+    let first = share.place.scores + share.place.stripe;
     let mut maximum = share.maximum;
     for turn in 0..turns {
         maximum = max(maximum, scores[first + turn * stripes]);
@@ -46,11 +46,11 @@ pub(super) fn weigh<F: Float, N: Size>(
     let offset = -share.maximum * factor;
     let inverse = 1.0 / share.sum;
     for turn in 0..comptime!(blueprint.columns() / stripes) {
-        let column = share.stripe + turn * stripes;
-        let score = tiles.scores[share.scores + column];
+        let column = share.place.stripe + turn * stripes;
+        let score = tiles.scores[share.place.scores + column];
         let weight = fma(score, factor, offset).exp() * inverse;
         let weight = select(score == f32::min_value(), 0.0f32, weight);
-        tiles.weights[share.weights + column] = F::cast_from(weight);
+        tiles.weights[share.place.weights + column] = F::cast_from(weight);
     }
 }
 
@@ -63,19 +63,19 @@ pub(super) fn finish_statistics(
     #[comptime] blueprint: Blueprint,
 ) {
     let stripes = comptime!(blueprint.stripes());
-    scores[share.scores + 2 * share.stripe] = share.maximum;
-    scores[share.scores + 2 * share.stripe + 1] = share.sum;
+    scores[share.place.scores + 2 * share.place.stripe] = share.maximum;
+    scores[share.place.scores + 2 * share.place.stripe + 1] = share.sum;
     sync_cube();
     let mut maximum = f32::min_value();
     #[unroll]
     for stripe in 0..stripes {
-        maximum = max(maximum, scores[share.scores + comptime!(2 * stripe)]);
+        maximum = max(maximum, scores[share.place.scores + comptime!(2 * stripe)]);
     }
     let mut sum = 0.0f32;
     #[unroll]
     for stripe in 0..stripes {
-        let part = scores[share.scores + comptime!(2 * stripe + 1)];
-        let below = scores[share.scores + comptime!(2 * stripe)] - maximum;
+        let part = scores[share.place.scores + comptime!(2 * stripe + 1)];
+        let below = scores[share.place.scores + comptime!(2 * stripe)] - maximum;
         sum += part * (below * factor).exp();
     }
     share.maximum = maximum;

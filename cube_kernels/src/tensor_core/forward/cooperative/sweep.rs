@@ -5,11 +5,11 @@
 
 use cubecl::prelude::*;
 
-use super::products::{accumulate, score};
 use super::softmax::{take_statistics, weigh};
-use super::{Share, Sums, Sweep, Tiles};
+use super::{Share, Sweep, Tiles};
 use crate::MAX_RANK;
 use crate::tensor_core::blueprint::{Blueprint, PLANE};
+use crate::tensor_core::cooperative::{Sums, accumulate, score};
 use crate::tensor_core::geometry::{CubeTile, Position, Walk};
 use crate::tensor_core::mask::{WORDS, sees, sight};
 use crate::tensor_core::staging::{Stage, fetch, put};
@@ -58,14 +58,14 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
             blueprint.kv_tile,
             blueprint,
         );
-        let word = share.row * WORDS;
+        let word = share.place.row * WORDS;
         let stripes = comptime!(blueprint.stripes());
         // Scores that the row does not see give way to the lowest number.
         if sight.is_any && !sight.is_all {
             for turn in 0..comptime!(blueprint.columns() / stripes) {
-                let column = share.stripe + turn * stripes;
+                let column = share.place.stripe + turn * stripes;
                 if !sees(&tiles.windows, word, &corner, column, blueprint) {
-                    tiles.scores[share.scores + column] = f32::min_value();
+                    tiles.scores[share.place.scores + column] = f32::min_value();
                 }
             }
         }
@@ -109,9 +109,9 @@ pub(super) fn sweep_additional<F: Float, N: Size>(
         );
         if first + columns > count {
             for turn in 0..comptime!(columns / stripes) {
-                let column = share.stripe + turn * stripes;
+                let column = share.place.stripe + turn * stripes;
                 if first + column >= count {
-                    tiles.scores[share.scores + column] = f32::min_value();
+                    tiles.scores[share.place.scores + column] = f32::min_value();
                 }
             }
         }
@@ -147,7 +147,8 @@ fn begin_step<F: Float, N: Size>(
     }
     sync_cube();
     if is_seen {
-        score::<F, N>(tiles, unit / PLANE, blueprint);
+        let plane = unit / PLANE;
+        score::<F, N>(&tiles.query, &tiles.key, &mut tiles.scores, plane, first, blueprint);
     }
     sync_cube();
 }
@@ -175,7 +176,9 @@ fn take_step<F: Float, N: Size>(
         }
         sync_cube();
         if is_seen {
-            accumulate::<F, N>(tiles, sums, unit / PLANE, blueprint);
+            let second = comptime!(blueprint.second());
+            let plane = unit / PLANE;
+            accumulate::<F, N>(&tiles.weights, &tiles.value, sums, plane, second, blueprint);
         }
     }
     sync_cube();

@@ -6,15 +6,18 @@
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
 
-use super::{Sums, Tiles};
-use crate::tensor_core::blueprint::{Blueprint, Operand};
+use super::super::blueprint::{Blueprint, Operand};
 
+/// Sums of a plane's rows, in the order of their columns.
+pub(in super::super) type Sums = Sequence<Matrix<f32>>;
+
+/// Zeros, of rows that are `dim` elements long.
 #[cube]
-pub(super) fn no_sums(#[comptime] blueprint: Blueprint) -> Sums {
+pub(in super::super) fn no_sums(#[comptime] dim: usize, #[comptime] blueprint: Blueprint) -> Sums {
     let [m, n, k] = comptime!(blueprint.shape());
     let mut sums = Sequence::new();
     #[unroll]
-    for _ in 0..comptime!(blueprint.dim_v() / n) {
+    for _ in 0..comptime!(dim / n) {
         sums.push(Matrix::<f32>::from_value(
             MatrixIdent::Accumulator,
             m,
@@ -29,13 +32,15 @@ pub(super) fn no_sums(#[comptime] blueprint: Blueprint) -> Sums {
 
 /// `scores = rows columns^T`, of the plane's rows.
 #[cube]
-pub(super) fn score<F: Float, N: Size>(
-    tiles: &mut Tiles<F, N>,
+pub(in super::super) fn score<F: Float, N: Size>(
+    rows: &[Vector<F, N>],
+    columns: &[Vector<F, N>],
+    scores: &mut [f32],
     plane: usize,
+    #[comptime] operand: Operand,
     #[comptime] blueprint: Blueprint,
 ) {
     let [m, n, k] = comptime!(blueprint.shape());
-    let operand: comptime_type!(Operand) = comptime!(blueprint.first());
     let pitch = comptime!(operand.pitch);
     let stride = comptime!((operand.pitch * operand.vector) as u32);
     let score_pitch = comptime!(blueprint.score_pitch());
@@ -59,7 +64,7 @@ pub(super) fn score<F: Float, N: Size>(
                 n,
                 k,
                 MatrixLayout::RowMajor,
-                &tiles.query[from..tiles.query.len()],
+                &rows[from..rows.len()],
                 stride,
             );
             let from = comptime!(block * n * pitch + along);
@@ -69,15 +74,15 @@ pub(super) fn score<F: Float, N: Size>(
                 n,
                 k,
                 MatrixLayout::ColMajor,
-                &tiles.key[from..tiles.key.len()],
+                &columns[from..columns.len()],
                 stride,
             );
             cmma::execute(&left, &right, &sum, &sum);
         }
         let to = plane * comptime!(m * score_pitch) + comptime!(block * n);
-        let end = tiles.scores.len();
+        let end = scores.len();
         cmma::store(
-            &mut tiles.scores[to..end],
+            &mut scores[to..end],
             &sum,
             comptime!(score_pitch as u32),
             MatrixLayout::RowMajor,
@@ -85,16 +90,17 @@ pub(super) fn score<F: Float, N: Size>(
     }
 }
 
-/// `sums += weights values`, of the plane's rows.
+/// `sums += weights columns`, of the plane's rows.
 #[cube]
-pub(super) fn accumulate<F: Float, N: Size>(
-    tiles: &mut Tiles<F, N>,
+pub(in super::super) fn accumulate<F: Float, N: Size>(
+    weights: &[F],
+    columns: &[Vector<F, N>],
     sums: &mut Sums,
     plane: usize,
+    #[comptime] operand: Operand,
     #[comptime] blueprint: Blueprint,
 ) {
     let [m, n, k] = comptime!(blueprint.shape());
-    let operand: comptime_type!(Operand) = comptime!(blueprint.second());
     let pitch = comptime!(operand.pitch);
     let weight_pitch = comptime!(blueprint.weight_pitch());
     #[unroll]
@@ -106,7 +112,7 @@ pub(super) fn accumulate<F: Float, N: Size>(
             n,
             k,
             MatrixLayout::RowMajor,
-            &tiles.weights[from..tiles.weights.len()],
+            &weights[from..weights.len()],
             comptime!(weight_pitch as u32),
         );
         #[unroll]
@@ -118,7 +124,7 @@ pub(super) fn accumulate<F: Float, N: Size>(
                 n,
                 k,
                 MatrixLayout::RowMajor,
-                &tiles.value[from..tiles.value.len()],
+                &columns[from..columns.len()],
                 comptime!((operand.pitch * operand.vector) as u32),
             );
             let sum = sums.index(block);
@@ -127,13 +133,14 @@ pub(super) fn accumulate<F: Float, N: Size>(
     }
 }
 
-/// Puts as many columns of the sums as a step has where scores are.
+/// Puts as many columns of the sums, of rows that are `dim` elements long, as a step has where scores are.
 #[cube]
-pub(super) fn show<F: Float, N: Size>(
-    tiles: &mut Tiles<F, N>,
+pub(super) fn show(
+    scores: &mut [f32],
     sums: &Sums,
     plane: usize,
     #[comptime] part: usize,
+    #[comptime] dim: usize,
     #[comptime] blueprint: Blueprint,
 ) {
     let [m, n, _] = comptime!(blueprint.shape());
@@ -141,11 +148,11 @@ pub(super) fn show<F: Float, N: Size>(
     let blocks = comptime!(blueprint.columns() / n);
     #[unroll]
     for block in 0..blocks {
-        if comptime!(part * blocks + block < blueprint.dim_v() / n) {
+        if comptime!(part * blocks + block < dim / n) {
             let to = plane * comptime!(m * pitch) + comptime!(block * n);
-            let end = tiles.scores.len();
+            let end = scores.len();
             cmma::store(
-                &mut tiles.scores[to..end],
+                &mut scores[to..end],
                 sums.index(comptime!(part * blocks + block)),
                 comptime!(pitch as u32),
                 MatrixLayout::RowMajor,

@@ -1,0 +1,138 @@
+//! What a plane makes of one tile of columns.
+
+// `#[cube]` adds a module beside each function, without docs.
+#![allow(missing_docs, clippy::too_many_arguments)]
+
+use cubecl::prelude::*;
+
+use super::{Share, Sums, Tiles};
+use crate::tensor_core::blueprint::{Blueprint, PLANE, Pass};
+use crate::tensor_core::cooperative::{accumulate, score};
+use crate::tensor_core::power::power;
+
+/// Takes the tile of columns that has been put into shared memory into the sums, if any of the plane's rows sees one of
+/// them. `visible` has a bit for each of this unit's scores.
+#[cube]
+pub(super) fn take<F: Float, N: Size>(
+    tiles: &mut Tiles<F, N>,
+    share: &Share,
+    sums: &mut Sums,
+    visible: u32,
+    is_seen: bool,
+    factor: f32,
+    unit: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
+    let plane = unit / PLANE;
+    let mut weights = Array::<f32>::new(comptime!(blueprint.columns() / blueprint.stripes()));
+    sync_cube();
+    if is_seen {
+        score::<F, N>(
+            &tiles.row_first,
+            &tiles.column_first,
+            &mut tiles.scores,
+            plane,
+            first,
+            blueprint,
+        );
+    }
+    sync_cube();
+    if is_seen {
+        weigh::<F, N>(tiles, share, &mut weights, visible, factor, blueprint);
+    }
+    sync_cube();
+    if is_seen {
+        if comptime!(blueprint.has_second) {
+            accumulate::<F, N>(
+                &tiles.weights,
+                &tiles.column_second,
+                &mut sums.second,
+                plane,
+                second,
+                blueprint,
+            );
+        }
+        if comptime!(blueprint.has_first) {
+            score::<F, N>(
+                &tiles.row_second,
+                &tiles.column_second,
+                &mut tiles.scores,
+                plane,
+                second,
+                blueprint,
+            );
+        }
+    }
+    sync_cube();
+    if comptime!(blueprint.has_first) {
+        if is_seen {
+            differentiate::<F, N>(tiles, share, &weights, visible, blueprint);
+        }
+        sync_cube();
+        if is_seen {
+            accumulate::<F, N>(
+                &tiles.weights,
+                &tiles.column_first,
+                &mut sums.first,
+                plane,
+                first,
+                blueprint,
+            );
+        }
+        sync_cube();
+    }
+}
+
+/// Makes weights of this unit's scores, and keeps them; for the sums of second vectors they lie in shared memory, too.
+#[cube]
+fn weigh<F: Float, N: Size>(
+    tiles: &mut Tiles<F, N>,
+    share: &Share,
+    weights: &mut Array<f32>,
+    visible: u32,
+    factor: f32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let stripes = comptime!(blueprint.stripes());
+    let mut lse = share.lse;
+    #[unroll]
+    for turn in 0..comptime!(blueprint.columns() / stripes) {
+        let column = share.place.stripe + comptime!(turn * stripes);
+        if comptime!(blueprint.pass == Pass::Keys) {
+            lse = tiles.statistics[column];
+        }
+        let argument = fma(tiles.scores[share.place.scores + column], factor, -lse);
+        let weight = power(argument, comptime!(blueprint.exponential));
+        let weight = select(visible & comptime!(1u32 << turn) != 0, weight, 0.0f32);
+        weights[turn] = weight;
+        if comptime!(blueprint.has_second) {
+            tiles.weights[share.place.weights + column] = F::cast_from(weight);
+        }
+    }
+}
+
+/// Makes gradients of this unit's scores of those of the weights.
+#[cube]
+fn differentiate<F: Float, N: Size>(
+    tiles: &mut Tiles<F, N>,
+    share: &Share,
+    weights: &Array<f32>,
+    visible: u32,
+    #[comptime] blueprint: Blueprint,
+) {
+    let stripes = comptime!(blueprint.stripes());
+    let columns = comptime!(blueprint.columns());
+    let mut delta = share.delta;
+    #[unroll]
+    for turn in 0..comptime!(columns / stripes) {
+        let column = share.place.stripe + comptime!(turn * stripes);
+        if comptime!(blueprint.pass == Pass::Keys) {
+            delta = tiles.statistics[column + columns];
+        }
+        let gradient = weights[turn] * (tiles.scores[share.place.scores + column] - delta);
+        // Zero times what is not finite is no zero, and would have the row computed again.
+        let gradient = select(visible & comptime!(1u32 << turn) != 0, gradient, 0.0f32);
+        tiles.weights[share.place.weights + column] = F::cast_from(gradient);
+    }
+}
