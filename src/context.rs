@@ -39,6 +39,7 @@ pub struct Context {
     kv_parallelism: bool,
     memory: MemoryPreference,
     tiling: Option<Tiling>,
+    autotune: bool,
     experimental_forward: bool,
     experimental_backward: bool,
 }
@@ -50,14 +51,15 @@ thread_local! {
 }
 
 impl Context {
-    /// The settings of a new process: not deterministic, parallel over keys, default memory, no
-    /// experimental paths.
+    /// The settings of a new process: not deterministic, parallel over keys, default memory,
+    /// measured choices, no experimental paths.
     pub const fn new() -> Self {
         Self {
             deterministic: false,
             kv_parallelism: true,
             memory: MemoryPreference::Default,
             tiling: None,
+            autotune: true,
             experimental_forward: false,
             experimental_backward: false,
         }
@@ -102,8 +104,9 @@ impl Context {
         ContextScope { id, not_send: std::marker::PhantomData }
     }
 
-    /// Requires bitwise equal results from run to run. The tiers that exist today always give them,
-    /// the backward pass of the Hopper tier included, so that asking for them costs nothing.
+    /// Requires bitwise equal results from run to run. The kernels that exist today always give them,
+    /// those of the backward pass included, so that asking for them costs nothing but [measured
+    /// choices](Self::with_autotune): a model, which always says the same, chooses among kernels that differ by rounding.
     pub const fn with_deterministic(mut self, deterministic: bool) -> Self {
         self.deterministic = deterministic;
         self
@@ -134,6 +137,27 @@ impl Context {
         self
     }
 
+    /// Lets the TensorCore tier choose by measurement, where the crate is built with the feature `autotune`. On by default.
+    ///
+    /// In the first call with a problem whose lengths have not come up before, to the next power of two, up to
+    /// four kernels of each pass are compiled and timed on the tensors of the call, which takes some seconds. Burn's feature `persistence`
+    /// keeps on disk which one was the fastest, and with `compilation.cache` in `cubecl.toml` the compiled kernels, too. Without the setting, the feature, or where tiles or
+    /// [deterministic](Self::with_deterministic) results are asked for, the choice is the model's, and the first call compiles one
+    /// kernel of each pass.
+    ///
+    /// ```rust
+    /// use burn_natten::Context;
+    ///
+    /// assert!(Context::new().autotune());
+    /// Context::new().with_autotune(false).set_global();
+    /// assert!(!Context::current().autotune());
+    /// # Context::new().set_global();
+    /// ```
+    pub const fn with_autotune(mut self, autotune: bool) -> Self {
+        self.autotune = autotune;
+        self
+    }
+
     /// Allows paths that have never run on real hardware, in the forward and the backward pass.
     /// Off by default. The kernels of the TensorCore tier for GPUs other than NVIDIA's are such paths; where only those
     /// of the forward pass are allowed, the Portable kernels compute the backward pass.
@@ -141,6 +165,11 @@ impl Context {
         self.experimental_forward = forward;
         self.experimental_backward = backward;
         self
+    }
+
+    /// Whether kernels may be chosen by measurement.
+    pub const fn autotune(&self) -> bool {
+        self.autotune
     }
 
     /// Whether results must be bitwise equal from run to run.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use burn_natten_kernels::tensor_core::{
-    BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, Capability, ForwardInputs,
+    BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, Capability, Choice, ForwardInputs,
     ForwardOutputs, Pass, Strided, backward_candidates, backward_with, candidates, estimate,
     forward, forward_with, plan_backward,
 };
@@ -75,7 +75,7 @@ fn tune_backward(
     outputs: ForwardOutputs,
     top: usize,
 ) {
-    forward(client, problem, DTYPE, None, &inputs, &outputs).expect("launched");
+    forward(client, problem, DTYPE, Choice::Modelled, &inputs, &outputs).expect("launched");
     let ForwardInputs { query, key, value, additional } = inputs;
     let queries = problem.axes.map(|axis| axis.queries);
     let rows = problem.batch * problem.queries() * problem.heads;

@@ -29,8 +29,8 @@ pub(super) fn forward(
         additional: additional.pair(strided),
     };
     let dtype = dtype_to_storage_type(query.dtype());
-    let tiling = plan.context.tiling();
-    tensor_core::forward(&query.client, &plan.problem, dtype, tiling, &inputs, &outputs)?;
+    let choice = choice(plan);
+    tensor_core::forward(&query.client, &plan.problem, dtype, choice, &inputs, &outputs)?;
     Ok((out, lse))
 }
 
@@ -78,7 +78,8 @@ pub(super) fn backward(
             dlse: dlse.clone(),
         };
         let dtype = dtype_to_storage_type(query.dtype());
-        tensor_core::backward(&query.client, &plan.problem, dtype, &inputs, &outputs)
+        let choice = choice(plan);
+        tensor_core::backward(&query.client, &plan.problem, dtype, choice, &inputs, &outputs)
     };
     match launch(&strided) {
         // Additional tokens need the others in one line, as contiguous copies have them.
@@ -88,6 +89,18 @@ pub(super) fn backward(
         result => result,
     }?;
     Ok(gradients)
+}
+
+/// How kernels are chosen.
+fn choice(plan: &Plan) -> Choice {
+    let context = plan.context;
+    match context.tiling() {
+        Some(tiling) => Choice::Tiled(tiling),
+        None if cfg!(feature = "autotune") && context.autotune() && !context.deterministic() => {
+            Choice::Measured
+        }
+        None => Choice::Modelled,
+    }
 }
 
 fn strided(tensor: &CubeTensor) -> Strided {

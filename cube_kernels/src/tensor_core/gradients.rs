@@ -10,7 +10,11 @@ use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
 use super::launch::{How, Named, check, check_buffer, chosen, common_vector, named};
 use super::layout::Strided;
 use super::plan::additional_problem;
-use super::{BackwardPlan, Capability, TensorCoreError, plan_backward};
+use super::tune::{fastest, representative, shortlist};
+use super::{
+    BackwardPlan, Blueprint, Capability, Choice, Pass, TensorCoreError, backward_candidates,
+    plan_backward,
+};
 use crate::Problem;
 use crate::choices::Choices;
 
@@ -49,7 +53,7 @@ pub struct BackwardOutputs {
     pub additional: Option<(Handle, Handle)>,
 }
 
-/// The gradients of attention, by the blueprints that [`plan_backward()`] chooses. Results repeat bit by
+/// The gradients of attention, by the blueprints that `choice` takes. With the same blueprints results repeat bit by
 /// bit. Workspace: 8 bytes for each row of the queries.
 ///
 /// Returns when the work is enqueued; the first use of a blueprint compiles it.
@@ -61,16 +65,67 @@ pub fn backward(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
+    choice: Choice,
     inputs: &BackwardInputs,
     outputs: &BackwardOutputs,
 ) -> Result<(), TensorCoreError> {
     static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
     let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
     let vector = backward_vector(problem, inputs);
-    let plan = chosen(&KNOWN, problem, (capability, vector, None), || {
-        plan_backward(problem, &capability, vector).map(Arc::new)
+    let plan = chosen(&KNOWN, problem, (capability, vector, dtype, choice), || {
+        let Some(mut plan) = plan_backward(problem, &capability, vector) else { return Ok(None) };
+        match choice {
+            Choice::Modelled => {}
+            Choice::Tiled(tiling) => {
+                plan = plan.with_tiling(problem, &capability, vector, tiling);
+            }
+            Choice::Measured => {
+                measure(client, &mut plan, problem, dtype, &capability, vector, inputs, outputs)?;
+            }
+        }
+        Ok(Some(Arc::new(plan)))
     })?;
     backward_with(client, &plan, problem, dtype, inputs, outputs)
+}
+
+/// Takes the fastest kernels on these tensors into the plan: that of the queries, and that of the keys where it is one. Those
+/// of the additional tokens stay.
+#[allow(clippy::too_many_arguments)]
+fn measure(
+    client: &Client,
+    plan: &mut BackwardPlan,
+    problem: &Problem,
+    dtype: ElemType,
+    capability: &Capability,
+    vector: usize,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+) -> Result<(), TensorCoreError> {
+    if problem.batch * problem.queries() * problem.heads == 0 {
+        return Ok(());
+    }
+    let like = representative(problem);
+    let measured = |plan: &BackwardPlan, pass| {
+        let all = backward_candidates(&like, capability, vector, pass);
+        let launch = {
+            let (client, plan, problem) = (client.clone(), plan.clone(), *problem);
+            let (inputs, outputs) = (inputs.clone(), outputs.clone());
+            move |blueprint: &Blueprint| {
+                let plan = match pass {
+                    Pass::Keys => BackwardPlan { keys: vec![*blueprint], ..plan.clone() },
+                    _ => BackwardPlan { queries: *blueprint, ..plan.clone() },
+                };
+                run(&client, &plan, &problem, dtype, &inputs, &outputs, Some(pass))
+            }
+        };
+        let blueprints = shortlist(all, &like);
+        fastest(client, capability, &like, dtype, blueprints, Arc::new(launch))
+    };
+    plan.queries = measured(plan, Pass::Queries)?;
+    if plan.keys.len() == 1 {
+        plan.keys = vec![measured(plan, Pass::Keys)?];
+    }
+    Ok(())
 }
 
 /// [`backward()`] by given blueprints, which have to be ones for the problem.
@@ -90,6 +145,20 @@ pub fn backward_with(
     inputs: &BackwardInputs,
     outputs: &BackwardOutputs,
 ) -> Result<(), TensorCoreError> {
+    run(client, plan, problem, dtype, inputs, outputs, None)
+}
+
+/// The kernels of all passes, or those of one and the statistics that it reads.
+fn run(
+    client: &Client,
+    plan: &BackwardPlan,
+    problem: &Problem,
+    dtype: ElemType,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+    only: Option<Pass>,
+) -> Result<(), TensorCoreError> {
+    let has = |pass| only.is_none_or(|only| only == pass);
     let additional = additional_problem(problem);
     for blueprint in [&plan.queries].into_iter().chain(&plan.keys) {
         assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
@@ -126,9 +195,11 @@ pub fn backward_with(
             statistics: &statistics,
             gradients: [&outputs.dq, &outputs.dq],
         };
-        launch(client, problem, dtype, &plan.queries, address_type, &tensors);
+        if has(Pass::Queries) {
+            launch(client, problem, dtype, &plan.queries, address_type, &tensors);
+        }
     }
-    for blueprint in &plan.keys {
+    for blueprint in plan.keys.iter().filter(|_| has(Pass::Keys)) {
         let tensors = Tensors {
             rows: [&inputs.key, &inputs.value],
             columns: [&inputs.query, &inputs.dout],
@@ -137,6 +208,9 @@ pub fn backward_with(
             gradients: [&outputs.dk, &outputs.dv],
         };
         launch(client, problem, dtype, blueprint, address_type, &tensors);
+    }
+    if only.is_some() {
+        return Ok(());
     }
     if let (Some((key, value)), Some((dk, dv)), Some([query, dout])) =
         (&inputs.additional, &outputs.additional, &lines)

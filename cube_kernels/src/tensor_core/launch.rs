@@ -1,16 +1,16 @@
 //! Launches: what the kernels take, and the checks before they run.
 
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::server::Handle;
 
 use super::layout::Strided;
-use super::{Blueprint, Capability, plan, plan_tiled, unsupported};
+use super::tune::{fastest, representative, shortlist};
+use super::{Blueprint, Capability, Choice, candidates, plan, plan_tiled, unsupported};
 use crate::Problem;
 use crate::choices::{Choices, remembered};
-use crate::tiling::Tiling;
 
 /// Why nothing was launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,8 +72,7 @@ pub struct ForwardOutputs {
     pub lse: Handle,
 }
 
-/// Attention with logsumexp, by the blueprint that [`plan()`] chooses, or [`plan_tiled()`] where one has the
-/// tiles that are asked for.
+/// Attention with logsumexp, by the blueprint that `choice` takes.
 ///
 /// Returns when the work is enqueued; the first use of a blueprint compiles it.
 ///
@@ -84,7 +83,7 @@ pub fn forward(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
-    tiling: Option<Tiling>,
+    choice: Choice,
     inputs: &ForwardInputs,
     outputs: &ForwardOutputs,
 ) -> Result<(), TensorCoreError> {
@@ -94,29 +93,65 @@ pub fn forward(
     }
     static KNOWN: Choices<How, Blueprint> = LazyLock::new(Mutex::default);
     let vector = vector(problem, inputs);
-    let blueprint = chosen(&KNOWN, problem, (capability, vector, tiling), || {
+    let blueprint = chosen(&KNOWN, problem, (capability, vector, dtype, choice), || {
+        if choice == Choice::Measured && problem.queries() > 0 {
+            return measured(client, problem, dtype, &capability, vector, inputs, outputs);
+        }
+        let tiling = choice.tiling();
         let tiled = tiling.and_then(|tiling| plan_tiled(problem, &capability, vector, tiling));
-        tiled.or_else(|| plan(problem, &capability, vector))
+        Ok(tiled.or_else(|| plan(problem, &capability, vector)))
     })?;
     forward_with(client, &blueprint, problem, dtype, inputs, outputs)
 }
 
-/// Blueprints are chosen by what may be used of the device, the elements that are read at a time and the tiles that
-/// are asked for.
-pub(super) type How = (Capability, usize, Option<Tiling>);
+/// The blueprint that is the fastest on these tensors.
+fn measured(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    capability: &Capability,
+    vector: usize,
+    inputs: &ForwardInputs,
+    outputs: &ForwardOutputs,
+) -> Result<Option<Blueprint>, TensorCoreError> {
+    let like = representative(problem);
+    let blueprints = shortlist(candidates(&like, capability, vector), &like);
+    if blueprints.is_empty() {
+        return Ok(None);
+    }
+    let launch = {
+        let (client, problem) = (client.clone(), *problem);
+        let (inputs, outputs) = (inputs.clone(), outputs.clone());
+        move |blueprint: &Blueprint| {
+            forward_with(&client, blueprint, &problem, dtype, &inputs, &outputs)
+        }
+    };
+    fastest(client, capability, &like, dtype, blueprints, Arc::new(launch)).map(Some)
+}
+
+/// Blueprints are chosen by what may be used of the device, the elements that are read at a time, their type and the
+/// manner of choice.
+pub(super) type How = (Capability, usize, ElemType, Choice);
 
 /// What `choose` gives for a problem that the kernels cover, or gave.
 pub(super) fn chosen<T: Clone>(
     choices: &Choices<How, T>,
     problem: &Problem,
     how: How,
-    choose: impl FnOnce() -> Option<T>,
+    choose: impl FnOnce() -> Result<Option<T>, TensorCoreError>,
 ) -> Result<T, TensorCoreError> {
     if let Some(reason) = unsupported(problem) {
         return Err(TensorCoreError::Problem(reason));
     }
-    remembered(choices, problem, how, choose)
-        .ok_or_else(|| TensorCoreError::Problem("no blueprint fits the device".to_string()))
+    let mut failure = TensorCoreError::Problem("no blueprint fits the device".to_string());
+    let choose = || match choose() {
+        Ok(choice) => choice,
+        Err(error) => {
+            failure = error;
+            None
+        }
+    };
+    remembered(choices, problem, how, choose).ok_or(failure)
 }
 
 /// [`forward()`] by a given blueprint, which has to be one of the problem's candidates.

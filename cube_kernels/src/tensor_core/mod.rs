@@ -51,6 +51,8 @@ mod products;
 mod results;
 #[cfg(feature = "cube")]
 mod staging;
+#[cfg(feature = "cube")]
+mod tune;
 
 pub use blueprint::{Blueprint, Compiler, Exponential, Instruction, Pass, Staging};
 pub use capability::Capability;
@@ -61,6 +63,6 @@ pub use launch::{ForwardInputs, ForwardOutputs, TensorCoreError, forward, forwar
 #[cfg(feature = "cube")]
 pub use layout::Strided;
 pub use plan::{
-    BackwardPlan, backward_candidates, candidates, estimate, plan, plan_backward, plan_tiled,
-    unsupported, widest_vector,
+    BackwardPlan, Choice, backward_candidates, candidates, estimate, plan, plan_backward,
+    plan_tiled, unsupported, widest_vector,
 };

@@ -9,6 +9,29 @@ use crate::{Axis, Problem};
 /// beyond what f32 holds.
 const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
+/// How a blueprint is chosen among all that compute a problem.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// By the model: the one with the least [`estimate`]d time.
+    #[default]
+    Modelled,
+    /// The one with these tiles, where there is one, or else by the model.
+    Tiled(Tiling),
+    /// By measurement: the model's best few are timed in the first call with such a problem, which for this takes seconds
+    /// rather than one, and the fastest is remembered. Results may differ by rounding from process to process.
+    Measured,
+}
+
+impl Choice {
+    /// The tiles that are asked for.
+    pub fn tiling(self) -> Option<Tiling> {
+        match self {
+            Self::Tiled(tiling) => Some(tiling),
+            Self::Modelled | Self::Measured => None,
+        }
+    }
+}
+
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
     let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
@@ -68,6 +91,23 @@ pub struct BackwardPlan {
 }
 
 impl BackwardPlan {
+    /// The same with kernels of these tiles in place of those of the queries and of the keys, where there are some.
+    pub fn with_tiling(
+        mut self,
+        problem: &Problem,
+        capability: &Capability,
+        vector: usize,
+        tiling: Tiling,
+    ) -> Self {
+        for own in [&mut self.queries].into_iter().chain(&mut self.keys) {
+            let parts = [own.has_first, own.has_second];
+            let mut all = candidates_of(problem, capability, vector, own.pass, parts);
+            all.retain(|blueprint| blueprint.tiling() == tiling);
+            *own = fastest(all, problem).unwrap_or(*own);
+        }
+        self
+    }
+
     /// Its kernels.
     pub fn blueprints(&self) -> impl Iterator<Item = &Blueprint> {
         [&self.queries].into_iter().chain(&self.keys).chain(&self.additional)

@@ -3,7 +3,7 @@
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
-    ForwardInputs, ForwardOutputs, Strided, TensorCoreError, forward, forward_with,
+    Choice, ForwardInputs, ForwardOutputs, Strided, TensorCoreError, forward, forward_with,
 };
 use cubecl::client::Client;
 
@@ -80,6 +80,6 @@ fn what_does_not_fit_is_refused() {
     wide.key.strides[3] *= 2;
     assert!(matches!(run(&wide, &outputs), Err(TensorCoreError::Buffer { name: "key", .. })));
     let more = Problem { additional: 3, ..problem };
-    let result = forward(&client, &more, dtype(element), None, &inputs, &outputs);
+    let result = forward(&client, &more, dtype(element), Choice::Modelled, &inputs, &outputs);
     assert_eq!(result, Err(TensorCoreError::Additional(3)));
 }

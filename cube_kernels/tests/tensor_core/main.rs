@@ -12,6 +12,7 @@ mod problems;
 
 mod attend;
 mod backward;
+mod choice;
 mod edges;
 #[path = "../native/isolation.rs"]
 mod isolation;

@@ -7,3 +7,5 @@ mod edges;
 mod isolation;
 mod random;
 mod run;
+
+pub use run::{poisoned_outputs, upload_all};

@@ -1,0 +1,81 @@
+//! Kernels chosen by measurement.
+
+use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::tensor_core::{
+    BackwardOutputs, Choice, ForwardOutputs, TensorCoreError, backward, forward,
+};
+use std::time::Instant;
+
+use crate::attend::{dtype, upload};
+use crate::backward::{poisoned_outputs, upload_all};
+use crate::problems::problem;
+use crate::run::{device, format, half_ulp, magnitude};
+use crate::support::oracle::compute;
+use crate::support::run::F32;
+use crate::support::{Data, axis};
+
+const ELEMENT: Element = Element::Bf16;
+
+/// As far off as rounding of the weights and of the result makes it.
+fn check(name: &str, actual: &[f64], expected: &[f64]) {
+    let near = 3.0 * half_ulp(ELEMENT) * magnitude(expected);
+    let most = actual.iter().zip(expected).map(|(a, e)| (a - e).abs()).fold(0.0, f64::max);
+    // Not the other way round: NaN is not near.
+    assert!(most <= near && actual.iter().all(|a| a.is_finite()), "{name} is off by {most:e}");
+}
+
+#[test]
+fn measured_kernels_are_right_and_chosen_once() {
+    let Some(client) = device() else { return };
+    let dense = problem(&[axis(500, 500, 1, 1, false)], 128);
+    for problem in [
+        dense,
+        // Like the first one to the tuner, and like nothing to the memory of choices.
+        Problem { axes: problem(&[axis(470, 470, 1, 1, false)], 128).axes, ..dense },
+        problem(&[axis(20, 5, 1, 1, false), axis(24, 7, 1, 2, true)], 64),
+    ] {
+        let data = Data::random(&problem, 3, format(ELEMENT).round);
+        let exact = compute(&problem, &data, format(ELEMENT).round);
+        let inputs = upload(&client, ELEMENT, &problem, &data);
+        let rows = problem.batch * problem.queries() * problem.heads;
+        let count = rows * problem.head_dim_v;
+        let mut seconds = vec![];
+        for _ in 0..2 {
+            let outputs = ForwardOutputs {
+                out: format(ELEMENT).poisoned(&client, count),
+                lse: F32.poisoned(&client, rows),
+            };
+            let start = Instant::now();
+            forward(&client, &problem, dtype(ELEMENT), Choice::Measured, &inputs, &outputs)
+                .expect("launched");
+            seconds.push(start.elapsed().as_secs_f64());
+            check("out", &format(ELEMENT).download(&client, &outputs.out, count), &exact.out);
+        }
+        println!("{seconds:.4?} s to launch for the first and the second time");
+        let inputs = upload_all(&client, ELEMENT, &problem, &data, &exact);
+        for _ in 0..2 {
+            let outputs = poisoned_outputs(&client, ELEMENT, &problem);
+            backward(&client, &problem, dtype(ELEMENT), Choice::Measured, &inputs, &outputs)
+                .expect("launched");
+            let BackwardOutputs { dq, dk, dv, .. } = &outputs;
+            for (name, handle, expected) in
+                [("dq", dq, &exact.dq), ("dk", dk, &exact.dk), ("dv", dv, &exact.dv)]
+            {
+                check(name, &format(ELEMENT).download(&client, handle, expected.len()), expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_it_is_measured() {
+    let Some(client) = device() else { return };
+    let problem = problem(&[axis(30, 4, 1, 1, false)], 64);
+    let data = Data::random(&problem, 5, format(ELEMENT).round);
+    let inputs = upload(&client, ELEMENT, &problem, &data);
+    let rows = problem.batch * problem.queries() * problem.heads;
+    let outputs = ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4) };
+    let result = forward(&client, &problem, dtype(ELEMENT), Choice::Measured, &inputs, &outputs);
+    assert!(matches!(result, Err(TensorCoreError::Buffer { name: "lse", .. })), "{result:?}");
+}
