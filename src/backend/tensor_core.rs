@@ -3,8 +3,8 @@
 use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_natten_kernels::tensor_core::{
-    self, BackwardInputs, BackwardOutputs, Capability, ForwardInputs, ForwardOutputs, Strided,
-    TensorCoreError,
+    self, BackwardInputs, BackwardOutputs, Capability, Choice, ForwardInputs, ForwardOutputs,
+    Strided, TensorCoreError,
 };
 
 use super::cube::{Gradients, empty_gradients, empty_outputs, strided_memory};
