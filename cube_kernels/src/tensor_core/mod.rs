@@ -44,6 +44,8 @@ mod products;
 mod results;
 #[cfg(feature = "cube")]
 mod staging;
+#[cfg(feature = "cube")]
+mod tf32;
 
 pub use blueprint::{Blueprint, Exponential, Instruction, Pass, Staging};
 pub use capability::Capability;

@@ -1,6 +1,6 @@
 //! From a problem to a blueprint.
 
-use super::blueprint::{Blueprint, ROWS};
+use super::blueprint::Blueprint;
 use super::{Capability, Instruction, Pass, Staging};
 use crate::tiling::Tiling;
 use crate::{Axis, Problem};
@@ -144,16 +144,15 @@ fn candidates_of(
     [has_first, has_second]: [bool; 2],
 ) -> Vec<Blueprint> {
     // Cooperative matrices have a forward pass only.
-    let has_kernels = pass == Pass::Forward || capability.instruction == Instruction::Mma;
+    let has_kernels = pass == Pass::Forward || capability.instruction.is_mma();
     if unsupported(problem).is_some() || !has_kernels {
         return vec![];
     }
     let rank = problem.rank();
     let mut blueprints = vec![];
-    let rows = match capability.instruction {
-        Instruction::Mma => ROWS,
-        Instruction::Cmma([m, ..]) => m,
-    };
+    let [rows, ..] = capability.instruction.shape();
+    let size = capability.instruction.size();
+    let vector = vector.min(capability.instruction.widest_vector());
     for shape in shapes(problem, capability, pass) {
         for row_tile in boxes(shape.planes * shape.blocks * rows, rank) {
             for column_tile in boxes(shape.columns, rank) {
@@ -172,13 +171,16 @@ fn candidates_of(
                     head_dim: problem.head_dim,
                     head_dim_v: problem.head_dim_v,
                     vector,
-                    holds_rows: capability.instruction == Instruction::Mma
-                        && holds_rows(problem, &shape, pass),
+                    holds_rows: capability.instruction.is_mma()
+                        && holds_rows(problem, &shape, pass, size),
                     has_first,
                     has_second,
-                    // An asynchronous copy takes 4, 8 or 16 bytes.
                     instruction: capability.instruction,
-                    staging: if vector > 1 { capability.staging } else { Staging::Registers },
+                    // An asynchronous copy takes 4, 8 or 16 bytes.
+                    staging: match vector * size {
+                        4.. => capability.staging,
+                        _ => Staging::Registers,
+                    },
                     exponential: capability.exponential,
                     has_keys: problem.keys() > 0,
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
@@ -192,12 +194,13 @@ fn candidates_of(
     blueprints
 }
 
-/// Whether registers suffice to hold the rows' fragments.
-fn holds_rows(problem: &Problem, shape: &Shape, pass: Pass) -> bool {
+/// Whether registers suffice to hold the rows' fragments, of elements of `size` bytes.
+fn holds_rows(problem: &Problem, shape: &Shape, pass: Pass, size: usize) -> bool {
     let longest = problem.head_dim.max(problem.head_dim_v);
+    let bytes = shape.blocks * longest * size;
     match pass {
-        Pass::Forward => shape.blocks * longest <= 128,
-        Pass::Queries | Pass::Keys => shape.blocks * longest <= 64,
+        Pass::Forward => bytes <= 256,
+        Pass::Queries | Pass::Keys => bytes <= 128,
     }
 }
 
@@ -207,6 +210,17 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
     let longest = problem.head_dim.max(problem.head_dim_v);
     if let Instruction::Cmma(_) = capability.instruction {
         return vec![shape(4, 1, 64), shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)];
+    }
+    if capability.instruction == Instruction::Tf32 {
+        // Vectors take twice the shared memory, and as fragments twice the registers.
+        return match (pass, longest) {
+            (Pass::Forward, ..=64) => vec![shape(4, 1, 64), shape(4, 2, 32), shape(4, 1, 32)],
+            (Pass::Forward, 65..=128) => vec![shape(4, 2, 32), shape(4, 1, 32), shape(4, 1, 16)],
+            (Pass::Forward, ..) => vec![shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)],
+            (_, ..=64) => vec![shape(4, 1, 32), shape(4, 1, 16)],
+            (_, 65..=128) => vec![shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)],
+            _ => vec![shape(4, 1, 16), shape(2, 1, 16), shape(1, 1, 16)],
+        };
     }
     match (pass, longest, capability.staging) {
         (Pass::Forward, ..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],
@@ -251,7 +265,8 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let scores = (blueprint.rows() * blueprint.columns()) as f64;
     let dims = (blueprint.dim() + blueprint.dim_v()) as f64;
     // Issue slots for a score: products, softmax, masks, vectors loaded for a tile and read from shared
-    // memory.
+    // memory. Elements of twice the size take twice of all but the softmax.
+    let dims = dims * (blueprint.instruction.size() / size_of::<u16>()) as f64;
     let products = dims * if blueprint.pass == Pass::Forward { 0.25 } else { 0.45 };
     let softmax = 24.0;
     let mask = 10.0 * count.mixed() as f64 / count.visited.max(1) as f64;

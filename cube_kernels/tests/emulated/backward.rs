@@ -1,6 +1,5 @@
 //! The backward kernels.
 
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
     Blueprint, Capability, Pass, backward_candidates, plan_backward, widest_vector,
 };
@@ -10,6 +9,7 @@ use crate::arguments::{Layout, factor, sizes};
 use crate::problems::{all, random, spoiled};
 use crate::program::{Program, compiler, decode, encode, encode_f32};
 use crate::run::{format, half_ulp, magnitude};
+use crate::support::element::Element;
 use crate::support::oracle::compute;
 use crate::support::{Data, Results};
 
@@ -129,12 +129,13 @@ fn dense(problem: &Problem) -> Problem {
     Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
 }
 
-fn check(capability: &Capability) {
+/// All problems, with elements of either type in turn.
+fn check(capability: &Capability, elements: [Element; 2]) {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in all().into_iter().enumerate() {
         // What would run, or another.
         let pick = (number % 2 == 1).then_some(0.5);
-        let element = [Element::Bf16, Element::F16][number / 2 % 2];
+        let element = elements[number / 2 % 2];
         check_one(compiler, capability, &problem, element, pick);
     }
 }
@@ -189,16 +190,29 @@ fn random_problems() {
     let Some(compiler) = compiler() else { return };
     for random in random() {
         let capability = [crate::asynchronous(), crate::ampere()][random.pick % 2];
+        let capability = random.element.of(capability).expect("all of them have it");
         check_one(compiler, &capability, &random.problem, random.element, Some(random.share));
     }
 }
 
+const HALVES: [Element; 2] = [Element::Bf16, Element::F16];
+
 #[test]
 fn mma_with_asynchronous_copies() {
-    check(&crate::asynchronous());
+    check(&crate::asynchronous(), HALVES);
 }
 
 #[test]
 fn mma_with_loads_through_registers() {
-    check(&crate::ampere());
+    check(&crate::ampere(), HALVES);
+}
+
+#[test]
+fn tf32_with_asynchronous_copies() {
+    check(&crate::tf32(crate::asynchronous()), [Element::Tf32; 2]);
+}
+
+#[test]
+fn tf32_with_loads_through_registers() {
+    check(&crate::tf32(crate::ampere()), [Element::Tf32; 2]);
 }

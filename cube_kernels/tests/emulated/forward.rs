@@ -1,7 +1,6 @@
 //! The forward kernels.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
 
 use crate::arguments::{Layout, factor, sizes};
@@ -9,6 +8,7 @@ use crate::problems::{all, random, spoiled};
 use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
 use crate::run::{differs, format, half_ulp, magnitude};
 use crate::support::Data;
+use crate::support::element::Element;
 use crate::support::oracle::compute;
 
 /// Output and logsumexp.
@@ -43,12 +43,13 @@ fn attend(
     (decode(element, &written[0]), decode_f32(&written[1]))
 }
 
-fn check(capability: &Capability) {
+/// All problems, with elements of either type in turn.
+fn check(capability: &Capability, elements: [Element; 2]) {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in all().into_iter().enumerate() {
         // What would run, or another.
         let pick = (number % 2 == 1).then_some(0.5);
-        let element = [Element::F16, Element::Bf16][number / 2 % 2];
+        let element = elements[number / 2 % 2];
         check_one(compiler, capability, &problem, element, pick);
     }
 }
@@ -98,27 +99,40 @@ fn random_problems() {
         crate::ampere().with_cmma([8, 8, 8]),
     ];
     for random in random() {
+        let ways: Vec<_> = ways.iter().filter_map(|way| random.element.of(*way)).collect();
         let capability = &ways[random.pick % ways.len()];
         check_one(compiler, capability, &random.problem, random.element, Some(random.share));
     }
 }
 
+const HALVES: [Element; 2] = [Element::F16, Element::Bf16];
+
 #[test]
 fn mma_with_asynchronous_copies() {
-    check(&crate::asynchronous());
+    check(&crate::asynchronous(), HALVES);
 }
 
 #[test]
 fn mma_with_loads_through_registers() {
-    check(&crate::ampere());
+    check(&crate::ampere(), HALVES);
 }
 
 #[test]
 fn cmma_of_16() {
-    check(&crate::ampere().with_cmma([16, 16, 16]));
+    check(&crate::ampere().with_cmma([16, 16, 16]), HALVES);
 }
 
 #[test]
 fn cmma_of_8() {
-    check(&crate::ampere().with_cmma([8, 8, 8]));
+    check(&crate::ampere().with_cmma([8, 8, 8]), HALVES);
+}
+
+#[test]
+fn tf32_with_asynchronous_copies() {
+    check(&crate::tf32(crate::asynchronous()), [Element::Tf32; 2]);
+}
+
+#[test]
+fn tf32_with_loads_through_registers() {
+    check(&crate::tf32(crate::ampere()), [Element::Tf32; 2]);
 }

@@ -29,3 +29,8 @@ fn ampere() -> Capability {
 fn asynchronous() -> Capability {
     Capability { staging: Staging::Async, exponential: Exponential::Instruction, ..ampere() }
 }
+
+/// The same for f32 that is rounded to tf32.
+fn tf32(capability: Capability) -> Capability {
+    capability.with_tf32().expect("compute capability 8.0 multiplies it")
+}

@@ -1,7 +1,6 @@
 //! Runs the backward pass on the device and compares it with the oracle.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
     BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, Capability, Strided,
     backward_candidates, backward_with, plan_backward, widest_vector,
@@ -13,20 +12,23 @@ use crate::run::{device, for_each_case, format, half_ulp, magnitude, norms};
 use crate::support::oracle::compute;
 use crate::support::run::F32;
 use crate::support::{Data, Results};
+use crate::ways::Element;
 
-fn capability() -> Capability {
-    Capability::of(&device().expect("a device")).expect("matrix units")
+fn capability(element: Element) -> Capability {
+    let capability = Capability::of(&device().expect("a device")).expect("matrix units");
+    element.of(capability).unwrap_or_else(|| panic!("no matrix units for {element:?}"))
 }
 
-pub fn planned(problem: &Problem, _: Element) -> BackwardPlan {
-    plan_backward(problem, &capability(), widest_vector(problem))
+pub fn planned(problem: &Problem, element: Element) -> BackwardPlan {
+    plan_backward(problem, &capability(element), widest_vector(problem))
         .unwrap_or_else(|| panic!("no plan for {problem:?}"))
 }
 
 /// The plan with other blueprints for all but the additional tokens: any that could run.
-pub fn any(problem: &Problem, plan: BackwardPlan, pick: usize) -> BackwardPlan {
+pub fn any(problem: &Problem, element: Element, plan: BackwardPlan, pick: usize) -> BackwardPlan {
+    let capability = capability(element);
     let other = |blueprint: &Blueprint| {
-        let all = backward_candidates(problem, &capability(), blueprint.vector, blueprint.pass);
+        let all = backward_candidates(problem, &capability, blueprint.vector, blueprint.pass);
         let Blueprint { has_first, has_second, .. } = *blueprint;
         Blueprint { has_first, has_second, ..all[pick % all.len()] }
     };
@@ -176,7 +178,7 @@ pub fn check_all(client: &Client, cases: &[Case]) {
 /// The problem by the planned blueprints and by others.
 pub fn best_cases(problem: &Problem, element: Element, count: usize) -> Vec<Case> {
     let chosen = planned(problem, element);
-    let others = (1..count).map(|pick| any(problem, chosen.clone(), pick));
+    let others = (1..count).map(|pick| any(problem, element, chosen.clone(), pick));
     let mut plans: Vec<_> = [chosen.clone()].into_iter().chain(others).collect();
     plans.dedup();
     plans.into_iter().map(|plan| (*problem, element, plan)).collect()
