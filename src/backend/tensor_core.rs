@@ -1,10 +1,11 @@
 //! The TensorCore tier: CubeCL kernels on matrix units, on Burn's CubeCL backend.
 
-use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
+use burn::backend::{DType, TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_natten_kernels::tensor_core::{
     self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, Strided, TensorCoreError,
 };
+use cubecl::ir::{ElemType, FloatKind};
 
 use super::cube::{Gradients, empty_gradients, empty_outputs, strided_memory};
 use super::reference::Saved;
@@ -26,7 +27,7 @@ pub(super) fn forward(
         value: strided(value),
         additional: additional.pair(strided),
     };
-    let dtype = dtype_to_storage_type(query.dtype());
+    let dtype = multiplied(query, plan);
     let tiling = plan.context.tiling();
     tensor_core::forward(&query.client, &plan.problem, dtype, tiling, &inputs, &outputs)?;
     Ok((out, lse))
@@ -60,7 +61,7 @@ pub(super) fn backward(
             lse: lse.clone(),
             dlse: dlse.clone(),
         };
-        let dtype = dtype_to_storage_type(query.dtype());
+        let dtype = multiplied(query, plan);
         tensor_core::backward(&query.client, &plan.problem, dtype, &inputs, &outputs)
     };
     match launch(&strided) {
@@ -71,6 +72,14 @@ pub(super) fn backward(
         result => result,
     }?;
     Ok(gradients)
+}
+
+/// What the kernels multiply. They refuse f32, but where it may be rounded.
+fn multiplied(query: &CubeTensor, plan: &Plan) -> ElemType {
+    match query.dtype() {
+        DType::F32 if plan.context.allow_tf32() => ElemType::Float(FloatKind::TF32),
+        dtype => dtype_to_storage_type(dtype),
+    }
 }
 
 fn strided(tensor: &CubeTensor) -> Strided {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn_natten_kernels::native::compile::{Source, build};
+use burn_natten_kernels::tensor_core::Instruction;
 use burn_natten_kernels::tensor_core::offline::{Backend, translate};
 use cubecl::ir::{ElemType, FloatKind};
 
@@ -29,7 +30,10 @@ pub fn report(
     toolkit: &Toolkit,
     keep: Option<&str>,
 ) -> Result<Vec<String>, String> {
-    let dtype = ElemType::Float(FloatKind::BF16);
+    let dtype = ElemType::Float(match kernel.blueprint.instruction {
+        Instruction::Tf32 => FloatKind::TF32,
+        _ => FloatKind::BF16,
+    });
     let mut rows = vec![];
     for name in architectures {
         let number = name.trim_start_matches("sm_").trim_end_matches('a');

@@ -112,6 +112,8 @@ pub(super) struct Operand {
     pub is_held: bool,
     /// Whether elements are f32, to be rounded to tf32.
     pub is_tf32: bool,
+    /// Whether those of the columns are rounded in shared memory.
+    pub has_rounded_columns: bool,
 }
 
 impl Operand {
@@ -270,6 +272,7 @@ impl Blueprint {
             matrices: self.columns() / COLUMNS,
             is_held: self.holds_rows,
             is_tf32: self.instruction == Instruction::Tf32,
+            has_rounded_columns: self.staging == Staging::Registers,
         }
     }
 

@@ -99,7 +99,7 @@ pub(super) fn rows<F: Float, N: Size>(
         for block in 0..comptime!(operand.blocks) {
             let offset = comptime!((piece + i) * depth / vector + block * ROWS * pitch);
             if comptime!(operand.is_tf32) {
-                fragments.push(tf32::read::<F, N>(shared, at + offset));
+                fragments.push(tf32::read::<F, N>(shared, at + offset, true));
             } else {
                 fragments.push(read::<F, N>(shared, at + offset, false));
             }
@@ -168,7 +168,8 @@ fn add_piece<F: Float, N: Size>(
     for pair in 0..comptime!(operand.matrices / 2) {
         let offset = comptime!(pair * 2 * COLUMNS * pitch + piece * depth / vector);
         if comptime!(operand.is_tf32) {
-            let columns = tf32::read::<F, N>(shared_columns, at + offset);
+            let is_rounded = comptime!(operand.has_rounded_columns);
+            let columns = tf32::read::<F, N>(shared_columns, at + offset, is_rounded);
             #[unroll]
             for block in 0..comptime!(operand.blocks) {
                 let row = rows.index(comptime!(first + block));

@@ -11,6 +11,7 @@ use cubecl::prelude::*;
 
 use super::blueprint::{Blueprint, Operand};
 use super::geometry::{Position, Walk};
+use super::tf32;
 use crate::MAX_RANK;
 
 /// A tile's shape in memory.
@@ -28,6 +29,8 @@ pub(super) struct Stage {
     pub pitch: usize,
     /// Units that share the work.
     pub units: usize,
+    /// Whether elements are rounded to tf32 on the way through registers.
+    pub is_tf32: bool,
 }
 
 impl Stage {
@@ -46,6 +49,7 @@ impl Stage {
             padded: operand.dim / vector,
             pitch: operand.pitch,
             units: blueprint.units(),
+            is_tf32: operand.is_tf32,
         }
     }
 
@@ -108,10 +112,14 @@ pub(super) fn put<F: Float, N: Size>(
     for turn in 0..comptime!(stage.turns()) {
         let number = unit + comptime!(turn * stage.units);
         let at = number / vectors * comptime!(stage.pitch) + number % vectors;
+        let mut vector = fetched[turn];
+        if comptime!(stage.is_tf32) {
+            vector = tf32::round::<F, N>(vector);
+        }
         if comptime!(stage.is_whole(turn)) {
-            shared[at] = fetched[turn];
+            shared[at] = vector;
         } else if number < comptime!(stage.total()) {
-            shared[at] = fetched[turn];
+            shared[at] = vector;
         }
     }
 }

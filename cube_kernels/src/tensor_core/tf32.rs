@@ -9,7 +9,8 @@
 //! for elements `t` and `t + 4`, and the second matrix has its rows in the same order: a sum has none.
 //!
 //! The instruction drops the bits that tf32 does not have. Operands are rounded before, to the nearest, which
-//! halves the error of each and leaves sums no bias.
+//! halves the error of each and leaves sums no bias: rows as they are put into shared memory, columns there, too, or
+//! as they are read where copies bring them, and weights as they become operands.
 
 // `#[cube]` adds a module beside each function, without docs.
 #![allow(missing_docs, clippy::too_many_arguments)]
@@ -25,18 +26,33 @@ fn instruction() -> MmaDefinition<tf32, tf32, f32> {
     MmaDefinition::<tf32, tf32, f32>::new(ROWS, COLUMNS, TF32_DEPTH)
 }
 
-/// Both elements rounded; tf32 has the bits of an f32.
+/// Rounded to the nearest with 11 significant bits, by two instructions where the conversion takes four.
+///
+/// The first product is rounded to a multiple of 2^13 units in the last place of `x`, which stays so when the second
+/// leaves `x` of it. Beyond 2^114 it overflows, and what is not finite does not become finite: such rows are
+/// computed again.
 #[cube]
-fn rounded<F: Float>(first: F, second: F) -> Pair<F> {
+pub(super) fn round<F: Float, N: Size>(x: Vector<F, N>) -> Vector<F, N> {
+    let scaled = x * Vector::new(F::new(8193.0));
+    fma(x, Vector::new(F::new(-8192.0)), scaled)
+}
+
+#[cube]
+fn pair<F: Float>(first: F, second: F) -> Pair<F> {
     let mut pair = Pair::<F>::new(F::new(0.0));
     pair.insert(0usize, first);
     pair.insert(1usize, second);
-    Pair::<F>::reinterpret(Pair::<tf32>::cast_from(pair))
+    pair
 }
 
-/// Reads four matrices of 8 x 4 elements; `vector` is where this unit's row of one of them begins.
+/// Reads four matrices of 8 x 4 elements, and rounds them where they are not; `vector` is where this unit's row of
+/// one of them begins.
 #[cube]
-pub(super) fn read<F: Float, N: Size>(shared: &[Vector<F, N>], vector: usize) -> Array<Pair<F>> {
+pub(super) fn read<F: Float, N: Size>(
+    shared: &[Vector<F, N>],
+    vector: usize,
+    #[comptime] is_rounded: bool,
+) -> Array<Pair<F>> {
     let words = instruction().load_matrix::<Vector<F, N>, Const<1>>(
         &shared[vector..vector + 1],
         MatrixIdent::A,
@@ -45,10 +61,15 @@ pub(super) fn read<F: Float, N: Size>(shared: &[Vector<F, N>], vector: usize) ->
     );
     let mut fragment = Array::<Pair<F>>::new(2usize);
     #[unroll]
-    for pair in 0..2usize {
-        let first = words[comptime!(2 * pair)].extract(0usize);
-        let second = words[comptime!(2 * pair + 1)].extract(0usize);
-        fragment[pair] = rounded::<F>(first, second);
+    for half in 0..2usize {
+        let first = words[comptime!(2 * half)].extract(0usize);
+        let second = words[comptime!(2 * half + 1)].extract(0usize);
+        let pair = pair::<F>(first, second);
+        if comptime!(is_rounded) {
+            fragment[half] = pair;
+        } else {
+            fragment[half] = round::<F, Const<2>>(pair);
+        }
     }
     fragment
 }
@@ -96,7 +117,7 @@ pub(super) fn accumulate<F: Float, N: Size>(
             for element in 0..2usize {
                 let upper = F::cast_from(weight[0].extract(element));
                 let lower = F::cast_from(weight[1].extract(element));
-                row[element] = rounded::<F>(upper, lower);
+                row[element] = round::<F, Const<2>>(pair::<F>(upper, lower));
             }
             rows.push(row);
         }
@@ -105,7 +126,10 @@ pub(super) fn accumulate<F: Float, N: Size>(
             let first = at + comptime!(piece * TF32_DEPTH * pitch + i * COLUMNS);
             let upper = elements[first].extract(0usize);
             let lower = elements[first + pitch].extract(0usize);
-            let column = rounded::<F>(upper, lower);
+            let mut column = pair::<F>(upper, lower);
+            if comptime!(!operand.has_rounded_columns) {
+                column = round::<F, Const<2>>(column);
+            }
             #[unroll]
             for block in 0..comptime!(operand.blocks) {
                 let sum = comptime!(block * pieces + i);
