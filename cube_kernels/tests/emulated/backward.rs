@@ -62,10 +62,10 @@ fn gradients(
 }
 
 /// The name of a gradient with what the kernel gave and what is right.
-type Named<'a> = (&'static str, Vec<f64>, &'a [f64]);
+pub type Named<'a> = (&'static str, Vec<f64>, &'a [f64]);
 
 /// Runs one kernel of a problem's backward pass and gives its gradients beside the right ones.
-fn run<'a>(
+pub fn gradients_of<'a>(
     program: &Program,
     blueprint: &Blueprint,
     (problem, of_additional): (&Problem, bool),
@@ -166,7 +166,8 @@ fn check_one(
         for (what, data) in spoiled(problem, &clean) {
             let exact = compute(problem, &data, format(element).round);
             let given = (problem, of_additional);
-            for (name, actual, expected) in run(&program, &blueprint, given, element, &data, &exact)
+            for (name, actual, expected) in
+                gradients_of(&program, &blueprint, given, element, &data, &exact)
             {
                 assert_eq!(actual.len(), expected.len(), "{blueprint}: {name}");
                 let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);

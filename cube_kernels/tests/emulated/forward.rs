@@ -12,7 +12,7 @@ use crate::support::element::Element;
 use crate::support::oracle::compute;
 
 /// Output and logsumexp.
-fn attend(
+pub fn attend(
     program: &Program,
     blueprint: &Blueprint,
     problem: &Problem,

@@ -9,6 +9,7 @@ mod arguments;
 mod assembly;
 mod backward;
 mod forward;
+mod precision;
 mod problems;
 mod program;
 #[allow(dead_code)]
