@@ -1,4 +1,5 @@
 use super::*;
+use crate::tensor_core::blueprint::ROWS;
 use crate::{MAX_RANK, catalogue};
 
 const ARCHITECTURES: [u32; 3] = [80, 89, 90];
@@ -6,7 +7,11 @@ const ARCHITECTURES: [u32; 3] = [80, 89, 90];
 fn capabilities() -> impl Iterator<Item = Capability> {
     ARCHITECTURES.into_iter().flat_map(|sm| {
         let capability = Capability::cuda(sm).expect("8.0 or later");
-        [Staging::Registers, Staging::Async].map(|staging| Capability { staging, ..capability })
+        [Staging::Registers, Staging::Async]
+            .map(|staging| Capability { staging, ..capability })
+            .into_iter()
+            .flat_map(|capability| [Some(capability), capability.with_tf32()])
+            .flatten()
     })
 }
 
@@ -65,6 +70,19 @@ fn long_vectors_have_a_kernel_for_each_gradient() {
     assert_eq!(of(128).len(), 1);
     let [key, value] = of(256)[..] else { panic!("{:?}", of(256)) };
     assert!(key.has_first && !key.has_second && value.has_second && !value.has_first);
+}
+
+#[test]
+fn loads_are_of_at_most_16_bytes() {
+    let half = Capability::cuda(80).expect("Ampere");
+    let tf32 = half.with_tf32().expect("Ampere multiplies tf32");
+    let of = |capability| plan(&plane(64, 64), &capability, 8).expect("a blueprint");
+    assert_eq!((of(half).vector, of(tf32).vector), (8, 4));
+    assert!(of(tf32).to_string().contains("_tf32"), "{}", of(tf32));
+    // Single elements of four bytes can be copied asynchronously, those of two bytes cannot.
+    let asynchronous = |capability| Capability { staging: Staging::Async, ..capability };
+    let of = |capability| plan(&plane(7, 7), &asynchronous(capability), 1).expect("a blueprint");
+    assert_eq!((of(half).staging, of(tf32).staging), (Staging::Registers, Staging::Async));
 }
 
 #[test]
