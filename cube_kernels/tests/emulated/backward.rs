@@ -6,10 +6,10 @@ use burn_natten_kernels::tensor_core::{
 use burn_natten_kernels::{Axis, Problem};
 
 use crate::arguments::{Layout, factor, sizes};
+use crate::element::Element;
 use crate::problems::{all, random, spoiled};
 use crate::program::{Program, compiler, decode, encode, encode_f32};
 use crate::run::{format, half_ulp, magnitude};
-use crate::support::element::Element;
 use crate::support::oracle::compute;
 use crate::support::{Data, Results};
 

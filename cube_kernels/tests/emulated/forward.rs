@@ -4,11 +4,11 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
 
 use crate::arguments::{Layout, factor, sizes};
+use crate::element::Element;
 use crate::problems::{all, random, spoiled};
 use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
 use crate::run::{differs, format, half_ulp, magnitude};
 use crate::support::Data;
-use crate::support::element::Element;
 use crate::support::oracle::compute;
 
 /// Output and logsumexp.

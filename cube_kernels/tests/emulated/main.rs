@@ -8,10 +8,13 @@
 mod arguments;
 mod assembly;
 mod backward;
+#[path = "../support/element.rs"]
+mod element;
 mod forward;
 mod precision;
 mod problems;
 mod program;
+mod rounding;
 #[allow(dead_code)]
 #[path = "../native/run.rs"]
 mod run;

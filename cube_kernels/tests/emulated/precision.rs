@@ -5,41 +5,13 @@ use burn_natten_kernels::tensor_core::{Capability, plan, plan_backward, widest_v
 use burn_natten_kernels::{Axis, Problem};
 
 use crate::backward::gradients_of;
+use crate::element::Element;
 use crate::forward::attend;
 use crate::problems::all;
 use crate::program::{Program, compiler};
-use crate::run::norms;
-use crate::support::element::Element;
-use crate::support::oracle::{compute, compute_rounded};
-use crate::support::run::{F32, TF32};
-use crate::support::{Data, Results};
-
-/// What is right, and what it is with rounded operands.
-struct Expected {
-    exact: Results,
-    rounded: Results,
-}
-
-impl Expected {
-    /// Fails unless errors are at most twice those of rounding. Gives their ratio.
-    fn check(&self, what: &str, name: &str, actual: &[f64]) -> f64 {
-        let find = |results: &'_ Results| {
-            let found = results.named().into_iter().find(|(known, _)| *known == name);
-            found.expect("a name of a result").1.to_vec()
-        };
-        let (exact, rounded) = (find(&self.exact), find(&self.rounded));
-        assert_eq!(actual.len(), exact.len(), "{what}: {name}");
-        let error = |values: &[f64]| norms(values.iter().zip(&exact).map(|(a, e)| a - e));
-        let ((rms, most), (base_rms, base_most)) = (error(actual), error(&rounded));
-        let text = format!(
-            "{what}: {name} off by {rms:.1e} rms, of {base_rms:.1e}, and {most:.1e} at most, of {base_most:.1e}"
-        );
-        assert!(rms <= 2.0 * base_rms && most <= 2.0 * base_most, "{text}");
-        // Of inputs that tf32 does not have.
-        assert!(base_rms > 1e-6, "{text}");
-        rms / base_rms
-    }
-}
+use crate::rounding::Expected;
+use crate::support::Data;
+use crate::support::run::F32;
 
 fn check(capability: &Capability) {
     let Some(compiler) = compiler() else { return };
@@ -52,8 +24,7 @@ fn check(capability: &Capability) {
     };
     for problem in [all()[1], long] {
         let data = Data::random(&problem, 3, F32.round);
-        let rounded = compute_rounded(&problem, &data, F32.round, TF32.round);
-        let expected = Expected { exact: compute(&problem, &data, F32.round), rounded };
+        let expected = Expected::of(&problem, &data);
         let vector = widest_vector(&problem);
         let blueprint = plan(&problem, capability, vector).expect("a plan");
         let program = Program::build(compiler, &blueprint, Element::Tf32);

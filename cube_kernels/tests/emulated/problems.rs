@@ -3,7 +3,7 @@
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::support::element::Element;
+use crate::element::Element;
 use crate::support::{Data, axis};
 
 fn problem(axes: &[Axis], head_dim: usize, head_dim_v: usize) -> Problem {

@@ -8,8 +8,8 @@ use burn_natten_kernels::tensor_core::Blueprint;
 use burn_natten_kernels::tensor_core::offline::{Backend, translate};
 
 use crate::assembly::portable;
+use crate::element::Element;
 use crate::run::format;
-use crate::support::element::Element;
 
 /// The C++ compiler, where there is one.
 pub fn compiler() -> Option<&'static str> {

@@ -2,7 +2,19 @@
 
 use burn_natten_kernels::tensor_core::Capability;
 
-use super::run::{BF16, F16, Format, TF32};
+use cubecl::ir::FloatKind;
+
+use crate::support::run::{BF16, F16, Format};
+
+/// f32 in memory, of which products take the leading 11 bits.
+pub const TF32: Format = Format { kind: FloatKind::TF32, round: tf32 };
+
+/// Rounded to the nearest number of tf32, ties away from zero.
+fn tf32(x: f64) -> f64 {
+    let x = x as f32;
+    let rounded = f32::from_bits((x.to_bits() + 0x1000) & !0x1fff);
+    f64::from(if x.is_finite() { rounded } else { x })
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {

@@ -1,7 +1,5 @@
 //! Problems, data and a device for the kernel tests.
 
-#[cfg(feature = "cuda")]
-pub mod element;
 pub mod oracle;
 pub mod run;
 

@@ -36,15 +36,6 @@ pub struct Format {
 pub const F32: Format = Format { kind: FloatKind::F32, round: |x| f64::from(x as f32) };
 pub const F16: Format = Format { kind: FloatKind::F16, round: |x| f16::from_f64(x).to_f64() };
 pub const BF16: Format = Format { kind: FloatKind::BF16, round: |x| bf16::from_f64(x).to_f64() };
-/// f32 in memory, of which products take the leading 11 bits.
-pub const TF32: Format = Format { kind: FloatKind::TF32, round: tf32 };
-
-/// Rounded to the nearest number of tf32, ties away from zero.
-fn tf32(x: f64) -> f64 {
-    let x = x as f32;
-    let rounded = f32::from_bits((x.to_bits() + 0x1000) & !0x1fff);
-    f64::from(if x.is_finite() { rounded } else { x })
-}
 
 impl Format {
     pub fn elem(&self) -> ElemType {

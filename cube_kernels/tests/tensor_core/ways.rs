@@ -5,9 +5,9 @@ use burn_natten_kernels::tensor_core::Blueprint;
 use cubecl::client::Client;
 
 use crate::attend::{attend, planned, upload};
+pub use crate::element::Element;
 use crate::run::Outputs;
 use crate::support::Data;
-pub use crate::support::element::Element;
 
 /// What the kernels multiply.
 pub const ELEMENTS: [Element; 3] = Element::ALL;

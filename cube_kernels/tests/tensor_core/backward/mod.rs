@@ -6,4 +6,4 @@ mod edges;
 #[path = "../../native/backward/isolation.rs"]
 mod isolation;
 mod random;
-mod run;
+pub mod run;
