@@ -40,6 +40,7 @@ pub struct Context {
     memory: MemoryPreference,
     tiling: Option<Tiling>,
     autotune: bool,
+    allow_tf32: bool,
     experimental_forward: bool,
     experimental_backward: bool,
 }
@@ -52,7 +53,7 @@ thread_local! {
 
 impl Context {
     /// The settings of a new process: not deterministic, parallel over keys, default memory,
-    /// measured choices, no experimental paths.
+    /// measured choices, no TF32, no experimental paths.
     pub const fn new() -> Self {
         Self {
             deterministic: false,
@@ -60,6 +61,7 @@ impl Context {
             memory: MemoryPreference::Default,
             tiling: None,
             autotune: true,
+            allow_tf32: false,
             experimental_forward: false,
             experimental_backward: false,
         }
@@ -158,6 +160,37 @@ impl Context {
         self
     }
 
+    /// Allows f32 inputs to be multiplied in TF32, in both passes: operands of the matrix products are
+    /// rounded to the nearest number with 11 significant bits, a relative error of up to 4.9e-4 each, where f32
+    /// has 6e-8. Inputs, outputs, gradients and the logsumexp stay f32 of the same shapes, and sums and the
+    /// softmax are computed in f32. Off by default.
+    ///
+    /// With it [`Strategy::Auto`](crate::Strategy) and [`Strategy::TensorCore`](crate::Strategy) take the TensorCore
+    /// tier for f32 on NVIDIA GPUs of compute capability 8.0 and later; elsewhere, and for other types, it changes
+    /// nothing. Expect errors of the size of f16's, about 1e-3 of the largest magnitude, at the range of f32.
+    /// The guide says [more](crate::guide::precision).
+    ///
+    /// ```rust
+    /// use burn::tensor::DType;
+    /// use burn_natten::plan::{Sizes, Target, explain};
+    /// use burn_natten::{Context, Strategy, Tier};
+    ///
+    /// # fn main() -> Result<(), burn_natten::AttentionError> {
+    /// let problem = Sizes::new(64).dense(1024, 1024, false, None)?;
+    /// let tier = |context| {
+    ///     let plan = explain(&problem, DType::F32, Target::Cuda { sm: 80 }, Strategy::Auto, context)?;
+    ///     Ok::<_, burn_natten::AttentionError>(plan.chosen.tier)
+    /// };
+    /// assert_eq!(tier(Context::new())?, Tier::Portable);
+    /// assert_eq!(tier(Context::new().with_allow_tf32(true))?, Tier::TensorCore);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub const fn with_allow_tf32(mut self, allow: bool) -> Self {
+        self.allow_tf32 = allow;
+        self
+    }
+
     /// Allows paths that have never run on real hardware, in the forward and the backward pass.
     /// Off by default. The kernels of the TensorCore tier for GPUs other than NVIDIA's are such paths; where only those
     /// of the forward pass are allowed, the Portable kernels compute the backward pass.
@@ -190,6 +223,11 @@ impl Context {
     /// The tiles that are asked for.
     pub const fn tiling(&self) -> Option<Tiling> {
         self.tiling
+    }
+
+    /// Whether f32 inputs may be multiplied in TF32.
+    pub const fn allow_tf32(&self) -> bool {
+        self.allow_tf32
     }
 
     /// Whether paths that have never run on real hardware are allowed: forward, backward.
@@ -256,12 +294,17 @@ mod tests {
 
     #[test]
     fn off_switches_off() {
-        let on = Context::new().with_deterministic(true).with_allow_experimental(true, true);
+        let on = Context::new()
+            .with_deterministic(true)
+            .with_allow_tf32(true)
+            .with_allow_experimental(true, true);
+        assert!(on.allow_tf32() && !Context::new().allow_tf32());
         let off = on
             .with_deterministic(false)
+            .with_allow_tf32(false)
             .with_allow_experimental(false, false)
             .with_kv_parallelism(false);
-        assert!(!off.deterministic() && !off.kv_parallelism());
+        assert!(!off.deterministic() && !off.kv_parallelism() && !off.allow_tf32());
         assert_eq!(off.allow_experimental(), (false, false));
     }
 }

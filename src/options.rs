@@ -65,8 +65,9 @@ pub enum Strategy {
     Reference,
     /// The direct kernels of the device's own backend: SIMD on Flex, CubeCL kernels elsewhere.
     Portable,
-    /// CubeCL kernels on matrix units, in f16 and bf16, for head dimensions up to 256: NVIDIA GPUs of
-    /// compute capability 8.0 and later. For others with planes of 32 units there are kernels that have never
+    /// CubeCL kernels on matrix units, in f16 and bf16, and in f32 where
+    /// [`Context::with_allow_tf32`](crate::Context::with_allow_tf32) allows TF32, for head dimensions up to 256: NVIDIA
+    /// GPUs of compute capability 8.0 and later. For others with planes of 32 units there are kernels that have never
     /// run on one: [`Context::with_allow_experimental`](crate::Context::with_allow_experimental) allows them.
     TensorCore,
     /// Native CUDA kernels for compute capability 9.0, in f16 and bf16, for head dimensions that are

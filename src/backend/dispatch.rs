@@ -65,7 +65,7 @@ pub struct Capabilities {
     pub is_cube: bool,
     /// Whether kernels can index more than 2^31 elements.
     pub has_wide_indices: bool,
-    /// The matrix units for f16 and bf16 that CubeCL gives the kernels there, if any.
+    /// The matrix units for f16, bf16 and TF32 that CubeCL gives the kernels there, if any.
     pub tensor_cores: Option<TensorCores>,
     /// Whether native Hopper kernels can be compiled and run: compute capability 9.0, the feature
     /// `cuda`, and NVRTC where the loader finds it.
@@ -197,7 +197,8 @@ fn fastest(problem: &Problem, dtype: DType, device: Capabilities, context: Conte
         }
         return Tier::TensorCore;
     };
-    if device.tensor_cores.is_some() && is_half(dtype) {
+    let is_tf32 = dtype == DType::F32 && context.allow_tf32();
+    if device.tensor_cores.is_some() && (is_half(dtype) || is_tf32) {
         complaint = complaint.or(Some(reason));
     }
     match portable_obstacle(problem, dtype, device) {
@@ -262,8 +263,13 @@ fn tensor_core_obstacle(
         let needs = "it needs matrix units that CubeCL gives access to and planes of 32 units";
         return Some(needs.into());
     };
-    if !is_half(dtype) {
-        Some("its kernels run in f16 and bf16".into())
+    if dtype == DType::F32 && !context.allow_tf32() {
+        let rounds = "its kernels round f32 to TF32 (Context::with_allow_tf32 allows them)";
+        Some(rounds.into())
+    } else if dtype == DType::F32 && !tensor_cores.has_tf32 {
+        Some("the device's matrix units have no TF32 that CubeCL gives access to".into())
+    } else if dtype != DType::F32 && !is_half(dtype) {
+        Some("its kernels run in f16, bf16 and TF32".into())
     } else if !tensor_cores.has_run() && !context.allow_experimental().0 {
         Some(NEVER_RUN.into())
     } else if dtype == DType::BF16 && !tensor_cores.has_bf16 {
@@ -373,6 +379,40 @@ mod tests {
         };
         assert_eq!(of(odd), Tier::TensorCore);
         assert_eq!(of(Problem { head_dim: 300, ..odd }), Tier::Portable);
+    }
+
+    #[test]
+    fn f32_is_multiplied_in_tf32_only_where_that_is_allowed() {
+        let allowed = Context::new().with_allow_tf32(true);
+        let of = |strategy, dtype, device, context| {
+            select(&problem(16), strategy, dtype, device, context)
+        };
+        for sm in [80, 90] {
+            let auto = |dtype, context| of(Strategy::Auto, dtype, cuda(sm), context);
+            assert_eq!(auto(DType::F32, Context::new()), Ok(Tier::Portable));
+            assert_eq!(auto(DType::F32, allowed), Ok(Tier::TensorCore));
+            assert_eq!(auto(DType::F64, allowed), Ok(Tier::Reference));
+            assert_eq!(auto(DType::F16, allowed), auto(DType::F16, Context::new()));
+        }
+        assert_eq!(of(Strategy::Auto, DType::F32, CUBE, allowed), Ok(Tier::Portable));
+        assert_eq!(of(Strategy::Auto, DType::F32, cuda(75), allowed), Ok(Tier::Portable));
+        let named = |dtype, device, context| of(Strategy::TensorCore, dtype, device, context);
+        assert_eq!(named(DType::F32, cuda(90), allowed), Ok(Tier::TensorCore));
+        let text = |result: Result<Tier, AttentionError>| result.expect_err("refused").to_string();
+        assert_eq!(
+            text(named(DType::F32, cuda(80), Context::new())),
+            "strategy: TensorCore cannot run here, its kernels round f32 to TF32 \
+             (Context::with_allow_tf32 allows them)"
+        );
+        assert_eq!(
+            text(named(DType::F64, cuda(80), allowed)),
+            "strategy: TensorCore cannot run here, its kernels run in f16, bf16 and TF32"
+        );
+        // Cooperative matrices have none.
+        let tensor_cores = TensorCores::cuda(80).map(|cores| cores.with_cmma([16, 16, 16]));
+        let cooperative = Capabilities { tensor_cores, ..CUBE };
+        let experimental = allowed.with_allow_experimental(true, true);
+        assert!(text(named(DType::F32, cooperative, experimental)).contains("have no TF32"));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The TensorCore tier: CubeCL kernels on matrix units, on Burn's CubeCL backend.
 
-use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
+use burn::backend::{DType, TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use burn_natten_kernels::tensor_core::{
     self, BackwardInputs, BackwardOutputs, Capability, Choice, ForwardInputs, ForwardOutputs,
     Strided, TensorCoreError,
 };
+use cubecl::ir::{ElemType, FloatKind};
 
 use super::cube::{Gradients, empty_gradients, empty_outputs, strided_memory};
 use super::dispatch::tensor_core_backward_obstacle;
@@ -28,7 +29,7 @@ pub(super) fn forward(
         value: strided(value),
         additional: additional.pair(strided),
     };
-    let dtype = dtype_to_storage_type(query.dtype());
+    let dtype = multiplied(query, plan);
     let choice = choice(plan);
     tensor_core::forward(&query.client, &plan.problem, dtype, choice, &inputs, &outputs)?;
     Ok((out, lse))
@@ -77,7 +78,7 @@ pub(super) fn backward(
             lse: lse.clone(),
             dlse: dlse.clone(),
         };
-        let dtype = dtype_to_storage_type(query.dtype());
+        let dtype = multiplied(query, plan);
         let choice = choice(plan);
         tensor_core::backward(&query.client, &plan.problem, dtype, choice, &inputs, &outputs)
     };
@@ -89,6 +90,14 @@ pub(super) fn backward(
         result => result,
     }?;
     Ok(gradients)
+}
+
+/// What the kernels multiply. They refuse f32, but where it may be rounded.
+fn multiplied(query: &CubeTensor, plan: &Plan) -> ElemType {
+    match query.dtype() {
+        DType::F32 if plan.context.allow_tf32() => ElemType::Float(FloatKind::TF32),
+        dtype => dtype_to_storage_type(dtype),
+    }
 }
 
 /// How kernels are chosen.

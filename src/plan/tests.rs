@@ -66,6 +66,31 @@ fn what_cannot_run_says_why() {
 }
 
 #[test]
+fn tf32_is_planned_where_it_is_allowed() {
+    let sizes = Sizes { heads: 16, heads_kv: 16, ..Sizes::new(128) };
+    let problem = sizes.dense(4096, 4096, false, None).expect("a valid problem");
+    let of = |dtype, context| {
+        explain(&problem, dtype, Target::Cuda { sm: 80 }, Strategy::Auto, context).expect("a plan")
+    };
+    let allowed = Context::new().with_allow_tf32(true);
+    let tiers = |plan: &Explanation| {
+        let all = [&plan.chosen].into_iter().chain(&plan.alternatives);
+        all.map(|candidate| candidate.tier).collect::<Vec<_>>()
+    };
+    assert!(!tiers(&of(DType::F32, Context::new())).contains(&Tier::TensorCore));
+    let (tf32, half) = (of(DType::F32, allowed), of(DType::F16, allowed));
+    assert_eq!((tf32.chosen.tier, half.chosen.tier), (Tier::TensorCore, Tier::TensorCore));
+    // The same operations at half the rate.
+    let rate = |plan: &Explanation| {
+        let Cost { executed_flops, seconds, limit, .. } = plan.chosen.forward;
+        assert_eq!(limit, Limit::Compute);
+        executed_flops as f64 / seconds
+    };
+    let ratio = rate(&half) / rate(&tf32);
+    assert!((1.9..2.1).contains(&ratio), "{ratio}");
+}
+
+#[test]
 fn flex_computes_unions_of_four_windows() {
     let chosen = plan(&problem(64), DType::F32, Target::Cpu, Strategy::Auto).chosen;
     let count = chosen.count.expect("Flex has tiles");

@@ -152,7 +152,16 @@ fn portable_schedule(request: &Request<'_>) -> Schedule {
 /// it the tiling that the context asks for.
 fn tensor_core_schedules(request: &Request<'_>) -> Vec<Schedule> {
     let problem = request.problem;
-    let Some(capability) = request.target.capabilities().tensor_cores else { return vec![] };
+    let tensor_cores = request.target.capabilities().tensor_cores;
+    let is_tf32 = request.dtype == DType::F32;
+    let capability = match is_tf32 {
+        true => tensor_cores.and_then(|capability| capability.with_tf32()),
+        false => tensor_cores,
+    };
+    let Some(capability) = capability else { return vec![] };
+    // Matrix units multiply half as many elements of twice the size.
+    let matmul_flops = request.device.matmul_flops / if is_tf32 { 2.0 } else { 1.0 };
+    let device = &DeviceModel { matmul_flops, ..*request.device };
     let vector = tensor_core::widest_vector(problem);
     let mut blueprints: Vec<_> = tensor_core::candidates(problem, &capability, vector)
         .into_iter()
@@ -170,8 +179,8 @@ fn tensor_core_schedules(request: &Request<'_>) -> Vec<Schedule> {
         let is_asked = number > 0 || asked == Some(tiling);
         let size = request.dtype.size();
         let costs = (
-            Cost::forward(problem, Some(&tiling), size, request.device),
-            Cost::backward(problem, Some(&tiling), size, request.device),
+            Cost::forward(problem, Some(&tiling), size, device),
+            Cost::backward(problem, Some(&tiling), size, device),
         );
         let schedule = Schedule::only(blueprint.summary(), Some(tiling), costs);
         Schedule { asked: is_asked.then_some(tiling), ..schedule }

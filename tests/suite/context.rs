@@ -2,11 +2,11 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_natten::{
-    AttentionOptions, Context, MemoryPreference, NeighborhoodOptions, Strategy, try_attention,
-    try_na1d,
+    AttentionOptions, Capabilities, Context, MemoryPreference, NeighborhoodOptions, Strategy,
+    try_attention, try_na1d,
 };
 
-use crate::support::check::{self, close, identical};
+use crate::support::check::{self, close, errors, identical};
 use crate::support::devices;
 use crate::support::problem::{Axis, Problem};
 use crate::support::run::{Loss, Results, Setup, run};
@@ -58,6 +58,59 @@ fn bits_agree(what: &str, got: &Results, want: &Results) {
     if let (Some(got), Some(want)) = (&got.gradients, &want.gradients) {
         for ((name, got), (_, want)) in got.named().into_iter().zip(want.named()) {
             identical(&format!("{what} {name}"), got, want);
+        }
+    }
+}
+
+/// Rounded to the nearest with 11 significant bits.
+fn tf32(value: f64) -> f64 {
+    f64::from(f32::from_bits(((value as f32).to_bits() + 0x1000) & !0x1fff))
+}
+
+/// Where the device has it and it is allowed, errors are at most twice those of rounding the inputs. Elsewhere
+/// it changes nothing, and without it results are those of f32.
+#[test]
+fn tf32_is_used_where_it_is_allowed() {
+    let allowed = Context::new().with_allow_tf32(true);
+    for problem in [problem(), dense()] {
+        let inputs = problem.inputs(53);
+        let (out, lse) = problem.forward(&inputs);
+        let exact = problem.backward(&inputs, &out);
+        let mut rounded = inputs.clone();
+        let grad_lse = rounded.grad_lse.clone();
+        rounded.all_mut().into_iter().for_each(|all| all.iter_mut().for_each(|x| *x = tf32(*x)));
+        rounded.grad_lse = grad_lse;
+        let (rounded_out, _) = problem.forward(&rounded);
+        let rounded = problem.backward(&rounded, &rounded_out);
+        for device in devices() {
+            let setup = Setup::new(&device.device).loss(Loss::Both);
+            let of = |context| run(&problem, &inputs, &setup.clone().context(context));
+            let (without, with) = (of(Context::new()).expect("valid"), of(allowed).expect("valid"));
+            let what = format!("{} {problem:?}", device.name);
+            close(&format!("{what} out"), &without.out, &out, check::F32);
+            close(&format!("{what} lse"), &without.lse, &lse, check::F32);
+            let cores = Capabilities::of(&device.device).and_then(|device| device.tensor_cores);
+            if !cores.is_some_and(|cores| cores.has_tf32) {
+                bits_agree(&what, &with, &without);
+                continue;
+            }
+            let twice = |name: &str, got: &[f64], exact: &[f64], rounded: &[f64]| {
+                let ((square, max), (base_square, base_max)) =
+                    (errors(got, exact), errors(rounded, exact));
+                assert!(
+                    square <= 2.0 * base_square && max <= 2.0 * base_max,
+                    "{what} {name}: rms {square:.2e} of {base_square:.2e}, worst {max:.2e} of {base_max:.2e}"
+                );
+                // It was computed in TF32.
+                assert!(square > 0.1 * base_square, "{what} {name}: rms {square:.2e}");
+            };
+            twice("out", &with.out, &out, &rounded_out);
+            let gradients = with.gradients.expect("ran backward");
+            for ((name, got), ((_, exact), (_, rounded))) in
+                gradients.named().into_iter().zip(exact.named().into_iter().zip(rounded.named()))
+            {
+                twice(name, got, exact, rounded);
+            }
         }
     }
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn_natten_kernels::native::compile::{Source, build};
-use burn_natten_kernels::tensor_core::Compiler;
 use burn_natten_kernels::tensor_core::offline::translate;
+use burn_natten_kernels::tensor_core::{Compiler, Instruction};
 use cubecl::ir::{ElemType, FloatKind};
 
 use crate::kernels::Kernel;
@@ -30,7 +30,10 @@ pub fn report(
     toolkit: &Toolkit,
     keep: Option<&str>,
 ) -> Result<Vec<String>, String> {
-    let dtype = ElemType::Float(FloatKind::BF16);
+    let dtype = ElemType::Float(match kernel.blueprint.instruction {
+        Instruction::Tf32 => FloatKind::TF32,
+        _ => FloatKind::BF16,
+    });
     let mut rows = vec![];
     for name in architectures {
         let number = name.trim_start_matches("sm_").trim_end_matches('a');

@@ -21,11 +21,12 @@ impl Kernel {
     }
 }
 
-/// What the kernels of a compiler may use, with the shared memory of sm_80: either instruction.
-fn capabilities(compiler: Compiler) -> [Capability; 2] {
+/// What the kernels of a compiler may use, with the shared memory of sm_80: each of the instructions.
+fn capabilities(compiler: Compiler) -> [Capability; 3] {
     let ampere = Capability::cuda(80).expect("compute capability 8.0 has matrix units");
     let mma = ampere.with_compiler(compiler);
-    [mma, mma.with_cmma([16, 16, 16])]
+    let tf32 = mma.with_tf32().expect("compute capability 8.0 multiplies tf32");
+    [mma, mma.with_cmma([16, 16, 16]), tf32]
 }
 
 /// Problems of the catalogue, and others that differ in what kernels are specialised by.

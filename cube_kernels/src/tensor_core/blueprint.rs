@@ -9,14 +9,15 @@ use crate::{MAX_RANK, Problem};
 pub(super) const ROWS: usize = 16;
 /// Columns of its result.
 pub(super) const COLUMNS: usize = 8;
-/// Elements that it sums over.
+/// Elements of two bytes that it sums over.
 pub(super) const DEPTH: usize = 16;
+/// Elements of tf32 that it sums over.
+pub(super) const TF32_DEPTH: usize = 8;
 /// Units of a plane.
 pub(super) const PLANE: usize = 32;
-/// Elements, 16 bytes of them, between the end of a row in shared memory and the next one. Rows are an
-/// even number of such pieces long, so that with one more, eight rows read at once lie in different
-/// banks.
-pub(super) const PADDING: usize = 8;
+/// Bytes between the end of a row in shared memory and the next one. Rows are an even number of such pieces
+/// long, so that with one more, eight rows read at once lie in different banks.
+pub(super) const PADDING: usize = 16;
 
 /// Bytes of the buffers in shared memory that a kernel has no use for, which are an element long, with what aligns the next.
 const IDLE: usize = 64;
@@ -44,8 +45,36 @@ pub enum Compiler {
 pub enum Instruction {
     /// 16 x 8 x 16, with fragments laid out as NVIDIA GPUs do.
     Mma,
+    /// 16 x 8 x 8 on f32 rounded to tf32, with fragments laid out as NVIDIA GPUs do.
+    Tf32,
     /// Rows, columns and depth of a cooperative matrix product, whose fragments are the runtime's.
     Cmma([usize; 3]),
+}
+
+impl Instruction {
+    /// Bytes of an element that it multiplies.
+    pub fn size(self) -> usize {
+        if self == Self::Tf32 { size_of::<f32>() } else { size_of::<u16>() }
+    }
+
+    /// Whether fragments are laid out as NVIDIA GPUs do.
+    pub fn is_mma(self) -> bool {
+        matches!(self, Self::Mma | Self::Tf32)
+    }
+
+    /// Rows, columns and depth of a product of matrices.
+    pub(super) fn shape(self) -> [usize; 3] {
+        match self {
+            Self::Mma => [ROWS, COLUMNS, DEPTH],
+            Self::Tf32 => [ROWS, COLUMNS, TF32_DEPTH],
+            Self::Cmma(shape) => shape,
+        }
+    }
+
+    /// Elements of the widest load, 16 bytes of them.
+    pub(super) fn widest_vector(self) -> usize {
+        16 / self.size()
+    }
 }
 
 /// How exponentials are computed.
@@ -93,6 +122,17 @@ pub(super) struct Operand {
     pub matrices: usize,
     /// Whether fragments of the rows stay in registers.
     pub is_held: bool,
+    /// Whether elements are f32, to be rounded to tf32.
+    pub is_tf32: bool,
+    /// Whether those of the columns are rounded in shared memory.
+    pub has_rounded_columns: bool,
+}
+
+impl Operand {
+    /// Elements that a product sums over.
+    pub fn depth(&self) -> usize {
+        if self.is_tf32 { TF32_DEPTH } else { DEPTH }
+    }
 }
 
 /// Compile-time parameters of a kernel. Lengths of axes are none of them.
@@ -169,17 +209,14 @@ impl Blueprint {
     /// Rows of a plane.
     pub(super) fn plane_rows(&self) -> usize {
         match self.instruction {
-            Instruction::Mma => ROWS * self.blocks,
+            Instruction::Mma | Instruction::Tf32 => ROWS * self.blocks,
             Instruction::Cmma([m, ..]) => m,
         }
     }
 
     /// Rows, columns and depth of a product of matrices.
     pub(super) fn shape(&self) -> [usize; 3] {
-        match self.instruction {
-            Instruction::Mma => [ROWS, COLUMNS, DEPTH],
-            Instruction::Cmma(shape) => shape,
-        }
+        self.instruction.shape()
     }
 
     /// Planes that own the same rows.
@@ -231,14 +268,19 @@ impl Blueprint {
         )
     }
 
-    /// Length of a query or key vector in whole matrices.
-    pub(super) fn dim(&self) -> usize {
-        self.head_dim.next_multiple_of(DEPTH)
+    /// What vectors are filled up to multiples of: whole matrices, or pairs of them where two are read at once.
+    fn piece(&self) -> usize {
+        if self.instruction == Instruction::Tf32 { TF32_DEPTH } else { DEPTH }
     }
 
-    /// Length of a value vector in whole pairs of matrices.
+    /// Length of a query or key vector in whole matrices.
+    pub(super) fn dim(&self) -> usize {
+        self.head_dim.next_multiple_of(self.piece())
+    }
+
+    /// Length of a value vector in whole matrices, or pairs of them.
     pub(super) fn dim_v(&self) -> usize {
-        self.head_dim_v.next_multiple_of(DEPTH)
+        self.head_dim_v.next_multiple_of(self.piece())
     }
 
     /// Queries and keys.
@@ -254,11 +296,13 @@ impl Blueprint {
     fn operand(&self, dim: usize) -> Operand {
         Operand {
             dim,
-            pitch: (dim + PADDING) / self.vector,
+            pitch: (dim + PADDING / self.instruction.size()) / self.vector,
             vector: self.vector,
             blocks: self.blocks,
             matrices: self.columns() / COLUMNS,
             is_held: self.holds_rows,
+            is_tf32: self.instruction == Instruction::Tf32,
+            has_rounded_columns: self.staging == Staging::Registers,
         }
     }
 
@@ -278,14 +322,15 @@ impl Blueprint {
     /// Bytes of shared memory, at most: vectors of rows and columns, the rows' windows, statistics of columns
     /// that are queries, and scores and weights where fragments are the runtime's.
     pub fn shared_memory(&self) -> usize {
-        let first = (self.dim() + PADDING) * 2;
-        let second = (self.dim_v() + PADDING) * 2;
+        let size = self.instruction.size();
+        let first = self.dim() * size + PADDING;
+        let second = self.dim_v() * size + PADDING;
         let windows = if self.has_keys { 2 * MAX_RANK * size_of::<u32>() } else { 0 };
         let of_planes =
             if self.has_keys { self.groups() * 4 * MAX_RANK * size_of::<u32>() } else { 0 };
         let handed = if self.is_paired { self.handed() * 2 * size_of::<f32>() } else { 0 };
         // For gradients of values alone, the cooperative kernel has no use for the values.
-        let is_mma = self.instruction == Instruction::Mma;
+        let is_mma = self.instruction.is_mma();
         let row_second = if is_mma || self.has_first { second } else { 0 };
         let (row, column) = match self.pass {
             Pass::Forward => (first, first + second),
@@ -293,7 +338,7 @@ impl Blueprint {
             Pass::Keys => (first + row_second, first + second + 2 * size_of::<f32>()),
         };
         let exchange = match self.instruction {
-            Instruction::Mma => 0,
+            Instruction::Mma | Instruction::Tf32 => 0,
             Instruction::Cmma(_) => {
                 self.score_pitch() * size_of::<f32>() + self.weight_pitch() * size_of::<u16>()
             }
@@ -341,6 +386,7 @@ impl fmt::Display for Blueprint {
         })?;
         match self.instruction {
             Instruction::Mma => {}
+            Instruction::Tf32 => f.write_str("_tf32")?,
             Instruction::Cmma(sides) => write!(f, "_cmma{}", shape(&sides))?,
         }
         f.write_str(if self.holds_rows { "_held" } else { "" })?;

@@ -10,7 +10,7 @@ use cubecl::{
 };
 
 #[cfg(feature = "cube")]
-use super::blueprint::{COLUMNS, DEPTH, PLANE, ROWS};
+use super::blueprint::PLANE;
 use super::{Compiler, Exponential, Instruction, Staging};
 
 /// Shapes of cooperative matrices that the kernels use, the best first: AMD and Vulkan, Apple.
@@ -24,6 +24,8 @@ pub struct Capability {
     pub instruction: Instruction,
     /// Whether it multiplies bf16, too, and not f16 alone.
     pub has_bf16: bool,
+    /// Whether it multiplies f32 rounded to tf32, too: see [`Capability::with_tf32`].
+    pub has_tf32: bool,
     /// How tiles can get into shared memory.
     pub staging: Staging,
     /// How exponentials can be computed.
@@ -54,6 +56,7 @@ impl Capability {
         let of_cuda = Self {
             instruction,
             has_bf16: true,
+            has_tf32: true,
             staging: Staging::Registers,
             exponential: Exponential::Library,
             shared_memory,
@@ -79,19 +82,23 @@ impl Capability {
         if !has_planes {
             return None;
         }
-        let (instruction, has_bf16) = instruction(&properties.features.matmul)?;
+        let matmul = &properties.features.matmul;
+        let (instruction, has_bf16) = instruction(matmul)?;
+        let has_tf32 = instruction == Instruction::Mma
+            && matmul.mma.contains(&config(FloatKind::TF32, Instruction::Tf32.shape()));
         let plain = Self {
             instruction,
             has_bf16,
+            has_tf32,
             staging: Staging::Registers,
             exponential: Exponential::Library,
             shared_memory: hardware.max_shared_memory_size,
         };
+        // Of CubeCL's compilers for CUDA, the one to C++ has asynchronous copies.
         Some(match (instruction, properties.features.copy_async) {
-            // Of CubeCL's compilers for CUDA, the one to C++ has asynchronous copies.
             (Instruction::Mma, true) => plain.with_compiler(Compiler::Cpp),
             (Instruction::Mma, false) => plain.with_compiler(Compiler::Llvm),
-            (Instruction::Cmma(_), _) => plain,
+            _ => plain,
         })
     }
 
@@ -103,17 +110,45 @@ impl Capability {
 
     /// Whether kernels that use it have run on real hardware.
     pub fn has_run(&self) -> bool {
-        self.instruction == Instruction::Mma
+        self.instruction.is_mma()
+    }
+
+    /// The same for f32 that is rounded to tf32 where it is multiplied; `None` where the device has no
+    /// instruction for it.
+    ///
+    /// ```rust
+    /// use burn_natten_kernels::tensor_core::{Capability, Instruction};
+    ///
+    /// let ampere = Capability::cuda(80).expect("compute capability 8.0 has matrix units");
+    /// assert_eq!(ampere.with_tf32().map(|it| it.instruction), Some(Instruction::Tf32));
+    /// assert_eq!(ampere.with_cmma([16, 16, 16]).with_tf32(), None);
+    /// ```
+    pub fn with_tf32(self) -> Option<Self> {
+        self.has_tf32.then_some(Self { instruction: Instruction::Tf32, ..self })
     }
 
     /// The same with cooperative matrices, which has to be a shape that the device has.
     pub fn with_cmma(self, shape: [usize; 3]) -> Self {
         Self {
             instruction: Instruction::Cmma(shape),
+            has_tf32: false,
             staging: Staging::Registers,
             exponential: Exponential::Library,
             ..self
         }
+    }
+}
+
+/// The product of matrices of a type and shape, summed in f32.
+#[cfg(feature = "cube")]
+fn config(kind: FloatKind, [m, n, k]: [usize; 3]) -> MmaConfig {
+    MmaConfig {
+        a_type: ElemType::Float(kind),
+        b_type: ElemType::Float(kind),
+        cd_type: ElemType::Float(FloatKind::F32),
+        m: m as u32,
+        n: n as u32,
+        k: k as u32,
     }
 }
 
@@ -122,16 +157,8 @@ impl Capability {
 fn instruction(matmul: &MatmulFeatures) -> Option<(Instruction, bool)> {
     const F16: FloatKind = FloatKind::F16;
     const BF16: FloatKind = FloatKind::BF16;
-    let config = |kind: FloatKind, [m, n, k]: [usize; 3]| MmaConfig {
-        a_type: ElemType::Float(kind),
-        b_type: ElemType::Float(kind),
-        cd_type: ElemType::Float(FloatKind::F32),
-        m: m as u32,
-        n: n as u32,
-        k: k as u32,
-    };
     let has_mma = |kind| {
-        matmul.mma.contains(&config(kind, [ROWS, COLUMNS, DEPTH]))
+        matmul.mma.contains(&config(kind, Instruction::Mma.shape()))
             && matmul.ldmatrix.contains(&ElemType::Float(kind))
     };
     if has_mma(F16) && has_mma(BF16) {

@@ -7,7 +7,10 @@ use cubecl::ir::ElemType;
 use cubecl::server::Handle;
 
 use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
-use super::launch::{How, Named, check, check_buffer, chosen, common_vector, named};
+use super::launch::{
+    How, Named, capability, check, check_buffer, check_instruction, chosen, common_vector, named,
+    size, stored,
+};
 use super::layout::Strided;
 use super::plan::additional_problem;
 use super::tune::{fastest, representative, shortlist};
@@ -18,7 +21,7 @@ use super::{
 use crate::Problem;
 use crate::choices::Choices;
 
-/// What [`backward()`] reads, in f16 or bf16 but for the logsumexp and its gradient.
+/// What [`backward()`] reads, in the type of the forward pass but for the logsumexp and its gradient.
 #[derive(Clone, Debug)]
 pub struct BackwardInputs {
     /// `[batch, queries, heads, head_dim]`.
@@ -70,8 +73,8 @@ pub fn backward(
     outputs: &BackwardOutputs,
 ) -> Result<(), TensorCoreError> {
     static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
-    let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
-    let vector = backward_vector(problem, inputs);
+    let capability = capability(client, dtype)?;
+    let vector = backward_vector(problem, inputs, dtype);
     let plan = chosen(&KNOWN, problem, (capability, vector, dtype, choice), || {
         let Some(mut plan) = plan_backward(problem, &capability, vector) else { return Ok(None) };
         match choice {
@@ -136,7 +139,7 @@ fn measure(
 ///
 /// # Panics
 ///
-/// If a blueprint is none for the problem.
+/// If a blueprint is none for the problem or the type.
 pub fn backward_with(
     client: &Client,
     plan: &BackwardPlan,
@@ -168,7 +171,9 @@ fn run(
     }
     let tensors = tensors(problem, inputs);
     let address_type = check(client, problem, dtype, &tensors, &inputs.additional)?;
-    check_buffers(problem, inputs, outputs)?;
+    plan.blueprints().for_each(|blueprint| check_instruction(blueprint, dtype));
+    check_buffers(problem, dtype, inputs, outputs)?;
+    let dtype = stored(dtype);
     let queries = problem.axes.map(|axis| axis.queries);
     let line = |name, tensor: &Strided| tensor.line(queries).ok_or(TensorCoreError::Layout(name));
     let lines = match problem.additional {
@@ -241,20 +246,22 @@ fn tensors<'a>(problem: &Problem, inputs: &'a BackwardInputs) -> Vec<Named<'a>> 
 }
 
 /// Elements of a load: the most that every row of every input allows.
-pub fn backward_vector(problem: &Problem, inputs: &BackwardInputs) -> usize {
-    common_vector(&tensors(problem, inputs))
+pub fn backward_vector(problem: &Problem, inputs: &BackwardInputs, dtype: ElemType) -> usize {
+    common_vector(&tensors(problem, inputs), dtype)
 }
 
 /// Checks the buffers that are contiguous.
 fn check_buffers(
     problem: &Problem,
+    dtype: ElemType,
     inputs: &BackwardInputs,
     outputs: &BackwardOutputs,
 ) -> Result<(), TensorCoreError> {
     let queries = (problem.batch * problem.queries() * problem.heads) as u64;
     let keys = (problem.batch * problem.keys() * problem.heads_kv) as u64;
     let more = (problem.batch * problem.additional * problem.heads_kv) as u64;
-    let (dim, dim_v) = (2 * problem.head_dim as u64, 2 * problem.head_dim_v as u64);
+    let size = size(dtype) as u64;
+    let (dim, dim_v) = (size * problem.head_dim as u64, size * problem.head_dim_v as u64);
     check_buffer("lse", &inputs.lse, 4 * queries)?;
     check_buffer("dlse", &inputs.dlse, 4 * queries)?;
     check_buffer("dq", &outputs.dq, queries * dim)?;

@@ -8,7 +8,9 @@ use cubecl::server::Handle;
 
 use super::layout::Strided;
 use super::tune::{fastest, representative, shortlist};
-use super::{Blueprint, Capability, Choice, candidates, plan, plan_tiled, unsupported};
+use super::{
+    Blueprint, Capability, Choice, Instruction, candidates, plan, plan_tiled, unsupported,
+};
 use crate::Problem;
 use crate::choices::{Choices, remembered};
 
@@ -22,7 +24,7 @@ pub enum TensorCoreError {
     Device,
     /// The kernels do not know the element type.
     #[error(
-        "the tensor-core kernels run in f16 and bf16, where the device sums it in f32, not in {0:?}"
+        "the tensor-core kernels run in f16, bf16 and tf32, where the device sums it in f32, not in {0:?}"
     )]
     ElementType(ElemType),
     /// The kernels do not cover the problem.
@@ -49,7 +51,7 @@ pub enum TensorCoreError {
     Additional(usize),
 }
 
-/// What [`forward()`] reads, in f16 or bf16.
+/// What [`forward()`] reads, in f16 or bf16, or in f32 that is rounded to tf32 where it is multiplied.
 #[derive(Clone, Debug)]
 pub struct ForwardInputs {
     /// `[batch, queries, heads, head_dim]`.
@@ -74,6 +76,8 @@ pub struct ForwardOutputs {
 
 /// Attention with logsumexp, by the blueprint that `choice` takes.
 ///
+/// With [`FloatKind::TF32`] as the type, tensors are f32 and products round it. f32 itself is refused.
+///
 /// Returns when the work is enqueued; the first use of a blueprint compiles it.
 ///
 /// # Errors
@@ -87,12 +91,9 @@ pub fn forward(
     inputs: &ForwardInputs,
     outputs: &ForwardOutputs,
 ) -> Result<(), TensorCoreError> {
-    let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
-    if dtype == ElemType::Float(FloatKind::BF16) && !capability.has_bf16 {
-        return Err(TensorCoreError::ElementType(dtype));
-    }
+    let capability = capability(client, dtype)?;
     static KNOWN: Choices<How, Blueprint> = LazyLock::new(Mutex::default);
-    let vector = vector(problem, inputs);
+    let vector = vector(problem, inputs, dtype);
     let blueprint = chosen(&KNOWN, problem, (capability, vector, dtype, choice), || {
         if choice == Choice::Measured && problem.queries() > 0 {
             return measured(client, problem, dtype, &capability, vector, inputs, outputs);
@@ -102,6 +103,31 @@ pub fn forward(
         Ok(tiled.or_else(|| plan(problem, &capability, vector)))
     })?;
     forward_with(client, &blueprint, problem, dtype, inputs, outputs)
+}
+
+/// What kernels that multiply a type may use of the device.
+pub(super) fn capability(client: &Client, dtype: ElemType) -> Result<Capability, TensorCoreError> {
+    let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
+    match dtype {
+        ElemType::Float(FloatKind::F16) => Some(capability),
+        ElemType::Float(FloatKind::BF16) => capability.has_bf16.then_some(capability),
+        ElemType::Float(FloatKind::TF32) => capability.with_tf32(),
+        _ => None,
+    }
+    .ok_or(TensorCoreError::ElementType(dtype))
+}
+
+/// What a type that kernels multiply is in memory.
+pub(super) fn stored(dtype: ElemType) -> ElemType {
+    match dtype {
+        ElemType::Float(FloatKind::TF32) => ElemType::Float(FloatKind::F32),
+        _ => dtype,
+    }
+}
+
+/// Bytes of an element.
+pub(super) fn size(dtype: ElemType) -> usize {
+    if dtype == ElemType::Float(FloatKind::TF32) { size_of::<f32>() } else { size_of::<u16>() }
 }
 
 /// The blueprint that is the fastest on these tensors.
@@ -162,7 +188,7 @@ pub(super) fn chosen<T: Clone>(
 ///
 /// # Panics
 ///
-/// If the blueprint is none for the problem.
+/// If the blueprint is none for the problem or the type.
 pub fn forward_with(
     client: &Client,
     blueprint: &Blueprint,
@@ -174,10 +200,12 @@ pub fn forward_with(
     assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
     let address_type =
         check(client, problem, dtype, &tensors(problem, inputs), &inputs.additional)?;
+    check_instruction(blueprint, dtype);
     let rows = (problem.batch * problem.queries() * problem.heads) as u64;
-    check_buffer("out", &outputs.out, 2 * rows * problem.head_dim_v as u64)?;
+    check_buffer("out", &outputs.out, size(dtype) as u64 * rows * problem.head_dim_v as u64)?;
     check_buffer("lse", &outputs.lse, 4 * rows)?;
     if rows > 0 {
+        let dtype = stored(dtype);
         super::forward::launch(client, problem, dtype, blueprint, address_type, inputs, outputs);
     }
     Ok(())
@@ -194,7 +222,7 @@ pub(super) fn check(
     tensors: &[Named<'_>],
     additional: &Option<(Strided, Strided)>,
 ) -> Result<AddressType, TensorCoreError> {
-    if !matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16)) {
+    if !matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::TF32)) {
         return Err(TensorCoreError::ElementType(dtype));
     }
     if additional.is_some() != (problem.additional > 0) {
@@ -202,7 +230,7 @@ pub(super) fn check(
     }
     let mut largest = problem.largest_tensor();
     for (name, tensor, dim, lengths) in tensors {
-        tensor.check(name, *dim, *lengths)?;
+        tensor.check(name, *dim, *lengths, size(dtype))?;
         let last: usize = tensor.strides.iter().zip(lengths).map(|(s, n)| s * n).sum();
         largest = largest.max(last);
     }
@@ -211,6 +239,13 @@ pub(super) fn check(
         return Err(TensorCoreError::Addressing(largest));
     }
     Ok(address_type)
+}
+
+/// Panics if the kernel of a blueprint multiplies other elements.
+pub(super) fn check_instruction(blueprint: &Blueprint, dtype: ElemType) {
+    let is_tf32 = blueprint.instruction == Instruction::Tf32;
+    let is_asked = dtype == ElemType::Float(FloatKind::TF32);
+    assert!(is_tf32 == is_asked, "{blueprint} is no blueprint for {dtype:?}");
 }
 
 /// Fails if a buffer is smaller than `expected` bytes.
@@ -255,12 +290,13 @@ pub(super) fn named<'a>(
 }
 
 /// Elements of a load: the most that every row of every input allows.
-pub fn vector(problem: &Problem, inputs: &ForwardInputs) -> usize {
-    common_vector(&tensors(problem, inputs))
+pub fn vector(problem: &Problem, inputs: &ForwardInputs, dtype: ElemType) -> usize {
+    common_vector(&tensors(problem, inputs), dtype)
 }
 
 /// The most elements that every row of all tensors can be read in.
-pub(super) fn common_vector(tensors: &[Named<'_>]) -> usize {
-    let sizes = tensors.iter().map(|(_, tensor, dim, lengths)| tensor.vector(*dim, *lengths));
-    sizes.min().unwrap_or(1)
+pub(super) fn common_vector(tensors: &[Named<'_>], dtype: ElemType) -> usize {
+    let size = size(dtype);
+    let all = tensors.iter().map(|(_, tensor, dim, lengths)| tensor.vector(*dim, *lengths, size));
+    all.min().unwrap_or(1)
 }

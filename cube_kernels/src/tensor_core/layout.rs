@@ -26,13 +26,14 @@ impl Strided {
         Self { handle, strides: [tokens[0] * z, z, y, x, dim] }
     }
 
-    /// Most elements, a power of two up to 8, that every row of `dim` elements can be read in.
+    /// Most elements of `size` bytes, a power of two of them up to 16 bytes, that every row of `dim` elements
+    /// can be read in.
     ///
     /// `lengths` are those of the tensor: a stride that is never taken does not count.
-    pub(super) fn vector(&self, dim: usize, lengths: [usize; 5]) -> usize {
-        let offset = self.handle.offset_start.unwrap_or(0) as usize / 2;
+    pub(super) fn vector(&self, dim: usize, lengths: [usize; 5], size: usize) -> usize {
+        let offset = self.handle.offset_start.unwrap_or(0) as usize / size;
         let taken = self.strides.iter().zip(lengths).filter(|(_, length)| *length > 1);
-        let mut vector = 8;
+        let mut vector = 16 / size;
         for number in [dim, offset].into_iter().chain(taken.map(|(stride, _)| *stride)) {
             while number % vector != 0 {
                 vector /= 2;
@@ -47,13 +48,14 @@ impl Strided {
         name: &'static str,
         dim: usize,
         lengths: [usize; 5],
+        size: usize,
     ) -> Result<(), TensorCoreError> {
         if lengths.contains(&0) {
             return Ok(());
         }
         let last: usize =
             self.strides.iter().zip(lengths).map(|(stride, n)| stride * (n - 1)).sum();
-        let expected = 2 * (last + dim) as u64;
+        let expected = (size * (last + dim)) as u64;
         let actual = self.handle.size_in_used();
         if actual < expected {
             return Err(TensorCoreError::Buffer { name, expected, actual });

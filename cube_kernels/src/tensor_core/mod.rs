@@ -1,6 +1,7 @@
 //! Kernels on the matrix units that CubeCL gives access to.
 //!
-//! They multiply f16 or bf16 and sum in f32. A problem is cut into tiles of queries and of keys (see
+//! They multiply f16 or bf16, or f32 that is rounded to tf32 where [`Capability::with_tf32`] is asked for, and sum
+//! in f32. A problem is cut into tiles of queries and of keys (see
 //! [`tiling`](crate::tiling)), and a cube takes a tile of queries through the tiles of keys that any of its
 //! queries sees. [`candidates`] has the tiles and shapes of cubes that fit a device, [`plan()`] the one that
 //! runs; neither needs a device, only its [`Capability`].
@@ -51,6 +52,8 @@ mod products;
 mod results;
 #[cfg(feature = "cube")]
 mod staging;
+#[cfg(feature = "cube")]
+mod tf32;
 #[cfg(feature = "cube")]
 mod tune;
 

@@ -18,6 +18,7 @@ use cubecl_cuda::{CudaCompilationOptions, CudaCompiler, CudaRepresentation, Cuda
 
 use cubecl_server::runtime::Runtime;
 
+use super::launch::stored;
 use super::{Blueprint, Compiler, Pass, backward, forward};
 
 /// A kernel in the language that its compiler produces.
@@ -29,7 +30,8 @@ pub struct Program {
     pub shared_memory: usize,
 }
 
-/// Translates the kernel of a blueprint for compute capability `arch`, as 80 or 90.
+/// Translates the kernel of a blueprint for a type that it multiplies, and for compute capability `arch`, as 80
+/// or 90.
 ///
 /// # Errors
 ///
@@ -50,7 +52,7 @@ pub fn translate(
         Pass::Forward => forward::definition,
         Pass::Queries | Pass::Keys => backward::definition,
     };
-    let kernel = definition(blueprint, dtype, settings, properties(), target);
+    let kernel = definition(blueprint, stored(dtype), settings, properties(), target);
     let mut options =
         CudaCompilationOptions { arch: Some(SmArch::new(arch, true)), ..Default::default() };
     options.cpp.supports_features.grid_constants = true;

@@ -1,6 +1,6 @@
 //! From a problem to a blueprint.
 
-use super::blueprint::{Blueprint, ROWS};
+use super::blueprint::Blueprint;
 use super::{Capability, Compiler, Instruction, Pass, Staging};
 use crate::tiling::Tiling;
 use crate::{Axis, Problem};
@@ -189,10 +189,9 @@ fn candidates_of(
     }
     let rank = problem.rank();
     let mut blueprints = vec![];
-    let rows = match capability.instruction {
-        Instruction::Mma => ROWS,
-        Instruction::Cmma([m, ..]) => m,
-    };
+    let [rows, ..] = capability.instruction.shape();
+    let size = capability.instruction.size();
+    let vector = vector.min(capability.instruction.widest_vector());
     for shape in shapes(problem, capability, pass) {
         if shape.is_paired && !(has_first && has_second) {
             continue;
@@ -216,13 +215,16 @@ fn candidates_of(
                     head_dim: problem.head_dim,
                     head_dim_v: problem.head_dim_v,
                     vector,
-                    holds_rows: capability.instruction == Instruction::Mma
-                        && holds_rows(problem, &shape, pass),
+                    holds_rows: capability.instruction.is_mma()
+                        && holds_rows(problem, &shape, pass, size),
                     has_first,
                     has_second,
-                    // An asynchronous copy takes 4, 8 or 16 bytes.
                     instruction: capability.instruction,
-                    staging: if vector > 1 { capability.staging } else { Staging::Registers },
+                    // An asynchronous copy takes 4, 8 or 16 bytes.
+                    staging: match vector * size {
+                        4.. => capability.staging,
+                        _ => Staging::Registers,
+                    },
                     exponential: capability.exponential,
                     has_keys: problem.keys() > 0,
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
@@ -236,14 +238,13 @@ fn candidates_of(
     blueprints
 }
 
-/// Whether registers suffice to hold the rows' fragments.
-fn holds_rows(problem: &Problem, shape: &Shape, pass: Pass) -> bool {
+/// Whether registers suffice to hold the rows' fragments, of elements of `size` bytes.
+fn holds_rows(problem: &Problem, shape: &Shape, pass: Pass, size: usize) -> bool {
     let longest = problem.head_dim.max(problem.head_dim_v);
+    let bytes = shape.blocks * longest * size;
     match pass {
-        Pass::Forward => shape.blocks * longest <= 128,
-        Pass::Queries | Pass::Keys => {
-            shape.blocks * longest <= 64 || shape.is_paired && shape.columns <= 32
-        }
+        Pass::Forward => bytes <= 256,
+        Pass::Queries | Pass::Keys => bytes <= 128 || shape.is_paired && shape.columns <= 32,
     }
 }
 
@@ -259,6 +260,17 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
             shapes.push(shape(1, 1, 16));
         }
         return shapes;
+    }
+    if capability.instruction == Instruction::Tf32 {
+        // Vectors take twice the shared memory, and as fragments twice the registers.
+        return match (pass, longest) {
+            (Pass::Forward, ..=64) => vec![shape(4, 1, 64), shape(4, 2, 32), shape(4, 1, 32)],
+            (Pass::Forward, 65..=128) => vec![shape(4, 2, 32), shape(4, 1, 32), shape(4, 1, 16)],
+            (Pass::Forward, ..) => vec![shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)],
+            (_, ..=64) => vec![shape(4, 1, 32), shape(4, 1, 16)],
+            (_, 65..=128) => vec![shape(4, 1, 32), shape(4, 1, 16), shape(2, 1, 16)],
+            _ => vec![shape(4, 1, 16), shape(2, 1, 16), shape(1, 1, 16)],
+        };
     }
     match (pass, longest, capability.staging) {
         (Pass::Forward, ..=64, _) => vec![shape(4, 1, 64), shape(4, 2, 64)],
@@ -309,7 +321,8 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let scores = (blueprint.rows() * blueprint.columns()) as f64;
     let dims = (blueprint.dim() + blueprint.dim_v()) as f64;
     // Issue slots for a score: products, softmax, masks, vectors loaded for a tile and read from shared
-    // memory.
+    // memory. Elements of twice the size take twice of all but the softmax.
+    let dims = dims * (blueprint.instruction.size() / size_of::<u16>()) as f64;
     let products = dims * if blueprint.pass == Pass::Forward { 0.25 } else { 0.45 };
     let softmax = 24.0;
     let mask = 10.0 * count.mixed() as f64 / count.visited.max(1) as f64;
@@ -320,7 +333,7 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let step = waits * scores * (products + softmax + mask + loads + shared);
     // Units that exchange scores meet six times a step, and a meeting is about 32 slots of each.
     let meetings = match blueprint.instruction {
-        Instruction::Mma => 0.0,
+        Instruction::Mma | Instruction::Tf32 => 0.0,
         Instruction::Cmma(_) => (6 * 32 * blueprint.units()) as f64,
     };
     let tile = blueprint.rows() as f64 * dims * 24.0;

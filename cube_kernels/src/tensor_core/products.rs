@@ -3,7 +3,8 @@
 //! A plane multiplies 16 x 16 by 16 x 8 elements at a time. Unit `4 g + t` of it holds, of the first
 //! matrix, elements `2 t` and `2 t + 1` of rows `g` and `g + 8`, and the same 8 columns on; of the result,
 //! columns `2 t` and `2 t + 1` of rows `g` and `g + 8`. So two neighboring results are the first matrix of
-//! a further product, once they are rounded, with no exchange between units.
+//! a further product, once they are rounded, with no exchange between units. [`tf32`](super::tf32) has what is
+//! different with elements of four bytes.
 
 // `#[cube]` adds a module beside each function, without docs.
 #![allow(missing_docs, clippy::too_many_arguments)]
@@ -12,6 +13,7 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
 use super::blueprint::{COLUMNS, DEPTH, Operand, ROWS};
+use super::tf32;
 
 /// Two neighboring elements.
 pub(super) type Pair<F> = Vector<F, Const<2>>;
@@ -66,14 +68,15 @@ fn half<F: Float>(matrices: &Array<Pair<F>>, #[comptime] first: usize) -> Array<
 /// Where this unit's row begins, in a first matrix of 16 x 16 that is read as it is and in a second one
 /// that is read transposed: matrices 1 and 3 lie below matrices 0 and 2.
 #[cube]
-fn below(lane: usize, pitch: usize, #[comptime] vector: usize) -> usize {
-    (lane % 16) * pitch + lane / 16 * comptime!(8 / vector)
+fn below(lane: usize, pitch: usize, #[comptime] operand: Operand) -> usize {
+    (lane % 16) * pitch + lane / 16 * comptime!(operand.depth() / 2 / operand.vector)
 }
 
 /// The same in a second matrix that is read as it is: matrices 1 and 3 lie beside matrices 0 and 2.
 #[cube]
-fn beside(lane: usize, pitch: usize, #[comptime] vector: usize) -> usize {
-    (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * comptime!(8 / vector)
+fn beside(lane: usize, pitch: usize, #[comptime] operand: Operand) -> usize {
+    let half = comptime!(operand.depth() / 2 / operand.vector);
+    (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * half
 }
 
 /// Fragments of the plane's rows, piece by piece of the vectors and for each the plane's blocks.
@@ -87,15 +90,19 @@ pub(super) fn rows<F: Float, N: Size>(
     #[comptime] operand: Operand,
 ) -> Fragments<F> {
     let pitch = comptime!(operand.pitch);
-    let vector = comptime!(operand.vector);
-    let at = first_row * pitch + below(lane, pitch, vector);
+    let (depth, vector) = comptime!((operand.depth(), operand.vector));
+    let at = first_row * pitch + below(lane, pitch, operand);
     let mut fragments = Sequence::new();
     #[unroll]
     for i in 0..pieces {
         #[unroll]
         for block in 0..comptime!(operand.blocks) {
-            let offset = comptime!((piece + i) * DEPTH / vector + block * ROWS * pitch);
-            fragments.push(read::<F, N>(shared, at + offset, false));
+            let offset = comptime!((piece + i) * depth / vector + block * ROWS * pitch);
+            if comptime!(operand.is_tf32) {
+                fragments.push(tf32::read::<F, N>(shared, at + offset, true));
+            } else {
+                fragments.push(read::<F, N>(shared, at + offset, false));
+            }
         }
     }
     fragments
@@ -115,7 +122,7 @@ pub(super) fn held<F: Float, N: Size>(
     lane: usize,
     #[comptime] operand: Operand,
 ) -> Fragments<F> {
-    let pieces = comptime!(if operand.is_held { operand.dim / DEPTH } else { 0 });
+    let pieces = comptime!(if operand.is_held { operand.dim / operand.depth() } else { 0 });
     rows::<F, N>(shared, first_row, lane, 0usize, pieces, operand)
 }
 
@@ -132,7 +139,7 @@ pub(super) fn add_scores<F: Float, N: Size>(
     #[comptime] operand: Operand,
 ) {
     #[unroll]
-    for piece in 0..comptime!(operand.dim / DEPTH) {
+    for piece in 0..comptime!(operand.dim / operand.depth()) {
         if comptime!(operand.is_held) {
             let first = comptime!(piece * operand.blocks);
             add_piece::<F, N>(scores, held, shared_columns, lane, piece, first, operand);
@@ -155,19 +162,33 @@ fn add_piece<F: Float, N: Size>(
     #[comptime] operand: Operand,
 ) {
     let pitch = comptime!(operand.pitch);
-    let vector = comptime!(operand.vector);
-    let at = beside(lane, pitch, vector);
+    let (depth, vector) = comptime!((operand.depth(), operand.vector));
+    let at = beside(lane, pitch, operand);
     #[unroll]
     for pair in 0..comptime!(operand.matrices / 2) {
-        let offset = comptime!(pair * 2 * COLUMNS * pitch + piece * DEPTH / vector);
-        let columns = read::<F, N>(shared_columns, at + offset, false);
-        #[unroll]
-        for block in 0..comptime!(operand.blocks) {
-            let row = rows.index(comptime!(first + block));
-            let score = comptime!(block * operand.matrices + 2 * pair);
-            multiply::<F>(row, &half::<F>(&columns, 0usize), scores.index_mut(score));
-            let score = comptime!(score + 1);
-            multiply::<F>(row, &half::<F>(&columns, 2usize), scores.index_mut(score));
+        let offset = comptime!(pair * 2 * COLUMNS * pitch + piece * depth / vector);
+        if comptime!(operand.is_tf32) {
+            let is_rounded = comptime!(operand.has_rounded_columns);
+            let columns = tf32::read::<F, N>(shared_columns, at + offset, is_rounded);
+            #[unroll]
+            for block in 0..comptime!(operand.blocks) {
+                let row = rows.index(comptime!(first + block));
+                #[unroll]
+                for half in 0..2usize {
+                    let score = comptime!(block * operand.matrices + 2 * pair + half);
+                    tf32::multiply::<F>(row, columns[half], scores.index_mut(score));
+                }
+            }
+        } else {
+            let columns = read::<F, N>(shared_columns, at + offset, false);
+            #[unroll]
+            for block in 0..comptime!(operand.blocks) {
+                let row = rows.index(comptime!(first + block));
+                let score = comptime!(block * operand.matrices + 2 * pair);
+                multiply::<F>(row, &half::<F>(&columns, 0usize), scores.index_mut(score));
+                let score = comptime!(score + 1);
+                multiply::<F>(row, &half::<F>(&columns, 2usize), scores.index_mut(score));
+            }
         }
     }
 }
@@ -181,11 +202,27 @@ pub(super) fn accumulate<F: Float, N: Size>(
     lane: usize,
     #[comptime] operand: Operand,
 ) {
+    if comptime!(operand.is_tf32) {
+        tf32::accumulate::<F, N>(sums, weights, shared_columns, lane, operand);
+    } else {
+        accumulate_pairs::<F, N>(sums, weights, shared_columns, lane, operand);
+    }
+}
+
+/// The same where elements have two bytes, pairs of matrices at a time.
+#[cube]
+fn accumulate_pairs<F: Float, N: Size>(
+    sums: &mut Fragments<f32>,
+    weights: &Fragments<f32>,
+    shared_columns: &[Vector<F, N>],
+    lane: usize,
+    #[comptime] operand: Operand,
+) {
     let pitch = comptime!(operand.pitch);
     let vector = comptime!(operand.vector);
     let matrices = comptime!(operand.matrices);
     let pieces = comptime!(operand.dim / COLUMNS);
-    let at = below(lane, pitch, vector);
+    let at = below(lane, pitch, operand);
     #[unroll]
     for piece in 0..comptime!(matrices / 2) {
         let mut rows = Sequence::<Array<Pair<F>>>::new();

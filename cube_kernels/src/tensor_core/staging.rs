@@ -12,6 +12,7 @@ use cubecl::prelude::*;
 use super::blueprint::{Blueprint, Compiler, Operand, Staging};
 use super::geometry::{Position, Walk};
 use super::intrinsics::{begin_copy, wait_copies};
+use super::tf32;
 use crate::MAX_RANK;
 
 /// A tile's shape in memory.
@@ -31,6 +32,8 @@ pub(super) struct Stage {
     pub units: usize,
     /// How the tile gets here.
     pub staging: Staging,
+    /// Whether elements are f32 and rounded to tf32, on the way through registers where that is the way.
+    pub is_tf32: bool,
 }
 
 impl Stage {
@@ -50,6 +53,7 @@ impl Stage {
             pitch: operand.pitch,
             units: blueprint.units(),
             staging: blueprint.staging,
+            is_tf32: operand.is_tf32,
         }
     }
 
@@ -60,6 +64,11 @@ impl Stage {
     /// Vectors of the tile.
     fn total(&self) -> usize {
         self.rows() * self.vectors
+    }
+
+    fn vector_bytes(&self) -> u32 {
+        let size = if self.is_tf32 { size_of::<f32>() } else { size_of::<u16>() };
+        (self.vector * size) as u32
     }
 
     /// Vectors that a unit takes.
@@ -112,10 +121,14 @@ pub(super) fn put<F: Float, N: Size>(
     for turn in 0..comptime!(stage.turns()) {
         let number = unit + comptime!(turn * stage.units);
         let at = number / vectors * comptime!(stage.pitch) + number % vectors;
+        let mut vector = fetched[turn];
+        if comptime!(stage.is_tf32) {
+            vector = tf32::round::<F, N>(vector);
+        }
         if comptime!(stage.is_whole(turn)) {
-            shared[at] = fetched[turn];
+            shared[at] = vector;
         } else if number < comptime!(stage.total()) {
-            shared[at] = fetched[turn];
+            shared[at] = vector;
         }
     }
 }
@@ -158,7 +171,7 @@ fn copy<F: Float, N: Size>(
     #[comptime] stage: Stage,
 ) {
     if comptime!(stage.staging == Staging::Async(Compiler::Llvm)) {
-        begin_copy(from, to, comptime!(2 * stage.vector as u32));
+        begin_copy(from, to, comptime!(stage.vector_bytes()));
     } else {
         copy_async(from, to, comptime!(stage.vector as u32));
     }

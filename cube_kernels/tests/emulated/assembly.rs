@@ -51,7 +51,10 @@ fn call(statement: &str) -> String {
     let name = words.next().expect("a name");
     let is = |start: &str| name.starts_with(start);
     if is("mma.sync.aligned.m16n8k16.row.col.f32.") {
-        format!("machine_multiply({}, {operands})", i32::from(name.contains("bf16")))
+        let name = if name.contains("bf16") { "TYPE_BF16" } else { "TYPE_F16" };
+        format!("machine_multiply({name}, {operands})")
+    } else if is("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32") {
+        format!("machine_multiply(TYPE_TF32, {operands})")
     } else if is("ldmatrix.sync.aligned.m8n8.x4") {
         format!("machine_load_matrices({}, {operands})", i32::from(name.contains(".trans")))
     } else if is("cp.async.commit_group") {
@@ -111,4 +114,7 @@ fn assembly_becomes_calls() {
     assert_eq!(call(wait), "machine_wait()");
     let arrive = r#""bar.arrive %0, 64;" :  : "r"(v7) : "memory""#;
     assert_eq!(call(arrive), "machine_arrive(v7, 64)");
+    let multiply =
+        r#""mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0}, {%1};" : "=f"(d) : "r"(a)"#;
+    assert_eq!(call(multiply), "machine_multiply(TYPE_TF32, d, a)");
 }

@@ -1,12 +1,12 @@
 //! The backward kernels.
 
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
     Blueprint, Capability, Compiler, Pass, backward_candidates, plan_backward, widest_vector,
 };
 use burn_natten_kernels::{Axis, Problem};
 
 use crate::arguments::{Layout, factor, sizes};
+use crate::element::Element;
 use crate::problems::{BACKWARD, FORWARD, all, random, spoiled};
 use crate::program::{Program, compiler, decode, encode, encode_f32};
 use crate::run::{format, half_ulp, magnitude};
@@ -62,10 +62,10 @@ fn gradients(
 }
 
 /// The name of a gradient with what the kernel gave and what is right.
-type Named<'a> = (&'static str, Vec<f64>, &'a [f64]);
+pub type Named<'a> = (&'static str, Vec<f64>, &'a [f64]);
 
 /// Runs one kernel of a problem's backward pass and gives its gradients beside the right ones.
-fn run<'a>(
+pub fn gradients_of<'a>(
     program: &Program,
     blueprint: &Blueprint,
     (problem, of_additional): (&Problem, bool),
@@ -129,12 +129,13 @@ fn dense(problem: &Problem) -> Problem {
     Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
 }
 
-fn check(capability: &Capability) {
+/// All problems, with elements of either type in turn.
+fn check(capability: &Capability, elements: [Element; 2]) {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in all().into_iter().enumerate() {
         // What would run, or another.
         let pick = if number % 2 == 1 { Pick::At(0.5) } else { Pick::Planned };
-        let element = [Element::Bf16, Element::F16][number / 2 % 2];
+        let element = elements[number / 2 % 2];
         check_one(compiler, capability, &problem, element, pick);
     }
 }
@@ -192,7 +193,8 @@ fn check_one(
         for (what, data) in spoiled(problem, &clean, &poisons) {
             let exact = compute(problem, &data, format(element).round);
             let given = (problem, of_additional);
-            for (name, actual, expected) in run(&program, &blueprint, given, element, &data, &exact)
+            for (name, actual, expected) in
+                gradients_of(&program, &blueprint, given, element, &data, &exact)
             {
                 assert_eq!(actual.len(), expected.len(), "{blueprint}: {name}");
                 let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
@@ -216,20 +218,23 @@ fn random_problems() {
     let Some(compiler) = compiler() else { return };
     let ways = crate::ways();
     for random in random() {
+        let ways: Vec<_> = ways.iter().filter_map(|way| random.element.of(*way)).collect();
         let capability = &ways[random.pick % ways.len()];
         let pick = Pick::At(random.share);
         check_one(compiler, capability, &random.problem, random.element, pick);
     }
 }
 
+const HALVES: [Element; 2] = [Element::Bf16, Element::F16];
+
 #[test]
 fn mma_with_asynchronous_copies() {
-    check(&crate::asynchronous());
+    check(&crate::asynchronous(), HALVES);
 }
 
 #[test]
 fn mma_with_loads_through_registers() {
-    check(&crate::plain());
+    check(&crate::plain(), HALVES);
 }
 
 #[test]
@@ -247,10 +252,20 @@ fn pairs_of_planes() {
 
 #[test]
 fn cmma_of_16() {
-    check(&crate::cooperative(16));
+    check(&crate::cooperative(16), HALVES);
 }
 
 #[test]
 fn cmma_of_8() {
-    check(&crate::cooperative(8));
+    check(&crate::cooperative(8), HALVES);
+}
+
+#[test]
+fn tf32_with_asynchronous_copies() {
+    check(&crate::tf32(crate::asynchronous()), [Element::Tf32; 2]);
+}
+
+#[test]
+fn tf32_with_loads_through_registers() {
+    check(&crate::tf32(crate::plain()), [Element::Tf32; 2]);
 }

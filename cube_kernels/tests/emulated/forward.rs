@@ -1,10 +1,10 @@
 //! The forward kernels.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
 
 use crate::arguments::{Layout, factor, sizes};
+use crate::element::Element;
 use crate::problems::{FORWARD, all, random, spoiled};
 use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
 use crate::run::{differs, format, half_ulp, magnitude};
@@ -12,7 +12,7 @@ use crate::support::Data;
 use crate::support::oracle::compute;
 
 /// Output and logsumexp.
-fn attend(
+pub fn attend(
     program: &Program,
     blueprint: &Blueprint,
     problem: &Problem,
@@ -43,12 +43,13 @@ fn attend(
     (decode(element, &written[0]), decode_f32(&written[1]))
 }
 
-fn check(capability: &Capability) {
+/// All problems, with elements of either type in turn.
+fn check(capability: &Capability, elements: [Element; 2]) {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in all().into_iter().enumerate() {
         // What would run, or another.
         let pick = (number % 2 == 1).then_some(0.5);
-        let element = [Element::F16, Element::Bf16][number / 2 % 2];
+        let element = elements[number / 2 % 2];
         check_one(compiler, capability, &problem, element, pick);
     }
 }
@@ -93,27 +94,40 @@ fn random_problems() {
     let Some(compiler) = compiler() else { return };
     let ways = crate::ways();
     for random in random() {
+        let ways: Vec<_> = ways.iter().filter_map(|way| random.element.of(*way)).collect();
         let capability = &ways[random.pick % ways.len()];
         check_one(compiler, capability, &random.problem, random.element, Some(random.share));
     }
 }
 
+const HALVES: [Element; 2] = [Element::F16, Element::Bf16];
+
 #[test]
 fn mma_with_asynchronous_copies() {
-    check(&crate::asynchronous());
+    check(&crate::asynchronous(), HALVES);
 }
 
 #[test]
 fn mma_with_loads_through_registers() {
-    check(&crate::plain());
+    check(&crate::plain(), HALVES);
 }
 
 #[test]
 fn cmma_of_16() {
-    check(&crate::cooperative(16));
+    check(&crate::cooperative(16), HALVES);
 }
 
 #[test]
 fn cmma_of_8() {
-    check(&crate::cooperative(8));
+    check(&crate::cooperative(8), HALVES);
+}
+
+#[test]
+fn tf32_with_asynchronous_copies() {
+    check(&crate::tf32(crate::asynchronous()), [Element::Tf32; 2]);
+}
+
+#[test]
+fn tf32_with_loads_through_registers() {
+    check(&crate::tf32(crate::plain()), [Element::Tf32; 2]);
 }

@@ -101,14 +101,18 @@ void run_cube() {
   }
 }
 
-float element(int is_bf16, unsigned word, int high) {
+enum Type { TYPE_F16, TYPE_BF16, TYPE_TF32 };
+
+float as_float(unsigned word) {
+  float value;
+  memcpy(&value, &word, 4);
+  return value;
+}
+
+float element(int type, unsigned word, int high) {
+  if (type == TYPE_TF32) return as_float(word & ~0x1fffu);
   const unsigned short bits = high ? word >> 16 : word & 0xffff;
-  if (is_bf16) {
-    const unsigned wide = (unsigned)bits << 16;
-    float value;
-    memcpy(&value, &wide, 4);
-    return value;
-  }
+  if (type == TYPE_BF16) return as_float((unsigned)bits << 16);
   _Float16 value;
   memcpy(&value, &bits, 2);
   return value;
@@ -164,7 +168,7 @@ void machine_ldmatrix(int is_transposed, unsigned row, unsigned* result) {
   meet_plane();
 }
 
-void machine_mma(int is_bf16, const unsigned* a, const unsigned* b, const float* c, float* d) {
+void machine_mma(int type, const unsigned* a, const unsigned* b, const float* c, float* d) {
   const unsigned lane = me % PLANE;
   memcpy(exchange().a[lane], a, 16);
   memcpy(exchange().b[lane], b, 8);
@@ -173,10 +177,12 @@ void machine_mma(int is_bf16, const unsigned* a, const unsigned* b, const float*
     for (unsigned e = 0; e < 2; e++) {
       const unsigned row = lane / 4, column = lane % 4 * 2 + e;
       float sum = 0;
-      for (unsigned k = 0; k < 16; k++) {
-        // Depth k is in the unit k / 2 % 4 of a row or column, the depths 8 to 15 in further registers.
-        const unsigned left = exchange().a[row * 4 + k / 2 % 4][half + k / 8 * 2], right = exchange().b[column * 4 + k / 2 % 4][k / 8];
-        sum += element(is_bf16, left, k % 2) * element(is_bf16, right, k % 2);
+      // Elements of a register. Depths are in the units of a row or column in turn, the second half of them in further registers.
+      const unsigned packed = type == TYPE_TF32 ? 1 : 2;
+      for (unsigned k = 0; k < 8 * packed; k++) {
+        const unsigned unit = k / packed % 4, later = k / packed / 4;
+        const unsigned left = exchange().a[row * 4 + unit][half + later * 2], right = exchange().b[column * 4 + unit][later];
+        sum += element(type, left, k % packed) * element(type, right, k % packed);
       }
       d[2 * half + e] = c[2 * half + e] + sum;
     }

@@ -26,8 +26,9 @@ unsigned machine_shuffle(unsigned value, unsigned lane);
 unsigned machine_lane();
 // Four matrices of 8 x 8; each unit gives the address of a row in shared memory.
 void machine_ldmatrix(int is_transposed, unsigned row, unsigned* result);
-// d = a b + c, m16n8k16.
-void machine_mma(int is_bf16, const unsigned* a, const unsigned* b, const float* c, float* d);
+// d = a b + c: m16n8k16 of f16 or bf16, m16n8k8 of tf32, which drops the bits that tf32 does not have.
+enum Type { TYPE_F16, TYPE_BF16, TYPE_TF32 };
+void machine_mma(int type, const unsigned* a, const unsigned* b, const float* c, float* d);
 // Copies are done when they are waited for, and not before.
 void machine_copy(unsigned to, const void* from, unsigned bytes);
 void machine_wait();
@@ -63,12 +64,12 @@ template <class R, class A> static inline void machine_load_matrices(int is_tran
   machine_ldmatrix(is_transposed, row, result);
   machine_set(r0, result[0]), machine_set(r1, result[1]), machine_set(r2, result[2]), machine_set(r3, result[3]);
 }
-template <class A, class B> static inline void machine_multiply(int is_bf16, float& d0, float& d1, float& d2, float& d3, A a0, A a1, A a2, A a3, B b0, B b1,
+template <class A, class B> static inline void machine_multiply(int type, float& d0, float& d1, float& d2, float& d3, A a0, A a1, A a2, A a3, B b0, B b1,
                                                                 float c0, float c1, float c2, float c3) {
   const unsigned a[4] = {machine_bits(a0), machine_bits(a1), machine_bits(a2), machine_bits(a3)}, b[2] = {machine_bits(b0), machine_bits(b1)};
   const float c[4] = {c0, c1, c2, c3};
   float d[4];
-  machine_mma(is_bf16, a, b, c, d);
+  machine_mma(type, a, b, c, d);
   d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
 }
 static inline void machine_power(float& result, float argument) { result = __builtin_exp2f(argument); }
@@ -98,8 +99,16 @@ struct __nv_bfloat16 {
   }
 };
 
-// Cooperative matrices: every unit holds all of each.
 namespace nvcuda { namespace wmma {
+// cvt.rna.tf32.f32: to the nearest, ties away from zero.
+static inline float __float_to_tf32(float value) {
+  unsigned word = machine_bits(value);
+  const bool is_nan = (word & 0x7fffffff) > 0x7f800000;
+  machine_set(value, is_nan ? 0x7fffffff : (word + 0x1000) & ~0x1fffu);
+  return value;
+}
+
+// Cooperative matrices: every unit holds all of each.
 struct matrix_a {};
 struct matrix_b {};
 struct accumulator {};

@@ -8,9 +8,13 @@
 mod arguments;
 mod assembly;
 mod backward;
+#[path = "../support/element.rs"]
+mod element;
 mod forward;
+mod precision;
 mod problems;
 mod program;
+mod rounding;
 #[allow(dead_code)]
 #[path = "../native/run.rs"]
 mod run;
@@ -40,4 +44,9 @@ fn cooperative(side: usize) -> Capability {
 /// All of these.
 fn ways() -> [Capability; 4] {
     [asynchronous(), plain(), cooperative(16), cooperative(8)]
+}
+
+/// The same for f32 that is rounded to tf32.
+fn tf32(capability: Capability) -> Capability {
+    capability.with_tf32().expect("compute capability 8.0 multiplies it")
 }

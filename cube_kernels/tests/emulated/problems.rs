@@ -1,9 +1,9 @@
 //! Small problems of every kind, and data for them.
 
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
+use crate::element::Element;
 use crate::support::{Data, axis};
 
 fn problem(axes: &[Axis], head_dim: usize, head_dim_v: usize) -> Problem {
@@ -67,7 +67,7 @@ fn random_problem(rng: &mut StdRng) -> Random {
         additional: if rng.random_bool(0.3) { rng.random_range(1..=40) } else { 0 },
         ..problem(&axes, head_dim, head_dim_v)
     };
-    let element = if rng.random() { Element::F16 } else { Element::Bf16 };
+    let element = Element::ALL[rng.random_range(0..Element::ALL.len())];
     Random { problem, element, pick: rng.random_range(0..1000), share: rng.random() }
 }
 

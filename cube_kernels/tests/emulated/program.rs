@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::offline::translate;
 use burn_natten_kernels::tensor_core::{Blueprint, Compiler};
-use cubecl::ir::{ElemType, FloatKind};
 
 use crate::assembly::portable;
+use crate::element::Element;
+use crate::run::format;
 
 /// The C++ compiler, where there is one.
 pub fn compiler() -> Option<&'static str> {
@@ -25,28 +25,27 @@ pub fn compiler() -> Option<&'static str> {
     found
 }
 
-pub fn dtype(element: Element) -> ElemType {
-    ElemType::Float(match element {
-        Element::F16 => FloatKind::F16,
-        Element::Bf16 => FloatKind::BF16,
-    })
-}
-
-/// Numbers as the element type has them.
+/// Numbers as the element type has them in memory.
 pub fn encode(element: Element, values: &[f64]) -> Vec<u8> {
-    let encode = |value: &f64| match element {
-        Element::F16 => half::f16::from_f64(*value).to_le_bytes(),
-        Element::Bf16 => half::bf16::from_f64(*value).to_le_bytes(),
-    };
-    values.iter().flat_map(encode).collect()
+    match element {
+        Element::F16 => values.iter().flat_map(|x| half::f16::from_f64(*x).to_le_bytes()).collect(),
+        Element::Bf16 => {
+            values.iter().flat_map(|x| half::bf16::from_f64(*x).to_le_bytes()).collect()
+        }
+        Element::Tf32 => encode_f32(values),
+    }
 }
 
 pub fn decode(element: Element, bytes: &[u8]) -> Vec<f64> {
     let decode = |pair: &[u8]| match element {
         Element::F16 => half::f16::from_le_bytes([pair[0], pair[1]]).to_f64(),
-        Element::Bf16 => half::bf16::from_le_bytes([pair[0], pair[1]]).to_f64(),
+        _ => half::bf16::from_le_bytes([pair[0], pair[1]]).to_f64(),
     };
-    bytes.chunks_exact(2).map(decode).collect()
+    if element == Element::Tf32 {
+        decode_f32(bytes)
+    } else {
+        bytes.chunks_exact(2).map(decode).collect()
+    }
 }
 
 pub fn encode_f32(values: &[f64]) -> Vec<u8> {
@@ -95,7 +94,7 @@ pub struct Program {
 impl Program {
     /// Of the kernel that CubeCL's compiler to C++ makes of a blueprint.
     pub fn build(compiler: &str, blueprint: &Blueprint, element: Element) -> Self {
-        let program = translate(blueprint, dtype(element), 80, Compiler::Cpp)
+        let program = translate(blueprint, format(element).elem(), 80, Compiler::Cpp)
             .unwrap_or_else(|error| panic!("{blueprint}: {error}"));
         let bound = blueprint.shared_memory();
         assert!(program.shared_memory <= bound, "{blueprint}: {} > {bound}", program.shared_memory);

@@ -1,14 +1,13 @@
 //! A row of keys or values that is not finite spoils the queries that see it, and no other.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
 use crate::problems::{isolated, share};
 use crate::run::{device, differs, format, half_ulp, magnitude};
 use crate::support::Data;
 use crate::support::oracle::{compute, visible};
-use crate::ways::computed;
+use crate::ways::{ELEMENTS, Element, computed};
 
 /// A number in the middle of one row of the keys or of the values becomes `poison`.
 struct Spoiled {
@@ -110,7 +109,7 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
 fn check_both(problems: isolated::Named) {
     let Some(client) = device() else { return };
     for (name, problem) in share(problems) {
-        for element in [Element::F16, Element::Bf16] {
+        for element in ELEMENTS {
             check(&client, name, &problem, element);
         }
     }

@@ -6,14 +6,14 @@
 //! by.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
+use cubecl::ir::FloatKind;
 
 use crate::problems::{problem, share};
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::oracle::visible;
 use crate::support::{Data, axis};
-use crate::ways::computed;
+use crate::ways::{Element, WIDE, computed};
 
 /// What a row's exact softmax gives, and how far f32 may be off.
 struct Row {
@@ -24,12 +24,13 @@ struct Row {
 }
 
 /// f32 roundings that a score goes through, in units of 2^-24 of the sum of absolute products: the
-/// tensor core's truncating sums of 16 products each, the factor, the difference from the maximum.
-fn roundings(problem: &Problem) -> f64 {
-    2.0 * (problem.head_dim.div_ceil(16) + 4) as f64
+/// tensor core's truncating sums of 8 or 16 products each, the factor, the difference from the maximum.
+fn roundings(problem: &Problem, element: Element) -> f64 {
+    let products = if format(element).kind == FloatKind::TF32 { 8 } else { 16 };
+    2.0 * (problem.head_dim.div_ceil(products) + 4) as f64
 }
 
-fn exact_row(problem: &Problem, data: &Data, row: usize) -> Row {
+fn exact_row(problem: &Problem, element: Element, data: &Data, row: usize) -> Row {
     let Problem { heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
     let (token, head) = (row / heads, row % heads);
     let (batch, query) = (token / problem.queries(), token % problem.queries());
@@ -45,7 +46,7 @@ fn exact_row(problem: &Problem, data: &Data, row: usize) -> Row {
         scores.push(problem.scale * products().sum::<f64>());
         largest = largest.max(problem.scale * products().map(f64::abs).sum::<f64>());
     }
-    let score_error = largest * roundings(problem) * 0.5f64.powi(24);
+    let score_error = largest * roundings(problem, element) * 0.5f64.powi(24);
     let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let lse = maximum + scores.iter().map(|s| (s - maximum).exp()).sum::<f64>().ln();
     let weighted: Vec<(f64, Vec<f64>)> = scores
@@ -80,7 +81,7 @@ fn check(client: &Client, problem: &Problem, element: Element, factors: (f64, f6
         let (mut tight, mut count) = (0, 0);
         let dim = problem.head_dim_v;
         for (row, lse) in lse.iter().enumerate() {
-            let exact = exact_row(problem, &data, row);
+            let exact = exact_row(problem, element, &data, row);
             let what = || format!("{way}, inputs times {factors:?}, row {row}: {problem:?}");
             let limit = exact.score_error + 1e-5 + 1e-6 * exact.lse.abs();
             assert!((lse - exact.lse).abs() <= limit, "{lse}, not {}: {}", exact.lse, what());
@@ -112,6 +113,11 @@ fn problems() -> Vec<Problem> {
     ]
 }
 
+/// Every element type with the range of f32, with each of some factors.
+fn of_wide<T: Copy>(factors: [T; 3]) -> impl Iterator<Item = (Element, T)> {
+    WIDE.iter().flat_map(move |element| factors.map(|factor| (*element, factor)))
+}
+
 /// Scores have a standard deviation of about 1.8 for inputs as they are.
 #[test]
 fn scaled_queries() {
@@ -122,8 +128,8 @@ fn scaled_queries() {
         }
         // The largest f16 is 65504.
         check(&client, &problem, Element::F16, (2e4, 3e2));
-        for factor in [1e3, 1e5, 1e7] {
-            check(&client, &problem, Element::Bf16, (factor / 2.0, 1.0));
+        for (element, factor) in of_wide([1e3, 1e5, 1e7]) {
+            check(&client, &problem, element, (factor / 2.0, 1.0));
         }
     }
 }
@@ -134,8 +140,8 @@ fn beyond_the_masks() {
     let Some(client) = device() else { return };
     for problem in share(problems()) {
         check(&client, &problem, Element::F16, (32752.0, 32752.0));
-        check(&client, &problem, Element::Bf16, (32752.0, 32752.0));
-        check(&client, &problem, Element::Bf16, (1e15, 1e15));
-        check(&client, &problem, Element::Bf16, (1e25, 1e5));
+        for (element, factors) in of_wide([(32752.0, 32752.0), (1e15, 1e15), (1e25, 1e5)]) {
+            check(&client, &problem, element, factors);
+        }
     }
 }

@@ -8,6 +8,7 @@ use burn_natten_kernels::native::sm90::{
     Element, ForwardInputs, ForwardOutputs, Schedule, Strided, forward_with, plan,
 };
 use cubecl::client::Client;
+use cubecl::ir::FloatKind;
 
 use crate::support::Data;
 use crate::support::oracle::compute;
@@ -22,18 +23,25 @@ pub fn device() -> Option<Client> {
     None
 }
 
-pub fn format(element: Element) -> Format {
-    match element {
-        Element::F16 => F16,
-        Element::Bf16 => BF16,
+impl From<Element> for Format {
+    fn from(element: Element) -> Self {
+        match element {
+            Element::F16 => F16,
+            Element::Bf16 => BF16,
+        }
     }
 }
 
+pub fn format(element: impl Into<Format>) -> Format {
+    element.into()
+}
+
 /// Half the distance of neighboring numbers, relative to them, at most.
-pub fn half_ulp(element: Element) -> f64 {
-    match element {
-        Element::F16 => 0.5f64.powi(11),
-        Element::Bf16 => 0.5f64.powi(8),
+pub fn half_ulp(element: impl Into<Format>) -> f64 {
+    match element.into().kind {
+        FloatKind::BF16 => 0.5f64.powi(8),
+        // f16 and tf32.
+        _ => 0.5f64.powi(11),
     }
 }
 

@@ -56,8 +56,21 @@ fn add(sum: &mut [f64], weight: f64, row: &[f64]) {
 /// Both passes. The backward pass reads the output as `round` leaves it, as an implementation that
 /// stores it in that type does.
 pub fn compute(problem: &Problem, data: &Data, round: fn(f64) -> f64) -> Results {
+    compute_rounded(problem, data, round, |x| x)
+}
+
+/// The same where `operand` rounds what matrix products multiply: vectors, weights and gradients of scores.
+pub fn compute_rounded(
+    problem: &Problem,
+    data: &Data,
+    round: fn(f64) -> f64,
+    operand: fn(f64) -> f64,
+) -> Results {
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-    let at = |buffer: &[f64], row: usize, dim: usize| buffer[row * dim..][..dim].to_vec();
+    let exactly = |buffer: &[f64], row: usize, dim: usize| buffer[row * dim..][..dim].to_vec();
+    let at = |buffer: &[f64], row: usize, dim: usize| -> Vec<f64> {
+        buffer[row * dim..][..dim].iter().map(|x| operand(*x)).collect()
+    };
     let keys_of = |source: &Source, row: usize| match source {
         Source::Spatial => (at(&data.key, row, dim), at(&data.value, row, dim_v)),
         Source::Additional => {
@@ -83,16 +96,17 @@ pub fn compute(problem: &Problem, data: &Data, round: fn(f64) -> f64) -> Results
         let lse = maximum + scores.iter().map(|s| (s - maximum).exp()).sum::<f64>().ln();
         let mut out = vec![0.0; dim_v];
         for (score, (_, value)) in scores.iter().zip(&pairs) {
-            add(&mut out, (score - lse).exp(), value);
+            add(&mut out, operand((score - lse).exp()), value);
         }
         results.lse[row] = lse;
         results.out[row * dim_v..][..dim_v].copy_from_slice(&out);
 
         let stored: Vec<f64> = out.into_iter().map(round).collect();
-        let delta = dot(&stored, &dout) - data.dlse[row];
+        let delta = dot(&stored, &exactly(&data.dout, row, dim_v)) - data.dlse[row];
         for ((score, (key, value)), (source, key_row)) in scores.iter().zip(&pairs).zip(keys) {
             let p = (score - lse).exp();
-            let ds = problem.scale * p * (dot(&dout, value) - delta);
+            let ds = problem.scale * operand(p * (dot(&dout, value) - delta));
+            let p = operand(p);
             let (dk, dv) = match source {
                 Source::Spatial => (&mut results.dk, &mut results.dv),
                 Source::Additional => (&mut results.additional_dk, &mut results.additional_dv),

@@ -1,7 +1,6 @@
 //! Runs the forward pass on the device and compares it with the oracle.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
     Blueprint, Capability, ForwardInputs, ForwardOutputs, Strided, candidates, forward_with, plan,
     vector,
@@ -13,6 +12,7 @@ use crate::run::{Outputs, format, half_ulp, magnitude, norms};
 use crate::support::Data;
 use crate::support::oracle::compute;
 use crate::support::run::F32;
+use crate::ways::Element;
 
 pub fn dtype(element: Element) -> ElemType {
     format(element).elem()
@@ -62,27 +62,38 @@ pub fn attend(
     )
 }
 
-/// Ways to use the device's matrix units: the one that is chosen, and cooperative matrices.
-pub fn capabilities(client: &Client) -> Vec<Capability> {
+/// Ways to use the device's matrix units: the one that is chosen, and cooperative matrices, which do not multiply
+/// tf32.
+pub fn capabilities(client: &Client, element: Element) -> Vec<Capability> {
     let capability = Capability::of(client).expect("matrix units");
     let mut all = vec![capability, capability.with_cmma([16, 16, 16])];
     all.dedup();
-    all
+    all.into_iter().filter_map(|capability| element.of(capability)).collect()
 }
 
 /// The blueprints that would run the inputs, one for each of [`capabilities`].
-pub fn planned(client: &Client, problem: &Problem, inputs: &ForwardInputs) -> Vec<Blueprint> {
-    let vector = vector(problem, inputs);
+pub fn planned(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+    inputs: &ForwardInputs,
+) -> Vec<Blueprint> {
+    let vector = vector(problem, inputs, dtype(element));
     let plan = |capability| plan(problem, &capability, vector);
-    let planned = capabilities(client).into_iter().map(plan);
+    let planned = capabilities(client, element).into_iter().map(plan);
     planned.collect::<Option<_>>().unwrap_or_else(|| panic!("{problem:?}"))
 }
 
 /// Those, and then all that could.
-pub fn blueprints(client: &Client, problem: &Problem, inputs: &ForwardInputs) -> Vec<Blueprint> {
-    let vector = vector(problem, inputs);
-    let mut all = planned(client, problem, inputs);
-    for capability in capabilities(client) {
+pub fn blueprints(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+    inputs: &ForwardInputs,
+) -> Vec<Blueprint> {
+    let vector = vector(problem, inputs, dtype(element));
+    let mut all = planned(client, element, problem, inputs);
+    for capability in capabilities(client, element) {
         all.extend(candidates(problem, &capability, vector));
     }
     all
@@ -101,7 +112,7 @@ pub fn check(
     let data = Data::random(problem, seed, format.round);
     let exact = compute(problem, &data, |x| x);
     let inputs = upload(client, element, problem, &data);
-    let all = blueprints(client, problem, &inputs);
+    let all = blueprints(client, element, problem, &inputs);
     let blueprint = all[pick % all.len()];
     let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
     let (rms, most) = norms(out.iter().zip(&exact.out).map(|(a, e)| a - e));

@@ -1,19 +1,19 @@
 //! Kernels chosen by measurement.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
     BackwardOutputs, Choice, ForwardOutputs, TensorCoreError, backward, forward,
 };
 use std::time::Instant;
 
 use crate::attend::{dtype, upload};
-use crate::backward::{poisoned_outputs, upload_all};
+use crate::backward::run::{poisoned_outputs, upload_all};
 use crate::problems::problem;
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::oracle::compute;
 use crate::support::run::F32;
 use crate::support::{Data, axis};
+use crate::ways::Element;
 
 const ELEMENT: Element = Element::Bf16;
 

@@ -1,18 +1,24 @@
 //! Sizes at which something begins, ends or does not happen at all.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 
 use crate::attend::check;
 use crate::run::{device, for_each_case};
+use crate::ways::Element;
 
 fn check_both(problems: Vec<Problem>) {
     let Some(client) = device() else { return };
     let cases: Vec<_> = problems
         .into_iter()
         .flat_map(|problem| {
-            let ways =
-                [(Element::F16, 0), (Element::Bf16, 0), (Element::F16, 1), (Element::Bf16, 9)];
+            let ways = [
+                (Element::F16, 0),
+                (Element::Bf16, 0),
+                (Element::Tf32, 0),
+                (Element::F16, 1),
+                (Element::Bf16, 9),
+                (Element::Tf32, 9),
+            ];
             ways.map(|(element, pick)| (problem, element, pick))
         })
         .collect();

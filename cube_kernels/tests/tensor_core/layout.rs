@@ -1,16 +1,17 @@
 //! Tensors that are not contiguous.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
     Choice, ForwardInputs, ForwardOutputs, Strided, TensorCoreError, forward, forward_with,
 };
 use cubecl::client::Client;
+use cubecl::ir::{ElemType, FloatKind};
 
 use crate::attend::{attend, dtype, planned, upload};
 use crate::problems::problem;
 use crate::run::{device, format};
 use crate::support::{Data, axis};
+use crate::ways::{ELEMENTS, Element};
 
 /// Query, key and value of self attention as slices of one buffer `[batch, tokens, 3, heads, dim]`.
 fn fused(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
@@ -25,8 +26,9 @@ fn fused(client: &Client, element: Element, problem: &Problem, data: &Data) -> F
     let [z, y, x] = problem.axes.map(|axis| axis.queries);
     let token = 3 * row;
     let strides = [z * y * x * token, y * x * token, x * token, token, problem.head_dim];
+    let size = if element == Element::Tf32 { 4 } else { 2 };
     let [query, key, value] = [0, 1, 2].map(|index| Strided {
-        handle: handle.clone().offset_start(2 * index * row as u64),
+        handle: handle.clone().offset_start(size * index * row as u64),
         strides,
     });
     ForwardInputs { query, key, value, additional: None }
@@ -43,11 +45,11 @@ fn slices_of_a_fused_projection() {
         problem(&[axis(300, 40, 1, 1, true)], 128),
         problem(&[axis(300, 10, 1, 12, false)], 7),
     ] {
-        for element in [Element::F16, Element::Bf16] {
+        for element in ELEMENTS {
             let data = Data::random(&problem, 5, format(element).round);
             let inputs = upload(&client, element, &problem, &data);
             let run = |inputs: &ForwardInputs| {
-                let blueprints = planned(&client, &problem, inputs).into_iter();
+                let blueprints = planned(&client, element, &problem, inputs).into_iter();
                 let run =
                     |blueprint| (blueprint, attend(&client, element, &blueprint, &problem, inputs));
                 blueprints.map(run).collect::<Vec<_>>()
@@ -67,7 +69,7 @@ fn what_does_not_fit_is_refused() {
     let problem = problem(&[axis(30, 4, 1, 1, false)], 64);
     let data = Data::random(&problem, 5, format(element).round);
     let inputs = upload(&client, element, &problem, &data);
-    let blueprint = planned(&client, &problem, &inputs)[0];
+    let blueprint = planned(&client, element, &problem, &inputs)[0];
     let rows = problem.batch * problem.queries() * problem.heads;
     let outputs = ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4 * rows) };
     let run = |inputs: &ForwardInputs, outputs: &ForwardOutputs| {
@@ -82,4 +84,12 @@ fn what_does_not_fit_is_refused() {
     let more = Problem { additional: 3, ..problem };
     let result = forward(&client, &more, dtype(element), Choice::Modelled, &inputs, &outputs);
     assert_eq!(result, Err(TensorCoreError::Additional(3)));
+    // Products round f32 only where that is said.
+    let f32 = ElemType::Float(FloatKind::F32);
+    let result = forward(&client, &problem, f32, Choice::Modelled, &inputs, &outputs);
+    assert_eq!(result, Err(TensorCoreError::ElementType(f32)));
+    // As tf32, elements have four bytes, of which there are two here.
+    let result =
+        forward(&client, &problem, dtype(Element::Tf32), Choice::Modelled, &inputs, &outputs);
+    assert!(matches!(result, Err(TensorCoreError::Buffer { name: "query", .. })), "{result:?}");
 }

@@ -14,12 +14,17 @@ mod attend;
 mod backward;
 mod choice;
 mod edges;
+#[path = "../support/element.rs"]
+mod element;
 #[path = "../native/isolation.rs"]
 mod isolation;
 #[path = "../native/large_scores.rs"]
 mod large_scores;
 mod layout;
+mod precision;
 mod random;
+#[path = "../emulated/rounding.rs"]
+mod rounding;
 #[allow(dead_code)]
 #[path = "../native/run.rs"]
 mod run;

@@ -1,12 +1,12 @@
 //! Random problems of each rank.
 
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::attend::check;
 use crate::problems::seed;
 use crate::run::{device, for_each_case};
+use crate::ways::{ELEMENTS, Element};
 
 /// Lengths of vectors: those that models have, and odd ones.
 const DIMS: [(usize, usize); 14] = [
@@ -65,7 +65,7 @@ pub fn cases<C>(rank: usize, case: impl Fn(&mut StdRng, Problem, Element) -> C) 
     (0..count)
         .map(|_| {
             let problem = random_problem(&mut rng, rank);
-            let element = if rng.random() { Element::F16 } else { Element::Bf16 };
+            let element = ELEMENTS[rng.random_range(0..ELEMENTS.len())];
             case(&mut rng, problem, element)
         })
         .collect()

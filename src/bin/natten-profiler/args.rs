@@ -117,6 +117,10 @@ pub struct Args {
     #[arg(long, help_heading = "Computation")]
     pub deterministic: bool,
 
+    /// f32 inputs multiplied in TF32, where the device has tensor cores for it
+    #[arg(long, help_heading = "Computation")]
+    pub allow_tf32: bool,
+
     /// flex, cpu, cuda[:N], rocm[:N], wgpu, vulkan, metal
     #[arg(long, value_name = "NAME", default_value = "flex", value_parser = values::device)]
     #[arg(help_heading = "Run")]

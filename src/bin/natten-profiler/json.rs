@@ -50,6 +50,7 @@ pub fn plan(request: &Request, target: Target, explanation: &Explanation) -> Val
         "problem": problem(own),
         "dtype": request.dtype.name(),
         "deterministic": request.context.deterministic(),
+        "allow_tf32": request.context.allow_tf32(),
         "flop_bound": flop_bound(own),
         "ideal": {
             "forward": cost(ideal(request, &explanation.device, Pass::Forward)),
@@ -153,6 +154,7 @@ fn with_header(request: &Request, device: &str, peaks: &Peaks, key: &str, rows: 
         "problem": problem(&request.problem),
         "dtype": request.dtype.name(),
         "deterministic": request.context.deterministic(),
+        "allow_tf32": request.context.allow_tf32(),
         "device": device,
         "peaks": { "copy": peaks.copy, "matmul": peaks.matmul },
         key: rows,

@@ -37,7 +37,8 @@ impl Request {
             }
             None => (None, None, problem(args)?),
         };
-        let context = Context::new().with_deterministic(args.deterministic);
+        let context =
+            Context::new().with_deterministic(args.deterministic).with_allow_tf32(args.allow_tf32);
         Ok(Self { name, published, problem, dtype: args.dtype, context })
     }
 

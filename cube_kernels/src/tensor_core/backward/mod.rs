@@ -147,7 +147,7 @@ pub(super) fn launch(
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         match blueprint.instruction {
-            Instruction::Mma => launch!(backward_kernel::launch_unchecked),
+            Instruction::Mma | Instruction::Tf32 => launch!(backward_kernel::launch_unchecked),
             Instruction::Cmma(_) => launch!(cooperative_kernel::launch_unchecked),
         }
     }
@@ -200,7 +200,7 @@ pub(super) fn definition(
         }};
     }
     match blueprint.instruction {
-        Instruction::Mma => define!(backward_kernel::BackwardKernel::new),
+        Instruction::Mma | Instruction::Tf32 => define!(backward_kernel::BackwardKernel::new),
         Instruction::Cmma(_) => define!(cooperative_kernel::CooperativeKernel::new),
     }
 }

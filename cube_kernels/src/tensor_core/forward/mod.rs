@@ -82,7 +82,7 @@ pub(super) fn launch(
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         match blueprint.instruction {
-            Instruction::Mma => launch!(forward_kernel::launch_unchecked),
+            Instruction::Mma | Instruction::Tf32 => launch!(forward_kernel::launch_unchecked),
             Instruction::Cmma(_) => launch!(cooperative_kernel::launch_unchecked),
         }
     }
@@ -132,7 +132,7 @@ pub(super) fn definition(
         }};
     }
     match blueprint.instruction {
-        Instruction::Mma => define!(forward_kernel::ForwardKernel::new),
+        Instruction::Mma | Instruction::Tf32 => define!(forward_kernel::ForwardKernel::new),
         Instruction::Cmma(_) => define!(cooperative_kernel::CooperativeKernel::new),
     }
 }

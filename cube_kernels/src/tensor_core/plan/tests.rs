@@ -9,13 +9,13 @@ fn capabilities() -> impl Iterator<Item = Capability> {
         let capability = Capability::cuda(sm).expect("8.0 or later");
         let staged = |staging| Capability { staging, ..capability };
         let cooperative = |side| capability.with_cmma([side; 3]);
-        [
+        let mma = [
             staged(Staging::Registers),
             staged(Staging::Async(Compiler::Cpp)),
             staged(Staging::Async(Compiler::Llvm)),
-            cooperative(16),
-            cooperative(8),
-        ]
+        ];
+        let tf32 = mma.into_iter().filter_map(|capability| capability.with_tf32());
+        mma.into_iter().chain(tf32).chain([cooperative(16), cooperative(8)])
     })
 }
 
@@ -89,6 +89,23 @@ fn long_vectors_have_a_kernel_for_each_gradient() {
     assert_eq!(of(128).len(), 1);
     let [key, value] = of(256)[..] else { panic!("{:?}", of(256)) };
     assert!(key.has_first && !key.has_second && value.has_second && !value.has_first);
+}
+
+#[test]
+fn loads_are_of_at_most_16_bytes() {
+    let half = Capability::cuda(80).expect("Ampere");
+    let tf32 = half.with_tf32().expect("Ampere multiplies tf32");
+    let of = |capability| plan(&plane(64, 64), &capability, 8).expect("a blueprint");
+    assert_eq!((of(half).vector, of(tf32).vector), (8, 4));
+    assert!(of(tf32).to_string().contains("_tf32"), "{}", of(tf32));
+    // Single elements of four bytes can be copied asynchronously, those of two bytes cannot.
+    let asynchronous =
+        |capability| Capability { staging: Staging::Async(Compiler::Cpp), ..capability };
+    let of = |capability| plan(&plane(7, 7), &asynchronous(capability), 1).expect("a blueprint");
+    assert_eq!(
+        (of(half).staging, of(tf32).staging),
+        (Staging::Registers, Staging::Async(Compiler::Cpp))
+    );
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Sizes at which something begins, ends or does not happen at all.
 
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, Problem};
 
 use super::run::{best_cases, check_all, names, plans, run_inputs, upload_all, ways};
@@ -8,13 +7,14 @@ use crate::problems::problem;
 use crate::run::{device, format};
 use crate::support::oracle::{compute, visible};
 use crate::support::{Data, axis};
+use crate::ways::ELEMENTS;
 
 /// The best few schedules.
 fn check(problems: Vec<Problem>) {
     let Some(client) = device() else { return };
     let mut cases = vec![];
     for problem in problems {
-        for element in [Element::F16, Element::Bf16] {
+        for element in ELEMENTS {
             cases.extend(best_cases(&problem, element, ways(element)));
         }
     }
@@ -53,7 +53,7 @@ fn gradients_of_unseen_keys_are_zeros() {
             visible(&problem, query).into_iter().for_each(|key| is_seen[key] = true);
         }
         assert!(is_seen.contains(&true) && is_seen.contains(&false), "{problem:?}");
-        for element in [Element::F16, Element::Bf16] {
+        for element in ELEMENTS {
             let data = Data::random(&problem, 9, format(element).round);
             let exact = compute(&problem, &data, format(element).round);
             let inputs = upload_all(&client, element, &problem, &data, &exact);

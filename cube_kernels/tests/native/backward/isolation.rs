@@ -4,7 +4,6 @@
 //! logsumexp and output, every key that one of those sees.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
 use super::run::{expected, names, plans, run_inputs, upload_all};
@@ -12,6 +11,7 @@ use crate::problems::{isolated, share};
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::Data;
 use crate::support::oracle::compute;
+use crate::ways::{ELEMENTS, Element};
 
 #[derive(Clone, Copy, Debug)]
 enum Input {
@@ -84,7 +84,7 @@ fn check(client: &Client, name: &str, problem: &Problem, element: Element) {
 fn check_both(problems: isolated::Named) {
     let Some(client) = device() else { return };
     for (name, problem) in share(problems) {
-        for element in [Element::F16, Element::Bf16] {
+        for element in ELEMENTS {
             check(&client, name, &problem, element);
         }
     }

@@ -6,6 +6,4 @@ mod edges;
 #[path = "../../native/backward/isolation.rs"]
 mod isolation;
 mod random;
-mod run;
-
-pub use run::{poisoned_outputs, upload_all};
+pub mod run;

@@ -14,7 +14,7 @@ fn random(rank: usize) {
         // Half by the blueprints that would run, half by any that could.
         let plan = match rng.random() {
             true => chosen,
-            false => any(&problem, chosen, rng.random_range(0..1000)),
+            false => any(&problem, element, chosen, rng.random_range(0..1000)),
         };
         (problem, element, plan)
     });

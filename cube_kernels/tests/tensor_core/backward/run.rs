@@ -1,7 +1,6 @@
 //! Runs the backward pass on the device and compares it with the oracle.
 
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::tensor_core::{
     BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, Capability, Strided,
     backward_candidates, backward_with, plan_backward, widest_vector,
@@ -13,19 +12,20 @@ use crate::run::{device, for_each_case, format, half_ulp, magnitude, norms};
 use crate::support::oracle::compute;
 use crate::support::run::F32;
 use crate::support::{Data, Results};
+use crate::ways::Element;
 
 /// The plans that would run, one for each of [`capabilities`].
-pub fn plans(problem: &Problem, _: Element) -> Vec<BackwardPlan> {
+pub fn plans(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
     let plan = |capability| plan_backward(problem, &capability, widest_vector(problem));
-    let plans = capabilities(&device().expect("a device")).into_iter().map(plan);
+    let plans = capabilities(&device().expect("a device"), element).into_iter().map(plan);
     plans.collect::<Option<_>>().unwrap_or_else(|| panic!("no plan for {problem:?}"))
 }
 
 /// The plan with other blueprints for all but the additional tokens: any that could run and multiply as it does.
-pub fn any(problem: &Problem, plan: BackwardPlan, pick: usize) -> BackwardPlan {
+pub fn any(problem: &Problem, element: Element, plan: BackwardPlan, pick: usize) -> BackwardPlan {
     let is_same = |capability: &Capability| capability.instruction == plan.queries.instruction;
-    let capability = capabilities(&device().expect("a device")).into_iter().find(is_same);
-    let capability = capability.expect("the plan is for one of them");
+    let all = capabilities(&device().expect("a device"), element);
+    let capability = all.into_iter().find(is_same).expect("the plan is for one of them");
     let other = |blueprint: &Blueprint| {
         let all = backward_candidates(problem, &capability, blueprint.vector, blueprint.pass);
         let Blueprint { has_first, has_second, .. } = *blueprint;
@@ -177,7 +177,8 @@ pub fn check_all(client: &Client, cases: &[Case]) {
 /// The problem by the planned blueprints and by others.
 pub fn best_cases(problem: &Problem, element: Element, count: usize) -> Vec<Case> {
     let with_others = |chosen: BackwardPlan| {
-        let others = (1..count).map(|pick| any(problem, chosen.clone(), pick)).collect::<Vec<_>>();
+        let other = |pick| any(problem, element, chosen.clone(), pick);
+        let others = (1..count).map(other).collect::<Vec<_>>();
         [chosen].into_iter().chain(others)
     };
     let mut plans: Vec<_> = plans(problem, element).into_iter().flat_map(with_others).collect();
