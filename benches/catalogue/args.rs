@@ -69,6 +69,12 @@ pub struct Args {
     /// Results that are bitwise equal from run to run
     #[arg(long)]
     pub deterministic: bool,
+    /// Kernels as the model chooses them, without measuring
+    #[arg(long)]
+    pub modelled: bool,
+    /// Burn's own attention operator too, on the problems that it has; the backward pass with the forward pass
+    #[arg(long)]
+    pub burn: bool,
     /// Allows paths that have never run on real hardware
     #[arg(long)]
     pub allow_experimental: bool,
@@ -138,6 +144,7 @@ impl Args {
     pub fn context(&self) -> Context {
         Context::current()
             .with_deterministic(self.deterministic)
+            .with_autotune(!self.modelled)
             .with_allow_experimental(self.allow_experimental, self.allow_experimental)
     }
 

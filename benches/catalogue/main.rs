@@ -16,6 +16,7 @@ mod exact;
 mod json;
 mod log;
 mod machine;
+mod operator;
 mod record;
 mod rows;
 mod run;

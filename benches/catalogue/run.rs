@@ -16,7 +16,7 @@ use crate::record::Record;
 use crate::rows::Rows;
 use crate::table::digits;
 use crate::verify::{self, Errors};
-use crate::{device, log};
+use crate::{device, log, operator};
 
 pub fn run(args: &Args) -> Result<(), String> {
     let entries = args.entries()?;
@@ -38,6 +38,10 @@ pub fn run(args: &Args) -> Result<(), String> {
             for strategy in args.strategies() {
                 let row = Row { args, machine: &machine, device: &device, entry, precision };
                 row.run(strategy, &mut done, &mut rows)?;
+            }
+            if args.burn && operator::has(&entry.problem) {
+                let row = Row { args, machine: &machine, device: &device, entry, precision };
+                row.run_operator(&mut rows)?;
             }
         }
     }
@@ -77,12 +81,7 @@ impl Row<'_> {
         done: &mut HashSet<(Pass, String)>,
         rows: &mut Rows,
     ) -> Result<(), String> {
-        let workload = Workload {
-            problem: self.entry.problem,
-            dtype: self.precision.dtype(),
-            strategy,
-            context: self.args.context(),
-        };
+        let workload = self.workload(strategy);
         let mut rows_of = vec![];
         for &pass in &self.args.passes {
             let (name, reason) = match workload.tier(self.device) {
@@ -103,11 +102,41 @@ impl Row<'_> {
         };
         for (pass, implementation, reason) in &rows_of {
             match reason.clone().map_or_else(|| self.judge(&errors, *pass), Err) {
-                Ok(error) => self.time(&workload, implementation, *pass, error, rows)?,
+                Ok(error) => self.time(implementation, *pass, error, rows, |repeats| {
+                    pass.time(&workload, self.device, repeats)
+                })?,
                 Err(reason) => self.failed(implementation, *pass, &reason, rows)?,
             }
         }
         Ok(())
+    }
+
+    /// Burn's own operator.
+    fn run_operator(&self, rows: &mut Rows) -> Result<(), String> {
+        let workload = self.workload(Strategy::Auto);
+        let errors = guarded(|| operator::verify(&workload, self.device).map_err(text));
+        for &pass in &self.args.passes {
+            let name = match pass {
+                Pass::Forward => "burn/attention",
+                Pass::Backward => "burn/attention, both passes",
+            };
+            match self.judge(&errors, pass) {
+                Ok(error) => self.time(name, pass, error, rows, |repeats| {
+                    operator::time_pass(&workload, self.device, pass, repeats)
+                })?,
+                Err(reason) => self.failed(name, pass, &reason, rows)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn workload(&self, strategy: Strategy) -> Workload {
+        Workload {
+            problem: self.entry.problem,
+            dtype: self.precision.dtype(),
+            strategy,
+            context: self.args.context(),
+        }
     }
 
     /// The error of a pass, unless it is too large or could not be found.
@@ -126,15 +155,15 @@ impl Row<'_> {
 
     fn time(
         &self,
-        workload: &Workload,
         implementation: &str,
         pass: Pass,
         error: f64,
         rows: &mut Rows,
+        time: impl Fn(&Repeats) -> Result<Timing, AttentionError>,
     ) -> Result<(), String> {
         for (when, repeats) in self.args.repeats() {
             let mut record = self.record(implementation, pass, when);
-            match guarded(|| pass.time(workload, self.device, &repeats).map_err(text)) {
+            match guarded(|| time(&repeats).map_err(text)) {
                 Ok(timing) => {
                     self.fill(&mut record, pass, &timing);
                     record.error = Some(error);

@@ -33,7 +33,7 @@ mod workload;
 
 pub use pass::Pass;
 pub use peaks::{Peaks, measure_peaks};
-pub use timing::{Mode, Repeats, Timing};
+pub use timing::{Mode, Repeats, Timing, time};
 pub use workload::{Gradients, Inputs, Outputs, Workload};
 
 use burn::tensor::Device;
@@ -55,7 +55,7 @@ pub fn time_forward(
     repeats: &Repeats,
 ) -> Result<Timing, AttentionError> {
     let inputs = workload.inputs(device, SEED);
-    timing::measure(device, repeats, || {
+    time(device, repeats, || {
         let Outputs { out, logsumexp } = workload.forward(&inputs)?;
         Ok(vec![out.flatten(0, 3), logsumexp.flatten(0, 2)])
     })
@@ -75,7 +75,7 @@ pub fn time_backward(
     let inputs = workload.inputs(device, SEED);
     let outputs = workload.forward(&inputs)?;
     let upstream = workload.upstream(device, SEED + 1);
-    timing::measure(device, repeats, || {
+    time(device, repeats, || {
         let gradients = workload.backward(&inputs, &outputs, &upstream)?;
         let additional = gradients.additional.map_or(vec![], |(key, value)| vec![key, value]);
         let all = [gradients.query, gradients.key, gradients.value].into_iter().chain(additional);

@@ -105,8 +105,13 @@ impl Timing {
     }
 }
 
-/// Times `call`, which launches one pass and returns all that it computes.
-pub(super) fn measure(
+/// Times `call`, which launches some work on the device and returns all that it computes.
+///
+/// # Errors
+///
+/// What `call` returns, or [`AttentionError::Execution`] if the device fails, if an output begins with what is not a number, or if a
+/// selected tier failed and another one ran in its place.
+pub fn time(
     device: &Device,
     repeats: &Repeats,
     mut call: impl FnMut() -> Result<Vec<Tensor<1>>, AttentionError>,
