@@ -60,7 +60,7 @@ pub struct Args {
     /// Samples of each time
     #[arg(long, default_value_t = 7)]
     pub samples: usize,
-    /// Skips a pass that is estimated to take more seconds than this a call
+    /// Skips a pass that is estimated to take more seconds than this a call; `inf` estimates nothing
     #[arg(long, default_value_t = 20.0)]
     pub limit_seconds: f64,
     /// The same for the Reference strategy, which is there to compare

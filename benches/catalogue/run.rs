@@ -238,6 +238,9 @@ impl Row<'_> {
         const TELLING: Duration = Duration::from_millis(20);
         let flops = self.entry.problem.forward_flops();
         let limit = self.args.limit(workload.strategy);
+        if limit.is_infinite() {
+            return None;
+        }
         let repeats = Repeats {
             warmup: 1,
             samples: 1,
