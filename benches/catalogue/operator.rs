@@ -31,12 +31,9 @@ impl Operands {
         Self { tensors, problem: *problem }
     }
 
-    /// On the same device with autodiff.
+    /// The same with autodiff.
     fn tracked(&self) -> Self {
-        let tensors = self.tensors.clone().map(|tensor| {
-            let device = tensor.device().autodiff();
-            tensor.to_device(&device).require_grad()
-        });
+        let tensors = self.tensors.clone().map(|tensor| tensor.autodiff().require_grad());
         Self { tensors, problem: self.problem }
     }
 
@@ -53,8 +50,7 @@ impl Operands {
     /// The output's gradients of the three, and with them the forward pass, of tracked operands.
     fn forward_and_backward(&self, grad_out: &Tensor<4>) -> [Tensor<4>; 3] {
         let out = self.forward();
-        let grad_out = grad_out.clone().to_device(&out.device());
-        let gradients = (out * grad_out).sum().backward();
+        let gradients = (out * grad_out.clone().autodiff()).sum().backward();
         let of = |tensor: &Tensor<4>| tensor.grad(&gradients).expect("it is tracked");
         [of(&self.tensors[0]), of(&self.tensors[1]), of(&self.tensors[2])]
     }
