@@ -55,7 +55,7 @@ pub(super) fn store<F: Float, N: Size, NO: Size>(
         residue += tiles.scores[share.scores + stripe];
     }
     let is_fine = is_finite(residue);
-    let at = tile.position(share.row, blueprint);
+    let at = tile.position(share.row, comptime!(blueprint.cut()));
     if tile.is_row(&at) && is_fine && share.stripe == 0 {
         lse[space.row_place(tile, &at)] = row_lse;
     }
@@ -76,7 +76,7 @@ pub(super) fn store<F: Float, N: Size, NO: Size>(
             let pair = number % comptime!(columns / size);
             let vector = pair + comptime!(part * columns / size);
             let row = first_row + local;
-            let at = tile.position(row, blueprint);
+            let at = tile.position(row, comptime!(blueprint.cut()));
             let is_fine = (plane_shuffle(mine, local as u32)) == 0;
             if local < per_plane && vector < vectors && is_fine && tile.is_row(&at) {
                 let mut elements = Vector::<f32, NO>::new(0.0f32);
