@@ -1,8 +1,13 @@
 //! Kernels for any CubeCL runtime: CUDA, HIP, Metal, Vulkan, WGSL and the CPU.
 //!
-//! They use no plane operation, no shared memory, no atomics and at most 8 buffers, and hold their
-//! sums in `f32` registers: one unit per row (see [`forward()`] and [`backward()`]). A key or value
-//! that a query does not see is never loaded, so that a NaN in it cannot reach that query.
+//! They use no plane operation, no atomics and at most 8 buffers, and hold their sums in `f32` registers.
+//! There are two ways through a problem ([`Way`]). By rows, a unit owns a row, or up to 32 vectors of one, and
+//! uses no shared memory: what CPUs, small windows and short sequences want. By tiles, a cube owns a box of
+//! rows and takes the columns that any of them sees through shared memory. [`plan()`] and
+//! [`plan_backward()`] choose from the problem and the [`Limits`] of a device.
+//!
+//! What a query does not see cannot reach it, NaN or not: by rows it is never loaded, and rows that tiles
+//! leave with a number that is not finite are computed again by rows.
 //!
 //! Buffers are contiguous, laid out as [`Problem`] says, and of element type `dtype` (f16, bf16 or
 //! f32) except for logsumexp and its gradient, which are `f32`. They are passed as [`Handle`]s;

@@ -242,3 +242,89 @@ pub fn estimate(way: &Way, problem: &Problem, pass: Pass) -> f64 {
     let slots = count.visited as f64 * step + count.q_tiles as f64 * tile;
     heads * slots * units * inefficiency(blueprint)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Axis;
+
+    fn problem(dim: usize, axes: [Axis; 3]) -> Problem {
+        Problem {
+            batch: 1,
+            heads: 8,
+            heads_kv: 8,
+            head_dim: dim,
+            head_dim_v: dim,
+            additional: 0,
+            scale: 1.0,
+            axes,
+        }
+    }
+
+    fn line(length: usize, kernel_size: usize) -> Problem {
+        let axis = Axis { kernel_size, ..Axis::dense(length, length, false) };
+        problem(64, [Axis::UNIT, Axis::UNIT, axis])
+    }
+
+    const PASSES: [Pass; 3] = [Pass::Forward, Pass::Queries, Pass::Keys];
+
+    #[test]
+    fn candidates_fit_device_and_problem() {
+        let side = |length, kernel_size| Axis { kernel_size, ..Axis::dense(length, length, true) };
+        let plane = [Axis::UNIT, side(40, 7), side(50, 9)];
+        let space = [side(9, 3), side(12, 5), side(20, 4)];
+        for limits in [Limits::WEBGPU, Limits::HOPPER] {
+            for problem in [line(500, 50), problem(30, plane), problem(128, space)] {
+                for pass in PASSES {
+                    let blueprints = candidates(&problem, &limits, pass);
+                    assert!(!blueprints.is_empty(), "{pass:?} on {limits:?}");
+                    for blueprint in blueprints {
+                        let text = format!("{blueprint} on {limits:?}");
+                        assert!(blueprint.fits(&problem), "{text}");
+                        assert!(blueprint.shared_memory() <= limits.shared_memory, "{text}");
+                        assert!(blueprint.units() <= limits.units, "{text}");
+                        let volume = |tile: [usize; 3]| tile.iter().product::<usize>();
+                        assert_eq!(volume(blueprint.row_tile()), blueprint.rows(), "{text}");
+                        assert_eq!(volume(blueprint.column_tile()), blueprint.columns(), "{text}");
+                        let [_, _, x] = blueprint.column_tile();
+                        assert_eq!(x % blueprint.columns_each, 0, "{text}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cpus_go_by_rows() {
+        assert_eq!(plan(&line(4096, 4096), &Limits::CPU), Way::Rows);
+        assert_eq!(plan_backward(&line(4096, 4096), &Limits::CPU), BackwardPlan::ROWS);
+    }
+
+    #[test]
+    fn gpus_go_by_tiles_where_windows_are_wide() {
+        for limits in [Limits::WEBGPU, Limits::HOPPER] {
+            for problem in [line(4096, 4096), line(8192, 512)] {
+                assert!(matches!(plan(&problem, &limits), Way::Tiles(_)), "{limits:?}");
+                let BackwardPlan { queries, keys } = plan_backward(&problem, &limits);
+                assert!(matches!(queries, Way::Tiles(_)), "{limits:?}");
+                assert!(matches!(keys, Way::Tiles(_)), "{limits:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn narrow_windows_go_by_rows() {
+        assert_eq!(plan(&line(4096, 3), &Limits::HOPPER), Way::Rows);
+        assert_eq!(plan_backward(&line(4096, 3), &Limits::HOPPER), BackwardPlan::ROWS);
+    }
+
+    #[test]
+    fn nothing_is_tiled_without_keys() {
+        let problem = Problem {
+            additional: 3,
+            ..problem(8, [Axis::UNIT, Axis::UNIT, Axis::dense(5, 0, false)])
+        };
+        assert!(PASSES.iter().all(|pass| candidates(&problem, &Limits::HOPPER, *pass).is_empty()));
+        assert_eq!(plan(&problem, &Limits::HOPPER), Way::Rows);
+    }
+}
