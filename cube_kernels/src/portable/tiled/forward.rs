@@ -307,10 +307,11 @@ fn finish<F: Float, N: Size>(
 ) {
     let across = comptime!(blueprint.across);
     let pitch = comptime!(blueprint.partial_pitch());
+    let x = unit % across;
     #[unroll]
     for i in 0..comptime!(blueprint.rows_each) {
         let row = unit / across + comptime!(i * blueprint.down);
-        memory.partials[row * pitch + unit % across] = state.totals[i];
+        memory.partials[row * pitch + x] = state.totals[i];
     }
     sync_cube();
     #[unroll]
@@ -318,8 +319,8 @@ fn finish<F: Float, N: Size>(
         let row = unit / across + comptime!(i * blueprint.down);
         let mut total = 0.0f32;
         #[unroll]
-        for x in 0..across {
-            total += memory.partials[row * pitch + x];
+        for other in 0..across {
+            total += memory.partials[row * pitch + other];
         }
         let at = tile.position(row, comptime!(blueprint.cut()));
         if tile.is_row(&at) {
@@ -334,7 +335,7 @@ fn finish<F: Float, N: Size>(
                 comptime!(blueprint.second()),
                 blueprint,
             );
-            if unit % across == 0 {
+            if x == 0 {
                 lse[place] = state.maxima[i] + total.ln();
             }
         }
