@@ -65,7 +65,7 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
         head_dim: problem.head_dim,
         head_dim_v: problem.head_dim_v,
         vector: vector.expect("one divides everything"),
-        depth: if number % 2 == 0 { 1 << 10 } else { across },
+        depth: if number.is_multiple_of(2) { 1 << 10 } else { across },
         holds_rows: number / 2 % 2 == number % 2,
         has_additional: problem.additional > 0 && pass != Pass::Keys,
     })
