@@ -50,8 +50,9 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
         Pass::Keys => (column_tile, row_tile),
     };
     let dims = [problem.head_dim, problem.head_dim_v];
-    let vector =
-        [4, 2, 1].into_iter().find(|size| dims.iter().all(|dim| dim.is_multiple_of(*size)));
+    let divides = |size: &usize| dims.iter().all(|dim| dim.is_multiple_of(*size));
+    let vector = [4, 2, 1].into_iter().find(divides).expect("one divides everything");
+    let lines = problem.head_dim.max(problem.head_dim_v) / vector;
     Way::Tiles(Blueprint {
         pass,
         rank,
@@ -64,8 +65,13 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
         columns_each,
         head_dim: problem.head_dim,
         head_dim_v: problem.head_dim_v,
-        vector: vector.expect("one divides everything"),
-        depth: if number.is_multiple_of(2) { 1 << 10 } else { across },
+        vector,
+        // Whole, or in two or three pieces.
+        depth: if number.is_multiple_of(2) {
+            lines
+        } else {
+            lines.div_ceil(3).next_multiple_of(across)
+        },
         holds_rows: number / 2 % 2 == number % 2,
         has_additional: problem.additional > 0 && pass != Pass::Keys,
     })
