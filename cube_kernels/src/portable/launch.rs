@@ -122,10 +122,6 @@ pub fn has_wide_indices(client: &Client) -> bool {
 
 const F32: ElemType = ElemType::Float(FloatKind::F32);
 
-/// Whether tiles run where [`plan()`](super::plan()) expects them to be faster. They have not been timed on
-/// a GPU yet; until then they run for those who ask, by [`forward_with`] and [`backward_with`].
-const TILES_ARE_TIMED: bool = false;
-
 /// Choices that were made, by the limits of devices.
 static FORWARD: Choices<Limits, Way> = Choices::new(Default::default);
 static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
@@ -133,7 +129,8 @@ static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 /// `out = softmax(scale * q k) v` over the keys that each query sees, and the logsumexp of its
 /// scaled scores.
 ///
-/// By rows. Every query has to see a key.
+/// By tiles where [`plan()`](super::plan()) expects that to be faster, which on devices other than NVIDIA's has to be
+/// allowed: their compilers have never seen these kernels. By rows elsewhere. Every query has to see a key.
 ///
 /// # Errors
 ///
@@ -142,11 +139,12 @@ pub fn forward(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
+    allow_untried: bool,
     inputs: &ForwardInputs,
     outputs: &ForwardOutputs,
 ) -> Result<(), PortableError> {
-    let limits = Limits::of(client);
-    let choose = || TILES_ARE_TIMED.then(|| selection::plan(problem, &limits));
+    let limits = Limits::of(client).or_tiles(allow_untried);
+    let choose = || Some(selection::plan(problem, &limits));
     let way = remembered(&FORWARD, problem, limits, choose).unwrap_or(Way::Rows);
     forward_with(client, &way, problem, dtype, inputs, outputs)
 }
@@ -188,7 +186,7 @@ pub fn forward_with(
 
 /// Gradients of [`forward()`] with respect to everything it reads, from those of both its outputs.
 ///
-/// By rows. No atomics: results repeat bit by bit.
+/// By tiles or rows as [`forward()`]. No atomics: results repeat bit by bit.
 /// Workspace: 8 bytes per query row, and with additional tokens their gradients once per chunk of
 /// queries, in `f32`.
 ///
@@ -199,11 +197,12 @@ pub fn backward(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
+    allow_untried: bool,
     inputs: &BackwardInputs,
     outputs: &BackwardOutputs,
 ) -> Result<(), PortableError> {
-    let limits = Limits::of(client);
-    let choose = || TILES_ARE_TIMED.then(|| selection::plan_backward(problem, &limits));
+    let limits = Limits::of(client).or_tiles(allow_untried);
+    let choose = || Some(selection::plan_backward(problem, &limits));
     let plan = remembered(&BACKWARD, problem, limits, choose).unwrap_or(BackwardPlan::ROWS);
     backward_with(client, &plan, problem, dtype, inputs, outputs)
 }

@@ -42,7 +42,7 @@
 //!     additional: None,
 //! };
 //! let outputs = ForwardOutputs { out: client.empty(bytes), lse: client.empty(bytes / 32) };
-//! forward(&client, &problem, ElemType::Float(FloatKind::F32), &inputs, &outputs)?;
+//! forward(&client, &problem, ElemType::Float(FloatKind::F32), false, &inputs, &outputs)?;
 //! # Ok(())
 //! # }
 //! ```

@@ -38,25 +38,38 @@ pub struct Limits {
     pub shared_memory: usize,
     /// Units of a cube.
     pub units: usize,
+    /// Whether tiled kernels may run: they have been timed on NVIDIA GPUs alone.
+    pub allows_tiles: bool,
 }
 
 impl Limits {
     /// What WebGPU promises.
-    pub const WEBGPU: Self = Self { is_cpu: false, shared_memory: 16 << 10, units: 256 };
+    pub const WEBGPU: Self =
+        Self { is_cpu: false, shared_memory: 16 << 10, units: 256, allows_tiles: true };
     /// NVIDIA GPUs of compute capability 9.0.
-    pub const HOPPER: Self = Self { is_cpu: false, shared_memory: 227 << 10, units: 1024 };
+    pub const HOPPER: Self =
+        Self { is_cpu: false, shared_memory: 227 << 10, units: 1024, allows_tiles: true };
     /// CubeCL's CPU runtime.
-    pub const CPU: Self = Self { is_cpu: true, shared_memory: 227 << 10, units: 1024 };
+    pub const CPU: Self =
+        Self { is_cpu: true, shared_memory: 227 << 10, units: 1024, allows_tiles: false };
 
     /// Those of a device.
     #[cfg(feature = "cube")]
     pub fn of(client: &cubecl::client::Client) -> Self {
-        let hardware = &client.properties().hardware;
+        let properties = client.properties();
+        let hardware = &properties.hardware;
         Self {
             is_cpu: hardware.num_cpu_cores.is_some(),
             shared_memory: hardware.max_shared_memory_size,
             units: hardware.max_units_per_cube as usize,
+            // An instruction that those GPUs alone have.
+            allows_tiles: !properties.features.matmul.ldmatrix.is_empty(),
         }
+    }
+
+    /// The same where `allowed` lets tiled kernels run on a device of any kind.
+    pub fn or_tiles(self, allowed: bool) -> Self {
+        Self { allows_tiles: self.allows_tiles || allowed, ..self }
     }
 }
 
@@ -74,7 +87,7 @@ pub fn plan_backward(problem: &Problem, limits: &Limits) -> BackwardPlan {
 }
 
 fn choose(problem: &Problem, limits: &Limits, pass: Pass) -> Way {
-    if limits.is_cpu {
+    if limits.is_cpu || !limits.allows_tiles {
         return Way::Rows;
     }
     let tiles = candidates(problem, limits, pass).into_iter().map(Way::Tiles);
@@ -298,6 +311,13 @@ mod tests {
     fn cpus_go_by_rows() {
         assert_eq!(plan(&line(4096, 4096), &Limits::CPU), Way::Rows);
         assert_eq!(plan_backward(&line(4096, 4096), &Limits::CPU), BackwardPlan::ROWS);
+    }
+
+    #[test]
+    fn untried_devices_go_by_rows_unless_tiles_are_allowed() {
+        let untried = Limits { allows_tiles: false, ..Limits::WEBGPU };
+        assert_eq!(plan(&line(4096, 4096), &untried), Way::Rows);
+        assert!(matches!(plan(&line(4096, 4096), &untried.or_tiles(true)), Way::Tiles(_)));
     }
 
     #[test]

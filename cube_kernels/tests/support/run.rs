@@ -116,7 +116,7 @@ pub fn run_by(
         ForwardOutputs { out: poisoned(&data.dout), lse: F32.poisoned(client, data.dlse.len()) };
     let elem = format.elem();
     match kernels {
-        None => forward(client, problem, elem, &inputs, &outputs),
+        None => forward(client, problem, elem, true, &inputs, &outputs),
         Some(by) => forward_with(client, &by.forward, problem, elem, &inputs, &outputs),
     }
     .expect("forward is launched");
@@ -138,7 +138,7 @@ pub fn run_by(
         additional: pair(dk.clone(), dv.clone()),
     };
     match kernels {
-        None => backward(client, problem, elem, &backward_inputs, &gradients),
+        None => backward(client, problem, elem, true, &backward_inputs, &gradients),
         Some(by) => {
             backward_with(client, &by.backward, problem, elem, &backward_inputs, &gradients)
         }
