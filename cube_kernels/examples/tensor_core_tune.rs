@@ -1,10 +1,9 @@
 //! Times the candidates of catalogue problems, the most promising first.
 //!
-//! `tensor_core_tune [--top N] [--backward] [--once] [NAME...]`: the N best of each shape of cube, 2 by default; of the
-//! backward pass, each kernel by itself, with the statistics of the queries, and the pass as it is planned.
-//! With `--once` kernels run once and are not timed, to fill CubeCL's cache of compiled kernels where there is one.
+//! `tensor_core_tune [--top N] [--backward] [--tf32] [NAME...]`: the N best of each shape of cube, 2 by default; of the
+//! backward pass, each kernel by itself, with the statistics of the queries, and the pass as it is planned. In bf16, or
+//! in f32 that is rounded to tf32.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use burn_natten_kernels::tensor_core::{
@@ -17,11 +16,14 @@ use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
-use half::bf16;
 
-const DTYPE: ElemType = ElemType::Float(FloatKind::BF16);
-/// Whether kernels are only to be compiled and tried.
-static IS_ONCE: AtomicBool = AtomicBool::new(false);
+const BF16: ElemType = ElemType::Float(FloatKind::BF16);
+const TF32: ElemType = ElemType::Float(FloatKind::TF32);
+
+/// Bytes of an element.
+fn size(dtype: ElemType) -> usize {
+    if dtype == TF32 { 4 } else { 2 }
+}
 
 fn main() {
     tune(std::env::args().skip(1));
@@ -31,32 +33,37 @@ fn main() {
 pub fn tune(mut arguments: impl Iterator<Item = String>) {
     let mut top = 2;
     let mut is_backward = false;
+    let mut dtype = BF16;
     let mut names = vec![];
     while let Some(argument) = arguments.next() {
         if argument == "--top" {
             top = arguments.next().and_then(|n| n.parse().ok()).expect("--top takes a number");
         } else if argument == "--backward" {
             is_backward = true;
-        } else if argument == "--once" {
-            IS_ONCE.store(true, Ordering::Relaxed);
+        } else if argument == "--tf32" {
+            dtype = TF32;
         } else {
             names.push(argument);
         }
     }
     let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
-    let capability = Capability::of(&client).expect("matrix units");
+    let mut capability = Capability::of(&client).expect("matrix units");
+    if dtype == TF32 {
+        capability = capability.with_tf32().expect("matrix units for tf32");
+    }
     println!("{capability:?}");
     for entry in catalogue::all() {
         if names.is_empty() || names.iter().any(|name| name == entry.name) {
             let problem = entry.problem;
-            let (inputs, outputs) = tensors(&client, &problem);
+            let (inputs, outputs) = tensors(&client, &problem, dtype);
             if is_backward {
-                tune_backward(&client, entry.name, &problem, &capability, inputs, outputs, top);
+                let tensors = (inputs, outputs);
+                tune_backward(&client, entry.name, &problem, dtype, &capability, tensors, top);
                 continue;
             }
             for blueprint in best(candidates(&problem, &capability, 8), &problem, top) {
                 let run = || {
-                    forward_with(&client, &blueprint, &problem, DTYPE, &inputs, &outputs)
+                    forward_with(&client, &blueprint, &problem, dtype, &inputs, &outputs)
                         .expect("launched")
                 };
                 let flops = problem.forward_flops();
@@ -70,12 +77,12 @@ fn tune_backward(
     client: &Client,
     name: &str,
     problem: &Problem,
+    dtype: ElemType,
     capability: &Capability,
-    inputs: ForwardInputs,
-    outputs: ForwardOutputs,
+    (inputs, outputs): (ForwardInputs, ForwardOutputs),
     top: usize,
 ) {
-    forward(client, problem, DTYPE, Choice::Modelled, &inputs, &outputs).expect("launched");
+    forward(client, problem, dtype, Choice::Modelled, &inputs, &outputs).expect("launched");
     let ForwardInputs { query, key, value, additional } = inputs;
     let queries = problem.axes.map(|axis| axis.queries);
     let rows = problem.batch * problem.queries() * problem.heads;
@@ -87,19 +94,19 @@ fn tune_backward(
         value,
         additional,
         out: like_out(outputs.out),
-        dout: like_out(random(client, rows * problem.head_dim_v, 4)),
+        dout: like_out(random(client, rows * problem.head_dim_v, dtype, 4)),
         lse: outputs.lse,
         dlse: client.create_from_slice(&vec![0; 4 * rows]),
     };
     let outputs = BackwardOutputs {
-        dq: client.empty(2 * rows * problem.head_dim),
-        dk: client.empty(2 * key_rows * problem.head_dim),
-        dv: client.empty(2 * key_rows * problem.head_dim_v),
+        dq: client.empty(size(dtype) * rows * problem.head_dim),
+        dk: client.empty(size(dtype) * key_rows * problem.head_dim),
+        dv: client.empty(size(dtype) * key_rows * problem.head_dim_v),
         additional: None,
     };
     let time = |plan: &BackwardPlan| {
         seconds(client, || {
-            backward_with(client, plan, problem, DTYPE, &inputs, &outputs).expect("launched")
+            backward_with(client, plan, problem, dtype, &inputs, &outputs).expect("launched")
         })
     };
     let plan = plan_backward(problem, capability, 8).expect("a plan");
@@ -125,14 +132,14 @@ fn tune_backward(
     }
 }
 
-fn tensors(client: &Client, problem: &Problem) -> (ForwardInputs, ForwardOutputs) {
+fn tensors(client: &Client, problem: &Problem, dtype: ElemType) -> (ForwardInputs, ForwardOutputs) {
     let queries = problem.axes.map(|axis| axis.queries);
     let keys = problem.axes.map(|axis| axis.keys);
     let rows = problem.batch * problem.queries() * problem.heads;
     let key_rows = problem.batch * problem.keys() * problem.heads_kv;
     let Problem { heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
     let tensor = |rows: usize, dim: usize, seed: u32, tokens, heads| {
-        Strided::contiguous(random(client, rows * dim, seed), tokens, heads, dim)
+        Strided::contiguous(random(client, rows * dim, dtype, seed), tokens, heads, dim)
     };
     let inputs = ForwardInputs {
         query: tensor(rows, head_dim, 1, queries, heads),
@@ -140,8 +147,8 @@ fn tensors(client: &Client, problem: &Problem) -> (ForwardInputs, ForwardOutputs
         value: tensor(key_rows, head_dim_v, 3, keys, heads_kv),
         additional: None,
     };
-    let outputs =
-        ForwardOutputs { out: client.empty(rows * head_dim_v * 2), lse: client.empty(rows * 4) };
+    let out = client.empty(rows * head_dim_v * size(dtype));
+    let outputs = ForwardOutputs { out, lse: client.empty(rows * 4) };
     (inputs, outputs)
 }
 
@@ -163,9 +170,6 @@ fn seconds(client: &Client, run: impl Fn()) -> f64 {
     let sync = || block_on(client.sync()).expect("the kernel ran");
     run();
     sync();
-    if IS_ONCE.load(Ordering::Relaxed) {
-        return f64::NAN;
-    }
     let time = |calls: usize| {
         std::thread::sleep(Duration::from_millis(60));
         let start = Instant::now();
@@ -192,8 +196,8 @@ fn print(name: &str, problem: &Problem, flops: u64, blueprint: &Blueprint, secon
 }
 
 /// Numbers between -2 and 2, made on the device.
-fn random(client: &Client, count: usize, seed: u32) -> cubecl::server::Handle {
-    let handle = client.empty(2 * count);
+fn random(client: &Client, count: usize, dtype: ElemType, seed: u32) -> cubecl::server::Handle {
+    let handle = client.empty(size(dtype) * count);
     let cubes = count.div_ceil(256);
     let along_x = cubes.min(1 << 20);
     // SAFETY: the kernel stays below `count`.
@@ -205,13 +209,14 @@ fn random(client: &Client, count: usize, seed: u32) -> cubecl::server::Handle {
             BufferArg::from_raw_parts(handle.clone(), count),
             count,
             seed,
+            if dtype == TF32 { ElemType::Float(FloatKind::F32) } else { dtype },
         );
     }
     handle
 }
 
 #[cube(launch_unchecked)]
-fn fill(out: &mut [bf16], count: usize, seed: u32) {
+fn fill<F: Float>(out: &mut [F], count: usize, seed: u32, #[define(F)] _dtype: ElemType) {
     if ABSOLUTE_POS < count {
         let mut bits = ABSOLUTE_POS as u32 * 747_796_405u32 + seed * 2_891_336_453u32 + 12345u32;
         bits = ((bits >> 15) ^ bits) * 739_982_445u32;
@@ -219,6 +224,6 @@ fn fill(out: &mut [bf16], count: usize, seed: u32) {
         bits = (bits >> 16) ^ bits;
         // A sum of four uniform numbers is nearly normal.
         let sum = (bits & 255) + ((bits >> 8) & 255) + ((bits >> 16) & 255) + (bits >> 24);
-        out[ABSOLUTE_POS] = bf16::cast_from((f32::cast_from(sum) - 510.0) / 148.0);
+        out[ABSOLUTE_POS] = F::cast_from((f32::cast_from(sum) - 510.0) / 148.0);
     }
 }

@@ -11,11 +11,12 @@ pub mod catalogue;
 mod choices;
 pub mod cost;
 pub mod native;
-#[cfg(feature = "cube")]
 pub mod portable;
 mod problem;
 pub mod slicing;
 pub mod tensor_core;
+#[cfg(feature = "cube")]
+mod tiles;
 pub mod tiling;
 pub mod window;
 

@@ -146,6 +146,21 @@ impl Problem {
         self.axes.iter().all(Axis::is_full)
     }
 
+    /// The same problem with its axes as the portable kernels walk them: fastest last and as long as
+    /// possible.
+    #[cfg_attr(not(feature = "cube"), allow(dead_code))]
+    pub(crate) fn normalized(&self) -> Self {
+        if self.is_full() {
+            // No axis restricts anything: one long axis saves the index arithmetic.
+            let merged = Axis::dense(self.queries(), self.keys(), false);
+            return Self { axes: [Axis::UNIT, Axis::UNIT, merged], ..*self };
+        }
+        let mut axes = self.axes;
+        let padding = axes.iter().rev().take_while(|a| **a == Axis::UNIT).count();
+        axes.rotate_right(padding);
+        Self { axes, ..*self }
+    }
+
     /// Pairs of a query and a key it sees, for one sample and one head.
     pub fn pairs(&self) -> u64 {
         let windows: u64 = self

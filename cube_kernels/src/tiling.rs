@@ -254,3 +254,20 @@ fn axis_tile(
         unmasked: begin..end.max(begin),
     }
 }
+
+/// Boxes of as many members, sides powers of two. With several axes, sides are 2 to 16 long.
+pub(crate) fn boxes(volume: usize, rank: usize) -> Vec<[usize; MAX_RANK]> {
+    let sides = || [2, 4, 8, 16].into_iter();
+    match rank {
+        1 => vec![[1, 1, volume]],
+        2 => sides()
+            .flat_map(|y| sides().map(move |x| [1, y, x]))
+            .filter(|[_, y, x]| y * x == volume && *x >= 4)
+            .collect(),
+        _ => [1, 2, 4, 8]
+            .into_iter()
+            .flat_map(|z| sides().flat_map(move |y| sides().map(move |x| [z, y, x])))
+            .filter(|[z, y, x]| z * y * x == volume && *x >= 4)
+            .collect(),
+    }
+}

@@ -51,7 +51,8 @@ impl AttentionOps for CubeBackend {
         };
         let outputs = ForwardOutputs { out: out.handle.clone(), lse: lse.handle.clone() };
         let dtype = dtype_to_storage_type(query.dtype());
-        match portable::forward(&query.client, &plan.problem, dtype, &inputs, &outputs) {
+        let (untried, _) = plan.context.allow_experimental();
+        match portable::forward(&query.client, &plan.problem, dtype, untried, &inputs, &outputs) {
             Ok(()) => (out, lse),
             Err(error) => {
                 degrade("tensor operations", &error);
@@ -113,7 +114,8 @@ impl AttentionBackwardOps for CubeBackend {
             additional: handles(more),
         };
         let dtype = dtype_to_storage_type(query.dtype());
-        match portable::backward(&query.client, &plan.problem, dtype, &inputs, &outputs) {
+        let (_, untried) = plan.context.allow_experimental();
+        match portable::backward(&query.client, &plan.problem, dtype, untried, &inputs, &outputs) {
             Ok(()) => gradients,
             Err(error) => {
                 degrade("tensor operations", &error);

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use burn::tensor::DType;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
 use burn_natten_kernels::native::sm90::{self, Element, Pass};
+use burn_natten_kernels::portable;
 use burn_natten_kernels::slicing::Slices;
 use burn_natten_kernels::tensor_core;
 use burn_natten_kernels::tiling::Tiling;
@@ -135,12 +136,32 @@ fn flex_schedule(request: &Request<'_>) -> Schedule {
     Schedule::only(name, Some(tiling), request.costs(executed, &device))
 }
 
-/// A query row, or a slice of one, a unit; backward once by queries, once by keys.
+/// A query row, or a slice of one, a unit; or tiles in shared memory, where they have been timed or are allowed. Backward
+/// once by queries, once by keys.
 fn portable_schedule(request: &Request<'_>) -> Schedule {
     let problem = request.problem;
+    let device = request.device.without_matrix_units();
+    let nvidia = request.target.capabilities().tensor_cores.filter(|has| has.instruction.is_mma());
+    let limits = match nvidia {
+        Some(has) => {
+            portable::Limits { shared_memory: has.shared_memory, ..portable::Limits::HOPPER }
+        }
+        // As every other GPU has them. On CPUs, and on those, nothing runs by tiles unasked.
+        None => portable::Limits { allows_tiles: false, ..portable::Limits::WEBGPU },
+    };
+    let (untried, _) = request.context.allow_experimental();
+    let is_gpu = request.target != Target::Cpu;
+    if let portable::Way::Tiles(blueprint) =
+        portable::plan(problem, &limits.or_tiles(untried && is_gpu))
+    {
+        let tiling = blueprint.tiling();
+        let executed = Cost::forward(problem, Some(&tiling), 1, &device).executed_flops;
+        // 2 products forward, 7 backward.
+        let costs = request.costs([executed, executed / 2 * 7], &device);
+        return Schedule::only(blueprint.summary(), Some(tiling), costs);
+    }
     let slices = Slices::of(problem);
-    let executed = slices.executed_flops(problem);
-    let costs = request.costs(executed, &request.device.without_matrix_units());
+    let costs = request.costs(slices.executed_flops(problem), &device);
     let name = match slices.forward {
         1 => "a query a thread".to_string(),
         slices => format!("a query in {slices} threads"),

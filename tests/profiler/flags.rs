@@ -104,6 +104,16 @@ fn deterministic() {
 }
 
 #[test]
+fn allow_tf32() {
+    let tier = |flags: &str| {
+        let plan = json(&format!("--problem dense-4k --dry-run --target sm_80 {flags}"));
+        (plan["allow_tf32"].clone(), plan["chosen"]["tier"].clone())
+    };
+    assert_eq!(tier(""), (false.into(), "Portable".into()));
+    assert_eq!(tier("--allow-tf32"), (true.into(), "TensorCore".into()));
+}
+
+#[test]
 fn problems_of_the_catalogue_by_name() {
     let text = stdout("--list");
     for entry in catalogue::all().into_iter().chain(catalogue::small()) {

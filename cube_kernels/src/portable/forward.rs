@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 
 use super::geometry::{Geometry, Run, geometry, owned};
 use super::plan::{Launch, RowPlan, additional_or, buffer};
-use super::rows::{accumulate, dots, rescale, store, zeros};
+use super::rows::{accumulate, dots, is_spoiled, rescale, store, zeros};
 use super::{ForwardInputs, ForwardOutputs};
 use crate::slicing::FORWARD_LINES;
 
@@ -42,6 +42,12 @@ fn forward_kernel<F: Float, N: Size>(
     }
     let slices = comptime!(plan.value.slices);
     let own = owned(ABSOLUTE_POS, geometry.queries(), geometry.heads, slices);
+    if comptime!(plan.repairs) {
+        let (slicing, size) = comptime!((plan.value, plan.vector));
+        if !is_spoiled::<F, N>(&*out, own.row, own.slice, slicing, size) {
+            terminate!();
+        }
+    }
     let head_kv = own.head / geometry.group_size();
 
     let mut sums = zeros::<N>(comptime!(plan.value));
@@ -166,10 +172,15 @@ fn attend_block<F: Float, N: Size>(
     accumulate::<F, N>(sums, &weights, value, row, step, slice, comptime!(plan.value), block);
 }
 
-/// Launches the forward pass.
-pub(super) fn launch(launch: &Launch, inputs: &ForwardInputs, outputs: &ForwardOutputs) {
+/// Launches the forward pass, or with `repairs` for those slices of rows that are there but not finite.
+pub(super) fn launch(
+    launch: &Launch,
+    inputs: &ForwardInputs,
+    outputs: &ForwardOutputs,
+    repairs: bool,
+) {
     let problem = launch.problem;
-    let plan = launch.value_plan(FORWARD_LINES);
+    let plan = launch.value_plan(FORWARD_LINES).repairing(repairs);
     let units = launch.query_rows() * plan.value.slices;
     let (cube_count, cube_dim) = launch.cubes(units);
     let [key, value] = launch.keys_or(&inputs.query, [&inputs.key, &inputs.value]);

@@ -11,7 +11,7 @@
 use cubecl::prelude::*;
 
 use crate::window::{group_length, visitor_end, visitor_start, window_end, window_start};
-use crate::{Axis, MAX_RANK, Problem};
+use crate::{MAX_RANK, Problem};
 
 /// One axis: lengths and parameters at run time, so that they do not cost a compilation.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -172,22 +172,9 @@ pub(super) fn owned(unit: usize, tokens: usize, heads: usize, #[comptime] slices
     Owned { batch, head, token, slice, row: (batch * tokens + token) * heads + head }
 }
 
-/// The axes as the kernels walk them: fastest last and as long as possible.
-fn axes(problem: &Problem) -> [Axis; MAX_RANK] {
-    if problem.is_full() {
-        // No axis restricts anything: one long axis saves the index arithmetic.
-        let merged = Axis::dense(problem.queries(), problem.keys(), false);
-        return [Axis::UNIT, Axis::UNIT, merged];
-    }
-    let mut axes = problem.axes;
-    let padding = axes.iter().rev().take_while(|a| **a == Axis::UNIT).count();
-    axes.rotate_right(padding);
-    axes
-}
-
 /// Launch argument for `problem`.
 pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
-    let [z, y, x] = axes(problem).map(|axis| {
+    let [z, y, x] = problem.normalized().axes.map(|axis| {
         AxisGeometryLaunch::new(
             axis.queries,
             axis.keys,
@@ -202,5 +189,5 @@ pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
 
 /// Keys that a window holds along the fastest axis.
 pub(super) fn window_run(problem: &Problem) -> usize {
-    axes(problem)[MAX_RANK - 1].kernel_size
+    problem.normalized().axes[MAX_RANK - 1].kernel_size
 }

@@ -29,6 +29,17 @@ pub(super) struct RowPlan {
     pub has_keys: bool,
     /// Whether there are additional keys.
     pub has_additional: bool,
+    /// Whether only those slices are computed that are there already but not finite.
+    pub repairs: bool,
+    /// Elements of a line.
+    pub vector: usize,
+}
+
+impl RowPlan {
+    /// The plan for slices that are there already but not finite, if `repairs`.
+    pub fn repairing(self, repairs: bool) -> Self {
+        Self { repairs, ..self }
+    }
 }
 
 /// A problem on a device.
@@ -122,6 +133,8 @@ impl<'a> Launch<'a> {
             block: block_size(window_run(self.problem)),
             has_keys: self.key_rows() > 0,
             has_additional: self.problem.additional > 0,
+            repairs: false,
+            vector: self.vector_size,
         }
     }
 

@@ -9,6 +9,9 @@
 
 use cubecl::prelude::*;
 
+/// Bits of the exponent of an `f32`, all set in infinities and NaN and in no other number.
+const EXPONENT: u32 = 0x7f80_0000;
+
 /// How rows are divided among units: a unit has registers for a few lines of sums only, so that
 /// long rows fall into slices, one unit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,6 +139,32 @@ pub(super) fn store<F: Float, N: Size>(
             rows[at] = Vector::cast_from(sums[i] * Vector::new(factor));
         }
     }
+}
+
+/// Whether some number in a slice of `row` is not finite. Looks at bits, for a device may compute as if
+/// every number were finite.
+#[cube]
+pub(super) fn is_spoiled<F: Float, N: Size>(
+    rows: &[Vector<F, N>],
+    row: usize,
+    slice: usize,
+    #[comptime] slicing: Slicing,
+    #[comptime] size: usize,
+) -> bool {
+    let first = slice * comptime!(slicing.slice);
+    let mut exponents = 0u32;
+    for i in 0..comptime!(slicing.slice) {
+        if in_row(first + i, slicing) {
+            let at = row * comptime!(slicing.lines) + first + i;
+            let line = Vector::<f32, N>::cast_from(rows[at]);
+            #[unroll]
+            for element in 0..size {
+                let bits = u32::reinterpret(line.extract(element));
+                exponents = max(exponents, bits & EXPONENT);
+            }
+        }
+    }
+    exponents == EXPONENT
 }
 
 /// Whether a line belongs to the row: the last slices may reach past its end.

@@ -11,9 +11,10 @@
 use cubecl::prelude::*;
 
 use super::blueprint::{Blueprint, COLUMNS, ROWS};
-use super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space};
+use super::geometry::{CubeTile, Position, Space};
 use super::products::Fragments;
 use crate::MAX_RANK;
+use crate::tiles::write_window;
 
 /// Words of a row: start and end along each axis.
 pub(super) const WORDS: usize = 2 * MAX_RANK;
@@ -51,7 +52,7 @@ pub(super) fn write_windows(
     for turn in 0..comptime!(rows.div_ceil(units)) {
         let row = unit + turn * units;
         if row < rows {
-            let at = tile.position(row, blueprint);
+            let at = tile.position(row, comptime!(blueprint.cut()));
             let words = row * WORDS;
             write_window(windows, words, words + 1, &space.x, &tile.x, at.x);
             if comptime!(blueprint.rank > 1) {
@@ -66,8 +67,8 @@ pub(super) fn write_windows(
         // Rows of a plane are a box, in which the first and the last row have the least and the greatest
         // position along every axis; starts and ends never decrease.
         let of_plane = comptime!(blueprint.plane_rows());
-        let first = tile.position(unit * of_plane, blueprint);
-        let last = tile.position(unit * of_plane + (of_plane - 1), blueprint);
+        let first = tile.position(unit * of_plane, comptime!(blueprint.cut()));
+        let last = tile.position(unit * of_plane + (of_plane - 1), comptime!(blueprint.cut()));
         let words = rows * WORDS + unit * PLANE_WORDS;
         write_window(windows, words, words + 3, &space.x, &tile.x, first.x);
         write_window(windows, words + 2, words + 1, &space.x, &tile.x, last.x);
@@ -114,25 +115,6 @@ fn sight_along(windows: &[u32], word: usize, corner: usize, #[comptime] size: us
         is_any: first < windows[word + 1] && end > windows[word],
         is_all: first >= windows[word + 2] && end <= windows[word + 3],
     }
-}
-
-/// Writes the start and the end of the window of the row at a position.
-#[cube]
-fn write_window(
-    windows: &mut [u32],
-    start_word: usize,
-    end_word: usize,
-    axis: &AxisSpace,
-    tile: &AxisTile,
-    position: usize,
-) {
-    let mut position = position;
-    if position > tile.rows - 1 {
-        position = tile.rows - 1;
-    }
-    let start = axis.start(position, tile.columns);
-    windows[start_word] = start as u32;
-    windows[end_word] = axis.end(position, start, tile.rows, tile.columns) as u32;
 }
 
 /// Puts `masked` in place of scores, of the tile of columns at `corner`, that rows do not see.

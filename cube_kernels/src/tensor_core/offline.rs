@@ -42,17 +42,31 @@ pub fn translate(
     arch: u32,
     compiler: Compiler,
 ) -> Result<Program, String> {
-    let settings = KernelSettings::new(
-        *CubeDim::new_1d(blueprint.units() as u32),
-        ExecutionMode::Unchecked,
-        AddressType::U32,
-    );
-    let target = Arc::new(<CudaRuntime as Runtime>::target_properties());
     let definition = match blueprint.pass {
         Pass::Forward => forward::definition,
         Pass::Queries | Pass::Keys => backward::definition,
     };
-    let kernel = definition(blueprint, stored(dtype), settings, properties(), target);
+    let kernel =
+        definition(blueprint, stored(dtype), settings(blueprint.units()), properties(), target());
+    compile(kernel, arch, compiler)
+}
+
+/// For cubes of as many units.
+pub(crate) fn settings(units: usize) -> KernelSettings {
+    let cube_dim = *CubeDim::new_1d(units as u32);
+    KernelSettings::new(cube_dim, ExecutionMode::Unchecked, AddressType::U32)
+}
+
+pub(crate) fn target() -> Arc<TargetProperties> {
+    Arc::new(<CudaRuntime as Runtime>::target_properties())
+}
+
+/// Compiles a kernel for compute capability `arch`.
+pub(crate) fn compile(
+    kernel: KernelDefinition,
+    arch: u32,
+    compiler: Compiler,
+) -> Result<Program, String> {
     let mut options =
         CudaCompilationOptions { arch: Some(SmArch::new(arch, true)), ..Default::default() };
     options.cpp.supports_features.grid_constants = true;
@@ -74,7 +88,7 @@ pub fn translate(
 }
 
 /// Some GPU with planes.
-fn properties() -> Arc<DeviceProperties> {
+pub(crate) fn properties() -> Arc<DeviceProperties> {
     let hardware = HardwareProperties {
         load_width: 128,
         vector_register_count: None,

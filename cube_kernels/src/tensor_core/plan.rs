@@ -2,7 +2,7 @@
 
 use super::blueprint::Blueprint;
 use super::{Capability, Compiler, Instruction, Pass, Staging};
-use crate::tiling::Tiling;
+use crate::tiling::{Tiling, boxes};
 use crate::{Axis, Problem};
 
 /// Scales outside of these would let masked scores through, or take the numbers that stand for them
@@ -290,23 +290,6 @@ fn shapes(problem: &Problem, capability: &Capability, pass: Pass) -> Vec<Shape> 
         }
         (_, 65..=128, Staging::Registers) => vec![shape(4, 1, 32)],
         _ => vec![shape(4, 1, 32), shape(2, 1, 16)],
-    }
-}
-
-/// Boxes of as many members, sides powers of two. With several axes, sides are 2 to 16 long.
-fn boxes(volume: usize, rank: usize) -> Vec<[usize; 3]> {
-    let sides = || [2, 4, 8, 16].into_iter();
-    match rank {
-        1 => vec![[1, 1, volume]],
-        2 => sides()
-            .flat_map(|y| sides().map(move |x| [1, y, x]))
-            .filter(|[_, y, x]| y * x == volume && *x >= 4)
-            .collect(),
-        _ => [1, 2, 4, 8]
-            .into_iter()
-            .flat_map(|z| sides().flat_map(move |y| sides().map(move |x| [z, y, x])))
-            .filter(|[z, y, x]| z * y * x == volume && *x >= 4)
-            .collect(),
     }
 }
 

@@ -24,11 +24,22 @@ impl Layout {
 /// Number of cubes, and sizes in the order of the kernel's `Space` and its strides.
 pub fn sizes(problem: &Problem, blueprint: &Blueprint, tensors: &[Layout]) -> (usize, Vec<usize>) {
     let is_keys = blueprint.pass == Pass::Keys;
+    sizes_of(problem, is_keys, blueprint.row_tile(), blueprint.vector, tensors)
+}
+
+/// The same for kernels whose rows are keys, or not, with tiles of as many rows.
+pub fn sizes_of(
+    problem: &Problem,
+    is_keys: bool,
+    row_tile: [usize; MAX_RANK],
+    vector: usize,
+    tensors: &[Layout],
+) -> (usize, Vec<usize>) {
     let heads = if is_keys { problem.heads_kv } else { problem.heads };
     let mut cubes = problem.batch * heads;
     let mut sizes = vec![];
     for (Axis { queries, keys, kernel_size, stride, dilation, .. }, tile) in
-        problem.axes.into_iter().zip(blueprint.row_tile())
+        problem.axes.into_iter().zip(row_tile)
     {
         let (rows, columns) = if is_keys { (keys, queries) } else { (queries, keys) };
         let tiles = rows.div_ceil(dilation).div_ceil(tile);
@@ -36,7 +47,7 @@ pub fn sizes(problem: &Problem, blueprint: &Blueprint, tensors: &[Layout]) -> (u
         sizes.extend([rows, columns, kernel_size, stride, dilation, tiles]);
     }
     sizes.extend([heads, problem.group_size(), problem.additional, cubes]);
-    sizes.extend(tensors.iter().flat_map(|tensor| tensor.strides(blueprint.vector)));
+    sizes.extend(tensors.iter().flat_map(|tensor| tensor.strides(vector)));
     (cubes, sizes)
 }
 

@@ -57,7 +57,7 @@ fn gradients(
     }
     let scale = inputs.problem.scale;
     let factors = [factor(blueprint.exponential, scale), scale];
-    let written = program.run(cubes, (&sizes, factors), &buffers, 2);
+    let written = program.run(cubes, (&sizes, &factors), &buffers, 2);
     [decode(element, &written[0]), decode(element, &written[1])]
 }
 

@@ -39,7 +39,7 @@ pub fn attend(
     buffers.push(encode(element, &vec![f64::NAN; rows * head_dim_v]));
     buffers.push(encode_f32(&vec![f64::NAN; rows]));
     let factors = [factor(blueprint.exponential, problem.scale), problem.scale];
-    let written = program.run(cubes, (&sizes, factors), &buffers, 2);
+    let written = program.run(cubes, (&sizes, &factors), &buffers, 2);
     (decode(element, &written[0]), decode_f32(&written[1]))
 }
 

@@ -1,4 +1,4 @@
-//! The tensor-core kernels on the CPU: what CubeCL's compiler to CUDA C++ makes of them, run by a small machine
+//! The tensor-core kernels and the portable tiles on the CPU: what CubeCL's compiler to CUDA C++ makes of them, run by a small machine
 //! (`machine.cpp`) that has planes, shared memory, asynchronous copies and matrix instructions, against brute
 //! force in `f64`.
 //!
@@ -11,6 +11,7 @@ mod backward;
 #[path = "../support/element.rs"]
 mod element;
 mod forward;
+mod portable;
 mod precision;
 mod problems;
 mod program;

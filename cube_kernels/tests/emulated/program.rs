@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_natten_kernels::tensor_core::offline::translate;
+use burn_natten_kernels::tensor_core::offline::{self, translate};
 use burn_natten_kernels::tensor_core::{Blueprint, Compiler};
 
 use crate::assembly::portable;
@@ -88,7 +88,10 @@ pub struct Program {
     folder: Folder,
     /// Scalars of each kind that the kernel takes.
     scalars: usize,
-    blueprint: Blueprint,
+    /// The name of the specialisation.
+    name: String,
+    /// Units of a cube.
+    units: usize,
 }
 
 impl Program {
@@ -98,6 +101,11 @@ impl Program {
             .unwrap_or_else(|error| panic!("{blueprint}: {error}"));
         let bound = blueprint.shared_memory();
         assert!(program.shared_memory <= bound, "{blueprint}: {} > {bound}", program.shared_memory);
+        Self::compile(compiler, &program, blueprint.to_string(), blueprint.units())
+    }
+
+    /// Of a kernel in CUDA C++.
+    pub fn compile(compiler: &str, program: &offline::Program, name: String, units: usize) -> Self {
         let (_, scalars) = program.code.split_once("scalars_usize[").expect("scalars");
         let (scalars, _) = scalars.split_once(']').expect("their number");
         let folder = Folder::new();
@@ -116,25 +124,25 @@ impl Program {
             .output()
             .expect("the compiler ran before");
         let log = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{blueprint}: {}", &log[..log.len().min(2000)]);
-        Self { folder, scalars: scalars.parse().expect("a number"), blueprint: *blueprint }
+        assert!(output.status.success(), "{name}: {}", &log[..log.len().min(2000)]);
+        Self { folder, scalars: scalars.parse().expect("a number"), name, units }
     }
 
     /// Runs `cubes` cubes on buffers, and gives the last `written` of them as they are then. Scalars are
-    /// the kernel's sizes, and the factor of the exponents and the scale.
+    /// the kernel's sizes, and numbers such as the factor of the exponents and the scale.
     pub fn run(
         &self,
         cubes: usize,
-        (sizes, floats): (&[usize], [f64; 2]),
+        (sizes, floats): (&[usize], &[f64]),
         buffers: &[Vec<u8>],
         written: usize,
     ) -> Vec<Vec<u8>> {
         // Structs of scalars are whole words of 8 bytes.
-        assert_eq!(sizes.len().next_multiple_of(2), self.scalars, "{}", self.blueprint);
+        assert_eq!(sizes.len().next_multiple_of(2), self.scalars, "{}", self.name);
         let padding = self.scalars - sizes.len();
         let words = sizes.iter().map(|size| *size as u32).chain(std::iter::repeat_n(0, padding));
         let mut info: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
-        info.extend(encode_f32(&floats));
+        info.extend(encode_f32(floats));
         // Lengths of the buffers, which nothing reads.
         info.extend([0; 128]);
         self.folder.write("info", info);
@@ -143,11 +151,11 @@ impl Program {
         }
         let output = Command::new(self.folder.0.join("kernel"))
             .arg(&self.folder.0)
-            .args([self.blueprint.units(), cubes, buffers.len(), written].map(|n| n.to_string()))
+            .args([self.units, cubes, buffers.len(), written].map(|n| n.to_string()))
             .output()
             .expect("the kernel was built");
         let log = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {} {log}", self.blueprint, output.status);
+        assert!(output.status.success(), "{}: {} {log}", self.name, output.status);
         let read = |index: usize| {
             std::fs::read(self.folder.0.join(index.to_string())).expect("the kernel wrote it")
         };

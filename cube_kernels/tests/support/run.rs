@@ -3,7 +3,8 @@
 use super::{Data, Results};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::portable::{
-    BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, KeyValue, backward, forward,
+    BackwardInputs, BackwardOutputs, BackwardPlan, ForwardInputs, ForwardOutputs, KeyValue, Way,
+    backward, backward_with, forward, forward_with,
 };
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
@@ -76,8 +77,31 @@ fn values<const N: usize>(bytes: &[u8], convert: fn([u8; N]) -> f64) -> Vec<f64>
     chunks.iter().map(|chunk| convert(*chunk)).collect()
 }
 
-/// Runs both passes into poisoned buffers.
+/// Kernels of both passes.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels {
+    pub forward: Way,
+    pub backward: BackwardPlan,
+}
+
+impl Kernels {
+    /// A row, or a slice of one, a unit.
+    pub const ROWS: Self = Self { forward: Way::Rows, backward: BackwardPlan::ROWS };
+}
+
+/// Runs both passes as they are planned into poisoned buffers.
 pub fn run(client: &Client, problem: &Problem, data: &Data, format: Format) -> Results {
+    run_by(client, problem, data, format, None)
+}
+
+/// Runs both passes by these kernels into poisoned buffers.
+pub fn run_by(
+    client: &Client,
+    problem: &Problem,
+    data: &Data,
+    format: Format,
+    kernels: Option<&Kernels>,
+) -> Results {
     let upload = |values: &[f64]| format.upload(client, values);
     let poisoned = |values: &[f64]| format.poisoned(client, values.len());
     let pair =
@@ -90,7 +114,12 @@ pub fn run(client: &Client, problem: &Problem, data: &Data, format: Format) -> R
     };
     let outputs =
         ForwardOutputs { out: poisoned(&data.dout), lse: F32.poisoned(client, data.dlse.len()) };
-    forward(client, problem, format.elem(), &inputs, &outputs).expect("forward is launched");
+    let elem = format.elem();
+    match kernels {
+        None => forward(client, problem, elem, true, &inputs, &outputs),
+        Some(by) => forward_with(client, &by.forward, problem, elem, &inputs, &outputs),
+    }
+    .expect("forward is launched");
     let backward_inputs = BackwardInputs {
         query: inputs.query,
         key: inputs.key,
@@ -108,8 +137,13 @@ pub fn run(client: &Client, problem: &Problem, data: &Data, format: Format) -> R
         dv: poisoned(&data.value),
         additional: pair(dk.clone(), dv.clone()),
     };
-    backward(client, problem, format.elem(), &backward_inputs, &gradients)
-        .expect("backward is launched");
+    match kernels {
+        None => backward(client, problem, elem, true, &backward_inputs, &gradients),
+        Some(by) => {
+            backward_with(client, &by.backward, problem, elem, &backward_inputs, &gradients)
+        }
+    }
+    .expect("backward is launched");
     let download = |handle: &Handle, like: &[f64]| format.download(client, handle, like.len());
     Results {
         out: download(&outputs.out, &data.dout),

@@ -12,7 +12,7 @@ use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, geometry, owned};
 use super::super::plan::{Launch, RowPlan, buffer};
-use super::super::rows::{store, zeros};
+use super::super::rows::{is_spoiled, store, zeros};
 use super::super::{BackwardInputs, BackwardOutputs};
 use super::gather::gather;
 use crate::slicing::GATHER_LINES;
@@ -37,6 +37,14 @@ fn key_kernel<F: Float, N: Size>(
     }
     let slices = comptime!(plan.key.slices);
     let own = owned(ABSOLUTE_POS, geometry.keys(), geometry.heads_kv, slices);
+    if comptime!(plan.repairs) {
+        let size = comptime!(plan.vector);
+        let is_dk = is_spoiled::<F, N>(&*dk, own.row, own.slice, comptime!(plan.key), size);
+        let is_dv = is_spoiled::<F, N>(&*dv, own.row, own.slice, comptime!(plan.value), size);
+        if !is_dk && !is_dv {
+            terminate!();
+        }
+    }
     let group = geometry.group_size();
 
     let mut dk_sums = zeros::<N>(comptime!(plan.key));
@@ -72,14 +80,16 @@ fn key_kernel<F: Float, N: Size>(
     store::<F, N>(&dv_sums, 1.0, dv, own.row, own.slice, comptime!(plan.value));
 }
 
+/// Launches the pass, or with `repairs` for those slices of rows that are there but not finite.
 pub(super) fn launch(
     launch: &Launch,
     inputs: &BackwardInputs,
     statistics: &Handle,
     outputs: &BackwardOutputs,
+    repairs: bool,
 ) {
     let problem = launch.problem;
-    let plan = launch.gather_plan(GATHER_LINES);
+    let plan = launch.gather_plan(GATHER_LINES).repairing(repairs);
     let units = launch.key_rows() * plan.key.slices;
     let (cube_count, cube_dim) = launch.cubes(units);
     let [query, dout] = launch.queries_or(&inputs.key, [&inputs.query, &inputs.dout]);

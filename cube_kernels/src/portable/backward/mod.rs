@@ -21,17 +21,35 @@ mod key;
 mod query;
 
 use super::plan::Launch;
-use super::{BackwardInputs, BackwardOutputs};
+use super::{BackwardInputs, BackwardOutputs, BackwardPlan, Way, tiled};
 
 /// Launches every kernel of the backward pass.
-pub(super) fn launch(launch: &Launch, inputs: &BackwardInputs, outputs: &BackwardOutputs) {
+pub(super) fn launch(
+    launch: &Launch,
+    plan: &BackwardPlan,
+    inputs: &BackwardInputs,
+    outputs: &BackwardOutputs,
+) {
+    // Where every query sees every key, what is not finite reaches every row in any case.
+    let is_isolated = !launch.problem.is_full();
     let statistics = launch.client.empty((launch.query_rows() * 2 * size_of::<f32>()).max(1));
     if launch.query_rows() > 0 {
         delta::launch(launch, inputs, &statistics);
-        query::launch(launch, inputs, &statistics, &outputs.dq);
+        let dq = &outputs.dq;
+        if let Way::Tiles(blueprint) = &plan.queries {
+            tiled::launch_queries(launch, blueprint, inputs, &statistics, dq);
+        }
+        if plan.queries == Way::Rows || is_isolated {
+            query::launch(launch, inputs, &statistics, dq, plan.queries != Way::Rows);
+        }
     }
     if launch.key_rows() > 0 {
-        key::launch(launch, inputs, &statistics, outputs);
+        if let Way::Tiles(blueprint) = &plan.keys {
+            tiled::launch_keys(launch, blueprint, inputs, &statistics, outputs);
+        }
+        if plan.keys == Way::Rows || is_isolated {
+            key::launch(launch, inputs, &statistics, outputs, plan.keys != Way::Rows);
+        }
     }
     if let (Some(tokens), Some(gradients)) = (&inputs.additional, &outputs.additional) {
         additional::launch(launch, inputs, tokens, &statistics, gradients);

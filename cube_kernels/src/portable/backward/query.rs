@@ -12,7 +12,7 @@ use cubecl::server::Handle;
 use super::super::BackwardInputs;
 use super::super::geometry::{Geometry, Run, geometry, owned};
 use super::super::plan::{Launch, RowPlan, additional_or, buffer};
-use super::super::rows::{accumulate, dots, store, zeros};
+use super::super::rows::{accumulate, dots, is_spoiled, store, zeros};
 use crate::slicing::FORWARD_LINES;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -36,6 +36,12 @@ fn query_kernel<F: Float, N: Size>(
     }
     let slices = comptime!(plan.key.slices);
     let own = owned(ABSOLUTE_POS, geometry.queries(), geometry.heads, slices);
+    if comptime!(plan.repairs) {
+        let (slicing, size) = comptime!((plan.key, plan.vector));
+        if !is_spoiled::<F, N>(&*dq, own.row, own.slice, slicing, size) {
+            terminate!();
+        }
+    }
     let head_kv = own.head / geometry.group_size();
     let lse = statistics[2 * own.row];
     let delta = statistics[2 * own.row + 1];
@@ -139,9 +145,16 @@ fn add_block<F: Float, N: Size>(
     accumulate::<F, N>(sums, &weights, key, row, step, slice, comptime!(plan.key), block);
 }
 
-pub(super) fn launch(launch: &Launch, inputs: &BackwardInputs, statistics: &Handle, dq: &Handle) {
+/// Launches the pass, or with `repairs` for those slices of rows that are there but not finite.
+pub(super) fn launch(
+    launch: &Launch,
+    inputs: &BackwardInputs,
+    statistics: &Handle,
+    dq: &Handle,
+    repairs: bool,
+) {
     let problem = launch.problem;
-    let plan = launch.key_plan(FORWARD_LINES);
+    let plan = launch.key_plan(FORWARD_LINES).repairing(repairs);
     let units = launch.query_rows() * plan.key.slices;
     let (cube_count, cube_dim) = launch.cubes(units);
     let [key, value] = launch.keys_or(&inputs.query, [&inputs.key, &inputs.value]);

@@ -52,7 +52,7 @@ pub(in super::super) fn backward_kernel<F: Float, N: Size, NO: Size>(
     if CUBE_POS >= space.cubes {
         terminate!();
     }
-    let tile = space.tile(CUBE_POS, blueprint);
+    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
     if !tile.has_rows() {
         terminate!();
     }
@@ -347,7 +347,7 @@ fn sweep<F: Float, N: Size>(
 
     let mut head = tile.head / space.group_size;
     let mut heads = 1usize;
-    let mut steps = tile.steps(blueprint);
+    let mut steps = tile.steps(comptime!(blueprint.cut()));
     if comptime!(is_keys) {
         head = tile.head * space.group_size;
         heads = space.heads * space.group_size;
@@ -357,7 +357,7 @@ fn sweep<F: Float, N: Size>(
     let mut at_y = 0usize;
     let mut at_x = 0usize;
     if steps > 0 {
-        let corner = tile.corner(at_z, at_y, at_x, blueprint);
+        let corner = tile.corner(at_z, at_y, at_x, comptime!(blueprint.cut()));
         let walk = space.column_walk(tile, &strides.column_first, head);
         let walk_second = space.column_walk(tile, &strides.column_second, head);
         if comptime!(is_async) {
@@ -379,7 +379,7 @@ fn sweep<F: Float, N: Size>(
         }
     }
     for number in 0..steps {
-        let corner = tile.corner(at_z, at_y, at_x, blueprint);
+        let corner = tile.corner(at_z, at_y, at_x, comptime!(blueprint.cut()));
         let sight = sight(windows, &corner, group(unit, blueprint), blueprint);
         let now = number % 2;
         let then = 1 - now;
@@ -403,7 +403,7 @@ fn sweep<F: Float, N: Size>(
                 head += 1;
             }
         }
-        let next = tile.corner(at_z, at_y, at_x, blueprint);
+        let next = tile.corner(at_z, at_y, at_x, comptime!(blueprint.cut()));
         let walk = space.column_walk(tile, &strides.column_first, head);
         let walk_second = space.column_walk(tile, &strides.column_second, head);
         let mut next_lse = 0.0f32;

@@ -55,7 +55,7 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
         // Four units hold the row, at the same place of theirs.
         let flags = plane_shuffle(spoiled, (row % 8 * 4) as u32);
         if (flags >> (row / 8) as u32) & 1 == 1 {
-            let at = tile.position(first_row + row, blueprint);
+            let at = tile.position(first_row + row, comptime!(blueprint.cut()));
             let place = space.row_place(tile, &at);
             let walk = space.row_walk(tile, &strides.row_first);
             let from = walk.vector(&at, 0usize, comptime!([1, 1, 1]));

@@ -44,7 +44,8 @@ pub(super) fn row_statistics(
         lse[row] = 0.0f32;
         delta[row] = 0.0f32;
         if comptime!(blueprint.pass != Pass::Keys) {
-            let at = tile.position(first_row + lane / 4 + comptime!(row * 8), blueprint);
+            let at = tile
+                .position(first_row + lane / 4 + comptime!(row * 8), comptime!(blueprint.cut()));
             if tile.is_row(&at) {
                 let place = STATISTICS * space.row_place(tile, &at);
                 lse[row] = statistics[place];

@@ -47,7 +47,7 @@ pub(super) fn store<F: Float, NO: Size>(
             }
             let is_fine = is_finite(row_sum(trace));
             let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
-            let at = tile.position(number, blueprint);
+            let at = tile.position(number, comptime!(blueprint.cut()));
             let is_row = tile.is_row(&at);
             if is_row && !is_fine {
                 spoiled |= comptime!(1u32 << (block * 2 + half));

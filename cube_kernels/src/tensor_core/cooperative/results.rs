@@ -134,7 +134,7 @@ pub(in super::super) fn write_rows<F: Float, NO: Size>(
             let pair = number % comptime!(columns / size);
             let vector = pair + comptime!(part * columns / size);
             let row = first_row + local;
-            let at = tile.position(row, blueprint);
+            let at = tile.position(row, comptime!(blueprint.cut()));
             let is_fine = (plane_shuffle(mine, local as u32)) == 0;
             if local < per_plane && vector < vectors && is_fine && tile.is_row(&at) {
                 let mut elements = Vector::<f32, NO>::new(0.0f32);

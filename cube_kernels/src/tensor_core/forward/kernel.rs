@@ -45,7 +45,7 @@ pub(in super::super) fn forward_kernel<F: Float, N: Size, NO: Size>(
     if CUBE_POS >= space.cubes {
         terminate!();
     }
-    let tile = space.tile(CUBE_POS, blueprint);
+    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
     if !tile.has_rows() {
         terminate!();
     }
@@ -173,11 +173,11 @@ fn sweep_windows<F: Float, N: Size>(
     let is_async = comptime!(blueprint.staging != Staging::Registers);
     let lane = unit % PLANE;
     let first_row = unit / PLANE * comptime!(ROWS * blueprint.blocks);
-    let steps = tile.steps(blueprint);
+    let steps = tile.steps(comptime!(blueprint.cut()));
     let mut at_z = 0usize;
     let mut at_y = 0usize;
     let mut at_x = 0usize;
-    let corner = tile.corner(at_z, at_y, at_x, blueprint);
+    let corner = tile.corner(at_z, at_y, at_x, comptime!(blueprint.cut()));
     if comptime!(is_async) {
         begin::<F, N>(key, &mut shared_key, key_walk, &corner, unit, key_stage);
     } else {
@@ -185,7 +185,7 @@ fn sweep_windows<F: Float, N: Size>(
         put::<F, N>(&rows, &mut shared_key, unit, key_stage);
     }
     for step in 0..steps {
-        let corner = tile.corner(at_z, at_y, at_x, blueprint);
+        let corner = tile.corner(at_z, at_y, at_x, comptime!(blueprint.cut()));
         let sight = sight(windows, &corner, unit / PLANE, blueprint);
         // The next tile; behind the last one the first, which is there in any case.
         at_x += 1;
@@ -204,7 +204,7 @@ fn sweep_windows<F: Float, N: Size>(
                 }
             }
         }
-        let next = tile.corner(at_z, at_y, at_x, blueprint);
+        let next = tile.corner(at_z, at_y, at_x, comptime!(blueprint.cut()));
 
         if comptime!(is_async) {
             finish(comptime!(blueprint.staging));

@@ -54,7 +54,7 @@ pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
         // Four units hold the row, at the same place of theirs.
         let flags = plane_shuffle(spoiled, (row % 8 * 4) as u32);
         if (flags >> (row / 8) as u32) & 1 == 1 {
-            let at = tile.position(first_row + row, blueprint);
+            let at = tile.position(first_row + row, comptime!(blueprint.cut()));
             let walk = space.row_walk(tile, &strides.query);
             let from = walk.vector(&at, 0usize, comptime!([1, 1, 1]));
             let fixed = load_vectors::<F, N>(query, from, lane, vectors);

@@ -47,7 +47,7 @@ pub(in super::super) fn store<F: Float, NO: Size>(
                 && state.maximum[index] > f32::new(LOWEST)
                 && (state.maximum[index] * factor).abs() < f32::new(LARGEST);
             let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
-            let at = tile.position(number, blueprint);
+            let at = tile.position(number, comptime!(blueprint.cut()));
             let is_query = tile.is_row(&at);
             if is_query && !is_fine {
                 spoiled |= comptime!(1u32 << index);

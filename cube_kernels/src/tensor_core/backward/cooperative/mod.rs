@@ -80,7 +80,7 @@ pub(super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     if CUBE_POS >= space.cubes {
         terminate!();
     }
-    let tile = space.tile(CUBE_POS, blueprint);
+    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
     if !tile.has_rows() {
         terminate!();
     }
@@ -130,7 +130,7 @@ pub(super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     }
     let mut share = Share { place: place(first_row, lane, blueprint), lse: 0.0f32, delta: 0.0f32 };
     if comptime!(blueprint.pass != Pass::Keys) {
-        let at = tile.position(share.place.row, blueprint);
+        let at = tile.position(share.place.row, comptime!(blueprint.cut()));
         if tile.is_row(&at) {
             let query = STATISTICS * space.row_place(&tile, &at);
             share.lse = statistics[query];

@@ -46,7 +46,7 @@ pub(super) fn store<F: Float, N: Size, NO: Size>(
         );
     }
     let is_fine = is_finite(row_sum(&mut tiles.scores, trace, &share.place, blueprint));
-    let at = tile.position(share.place.row, blueprint);
+    let at = tile.position(share.place.row, comptime!(blueprint.cut()));
     let mine = select(tile.is_row(&at) && !is_fine, 1u32, 0u32);
     if comptime!(blueprint.has_first) {
         write_rows::<F, NO>(

@@ -74,7 +74,7 @@ pub(in super::super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     if CUBE_POS >= space.cubes {
         terminate!();
     }
-    let tile = space.tile(CUBE_POS, blueprint);
+    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
     if !tile.has_rows() {
         terminate!();
     }

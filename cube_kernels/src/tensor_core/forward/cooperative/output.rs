@@ -33,7 +33,7 @@ pub(super) fn store<F: Float, N: Size, NO: Size>(
     let residue = row_lse * f32::new(SMALL)
         + residue(&mut tiles.scores, sums, &share.place, plane, dim, padded, blueprint);
     let is_fine = is_finite(row_sum(&mut tiles.scores, residue, &share.place, blueprint));
-    let at = tile.position(share.place.row, blueprint);
+    let at = tile.position(share.place.row, comptime!(blueprint.cut()));
     if tile.is_row(&at) && is_fine && share.place.stripe == 0 {
         lse[space.row_place(tile, &at)] = row_lse;
     }

@@ -33,8 +33,8 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
     let mut at_z = 0usize;
     let mut at_y = 0usize;
     let mut at_x = 0usize;
-    for _ in 0..tile.steps(blueprint) {
-        let corner = tile.corner(at_z, at_y, at_x, blueprint);
+    for _ in 0..tile.steps(comptime!(blueprint.cut())) {
+        let corner = tile.corner(at_z, at_y, at_x, comptime!(blueprint.cut()));
         let sight = sight(&tiles.windows, &corner, unit / PLANE, blueprint);
         at_x += 1;
         if comptime!(blueprint.rank > 1) && at_x == tile.x.count {

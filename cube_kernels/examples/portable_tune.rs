@@ -1,0 +1,253 @@
+//! Times the portable kernels, f32, on a CUDA device: by rows, by the tiles that are planned, and by the most
+//! promising of each shape of cube.
+//!
+//! `portable_tune [--top N] [--no-rows] [NAME...]`: the N best of each shape, none by default.
+
+use std::time::{Duration, Instant};
+
+use burn_natten_kernels::portable::{
+    BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, ForwardInputs, ForwardOutputs,
+    Limits, Way, backward_with, candidates, estimate, forward_with, plan, plan_backward,
+};
+use burn_natten_kernels::tensor_core::Pass;
+use burn_natten_kernels::{Axis, Problem};
+use cubecl::client::Client;
+use cubecl::future::block_on;
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::server::Handle;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+const DTYPE: ElemType = ElemType::Float(FloatKind::F32);
+
+fn window(length: usize, kernel_size: usize, is_causal: bool) -> Axis {
+    Axis { kernel_size, ..Axis::dense(length, length, is_causal) }
+}
+
+fn problem(batch: usize, heads: usize, dim: usize, axes: [Axis; 3]) -> Problem {
+    Problem {
+        batch,
+        heads,
+        heads_kv: heads,
+        head_dim: dim,
+        head_dim_v: dim,
+        additional: 0,
+        scale: (dim as f64).powf(-0.5),
+        axes,
+    }
+}
+
+/// Problems that are small enough for rows.
+fn problems() -> Vec<(&'static str, Problem)> {
+    let unit = Axis::UNIT;
+    let dense = Axis::dense(4096, 4096, false);
+    let wide = window(128, 31, false);
+    let small = window(56, 7, false);
+    vec![
+        ("dense-4k", problem(1, 16, 128, [unit, unit, dense])),
+        ("dense-4k-d64", problem(1, 16, 64, [unit, unit, dense])),
+        ("1d-8k-causal", problem(1, 16, 64, [unit, unit, window(8192, 512, true)])),
+        ("2d-128-k31", problem(1, 8, 64, [unit, wide, wide])),
+        ("nat-56", problem(16, 2, 64, [unit, small, small])),
+        ("nat-56-d32", problem(16, 4, 32, [unit, small, small])),
+        ("3d-16-k5", problem(1, 8, 64, [window(16, 5, false); 3])),
+    ]
+}
+
+fn main() {
+    let mut top = 0;
+    let mut has_rows = true;
+    let mut names = vec![];
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--top" => {
+                top = arguments.next().and_then(|n| n.parse().ok()).expect("--top takes a number");
+            }
+            "--no-rows" => has_rows = false,
+            _ => names.push(argument),
+        }
+    }
+    let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
+    let limits = Limits::of(&client);
+    println!("{limits:?}");
+    for (name, problem) in problems() {
+        if names.is_empty() || names.iter().any(|wanted| wanted == name) {
+            time(&client, &limits, name, &problem, top, has_rows);
+        }
+    }
+}
+
+fn time(
+    client: &Client,
+    limits: &Limits,
+    name: &str,
+    problem: &Problem,
+    top: usize,
+    has_rows: bool,
+) {
+    let rows = problem.batch * problem.queries() * problem.heads;
+    let dim = problem.head_dim;
+    let tensor = |seed| random(client, rows * dim, seed);
+    let inputs =
+        ForwardInputs { query: tensor(1), key: tensor(2), value: tensor(3), additional: None };
+    let outputs = ForwardOutputs { out: client.empty(4 * rows * dim), lse: client.empty(4 * rows) };
+    let by = |pass| {
+        let planned = match pass {
+            Pass::Forward => plan(problem, limits),
+            Pass::Queries => plan_backward(problem, limits).queries,
+            Pass::Keys => plan_backward(problem, limits).keys,
+        };
+        let mut ways = vec![planned];
+        ways.extend(has_rows.then_some(Way::Rows));
+        let tiles = candidates(problem, limits, pass);
+        ways.extend(best(tiles, problem, pass, top).into_iter().map(Way::Tiles));
+        ways
+    };
+    let half = problem.forward_flops() / 2;
+    let mut expected = vec![];
+    for way in by(Pass::Forward) {
+        if has_rows {
+            // By rows first, so that everything else is compared with them.
+            let ways = if expected.is_empty() { vec![Way::Rows, way] } else { vec![way] };
+            for way in ways {
+                forward_with(client, &way, problem, DTYPE, &inputs, &outputs).expect("launched");
+                compare(client, &[&outputs.out, &outputs.lse], &mut expected, name);
+            }
+        }
+        let seconds = seconds(client, || {
+            forward_with(client, &way, problem, DTYPE, &inputs, &outputs).expect("launched")
+        });
+        print(name, "forward", problem, 2 * half, &way, Pass::Forward, seconds);
+    }
+    let ForwardInputs { query, key, value, additional } = inputs;
+    let inputs = BackwardInputs {
+        query,
+        key,
+        value,
+        additional,
+        out: outputs.out,
+        lse: outputs.lse,
+        dout: tensor(4),
+        dlse: client.create_from_slice(&vec![0; 4 * rows]),
+    };
+    let empty = || client.empty(4 * rows * dim);
+    let outputs = BackwardOutputs { dq: empty(), dk: empty(), dv: empty(), additional: None };
+    let run = |plan: &BackwardPlan| {
+        seconds(client, || {
+            backward_with(client, plan, problem, DTYPE, &inputs, &outputs).expect("launched")
+        })
+    };
+    let planned = plan_backward(problem, limits);
+    if has_rows {
+        let mut expected = vec![];
+        for plan in [BackwardPlan::ROWS, planned] {
+            backward_with(client, &plan, problem, DTYPE, &inputs, &outputs).expect("launched");
+            let gradients = [&outputs.dq, &outputs.dk, &outputs.dv];
+            compare(client, &gradients, &mut expected, name);
+        }
+    }
+    let whole = run(&planned);
+    print(name, "backward", problem, 5 * half, &planned.queries, Pass::Queries, whole);
+    if has_rows {
+        let whole = run(&BackwardPlan::ROWS);
+        print(name, "backward", problem, 5 * half, &Way::Rows, Pass::Queries, whole);
+    }
+    if top == 0 {
+        return;
+    }
+    // Of a pass by itself, what changes with it.
+    for way in by(Pass::Queries).into_iter().filter(|way| *way != Way::Rows) {
+        let seconds = run(&BackwardPlan { queries: way, ..planned });
+        print(name, "with queries", problem, 5 * half, &way, Pass::Queries, seconds);
+    }
+    for way in by(Pass::Keys).into_iter().filter(|way| *way != Way::Rows) {
+        let seconds = run(&BackwardPlan { keys: way, ..planned });
+        print(name, "with keys", problem, 5 * half, &way, Pass::Keys, seconds);
+    }
+}
+
+/// Prints how far results are from those expected, relative to the largest; the first are expected.
+fn compare(client: &Client, results: &[&Handle], expected: &mut Vec<Vec<f32>>, name: &str) {
+    let read = |handle: &Handle| -> Vec<f32> {
+        let bytes = client.read_one(handle.clone()).expect("the kernels ran");
+        let number = |word: &[u8]| f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        bytes.chunks_exact(4).map(number).collect()
+    };
+    let actual: Vec<_> = results.iter().map(|handle| read(handle)).collect();
+    if expected.is_empty() {
+        *expected = actual;
+        return;
+    }
+    for (actual, expected) in actual.iter().zip(expected) {
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let pairs = actual.iter().zip(expected.iter());
+        let differences = pairs.map(|(a, e)| (a - e).abs());
+        let is_number = actual.iter().all(|x| x.is_finite());
+        let difference = differences.fold(0.0f32, f32::max) / largest;
+        println!("{name:14} differs by {difference:.1e} of the largest, finite: {is_number}");
+    }
+}
+
+fn print(
+    name: &str,
+    what: &str,
+    problem: &Problem,
+    flops: u64,
+    way: &Way,
+    pass: Pass,
+    seconds: f64,
+) {
+    let by = match way {
+        Way::Rows => "rows".to_string(),
+        Way::Tiles(blueprint) => format!("{blueprint}, {} bytes", blueprint.shared_memory()),
+    };
+    println!(
+        "{name:14} {what:12} {:9.3} ms {:6.2} TFLOP/s  estimate {:9.3e}  {by}",
+        seconds * 1e3,
+        flops as f64 / seconds * 1e-12,
+        estimate(way, problem, pass),
+    );
+}
+
+/// The most promising of each shape of cube.
+fn best(
+    mut blueprints: Vec<Blueprint>,
+    problem: &Problem,
+    pass: Pass,
+    top: usize,
+) -> Vec<Blueprint> {
+    let time = |blueprint: &Blueprint| estimate(&Way::Tiles(*blueprint), problem, pass);
+    blueprints.sort_by(|a, b| time(a).total_cmp(&time(b)));
+    let mut shapes = std::collections::HashMap::new();
+    blueprints.retain(|b| {
+        let seen = shapes.entry((b.down, b.rows_each, b.columns_each)).or_insert(0);
+        *seen += 1;
+        *seen <= top
+    });
+    blueprints
+}
+
+fn random(client: &Client, length: usize, seed: u64) -> Handle {
+    let mut rng = StdRng::seed_from_u64(seed);
+    // A block of random numbers, again and again, at odd offsets.
+    let block: Vec<u8> =
+        (0..65_521).flat_map(|_| rng.random_range(-1.0f32..1.0).to_le_bytes()).collect();
+    let bytes: Vec<u8> = block.iter().copied().cycle().take(4 * length).collect();
+    client.create_from_slice(&bytes)
+}
+
+/// Median of several samples of about 20 ms, warmed up.
+fn seconds(client: &Client, run: impl Fn()) -> f64 {
+    let sample = |count: usize| {
+        let start = Instant::now();
+        (0..count).for_each(|_| run());
+        block_on(client.sync()).expect("the kernels ran");
+        start.elapsed() / count as u32
+    };
+    sample(1);
+    let once = sample(1).max(Duration::from_micros(1));
+    let count = (Duration::from_millis(20).as_nanos() / once.as_nanos()).clamp(1, 200) as usize;
+    let mut samples: Vec<f64> = (0..5).map(|_| sample(count).as_secs_f64()).collect();
+    samples.sort_by(f64::total_cmp);
+    samples[2]
+}

@@ -1,0 +1,80 @@
+//! Tiles of keys in shared memory and tiles of scores in registers, for GPUs of any make.
+//!
+//! A cube owns a tile of rows of one head, an N-D box, and sweeps over the tiles of columns that any of its
+//! rows sees, as [`tiling`](crate::tiling) cuts them. Rows are queries and columns keys; in the pass that gives
+//! keys their gradients it is the other way round. The products of a step, rows with columns and weights
+//! with columns, have their operands in shared memory and their results in registers (see [`products`]).
+//!
+//! Everything in shared memory is `f32`. There are no plane operations, and barriers are in control flow
+//! that is the same for all units of a cube.
+//!
+//! A weight of zero does not keep out what is not finite. So rows whose results are not finite are
+//! computed once more, by the kernels that take one row at a time and load nothing that it does not see.
+
+mod backward;
+mod forward;
+mod mask;
+mod products;
+mod staging;
+
+#[cfg(feature = "cuda")]
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::blueprint::Blueprint;
+use super::plan::Launch;
+use crate::tensor_core::Pass;
+use crate::tiles::{self, Cut, SpaceLaunch, StridesLaunch};
+use crate::{MAX_RANK, Problem};
+pub(super) use backward::{launch_keys, launch_queries};
+pub(super) use forward::launch as launch_forward;
+
+impl Blueprint {
+    /// How the kernel cuts a problem.
+    fn cut(&self) -> Cut {
+        Cut {
+            rank: self.rank,
+            is_causal: self.is_causal,
+            row_tile: self.row_tile(),
+            column_tile: self.column_tile(),
+            is_inverse: self.pass == Pass::Keys,
+        }
+    }
+}
+
+/// Launch argument for a problem.
+fn space(problem: &Problem, blueprint: &Blueprint) -> SpaceLaunch {
+    tiles::space(problem, &blueprint.cut())
+}
+
+/// Launch argument for a contiguous tensor `[batch, tokens.., heads, dim]` that is read in vectors.
+fn strides([z, y, x]: [usize; MAX_RANK], heads: usize, dim: usize, vector: usize) -> StridesLaunch {
+    let along_x = heads * dim;
+    let along_y = x * along_x;
+    let along_z = y * along_y;
+    tiles::strides([z * along_z, along_z, along_y, along_x, dim], vector)
+}
+
+/// The grid for a problem.
+fn grid(launch: &Launch, problem: &Problem, blueprint: &Blueprint) -> (CubeCount, CubeDim) {
+    let cubes = tiles::cubes(problem, &blueprint.cut());
+    let (widest, _, _) = launch.client.properties().hardware.max_cube_count;
+    let along_x = cubes.clamp(1, widest as usize);
+    let count = CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1);
+    (count, CubeDim::new_1d(blueprint.units() as u32))
+}
+
+/// The kernel of a blueprint, to be compiled without a device.
+#[cfg(feature = "cuda")]
+pub(super) fn definition(
+    blueprint: &Blueprint,
+    dtype: ElemType,
+    settings: cubecl::ir::settings::KernelSettings,
+    properties: std::sync::Arc<cubecl::ir::DeviceProperties>,
+    target: std::sync::Arc<TargetProperties>,
+) -> KernelDefinition {
+    match blueprint.pass {
+        Pass::Forward => forward::definition(blueprint, dtype, settings, properties, target),
+        _ => backward::definition(blueprint, dtype, settings, properties, target),
+    }
+}
