@@ -67,7 +67,8 @@
 //!
 //! # Determinism
 //!
-//! No tier uses atomics: the same inputs on the same device give the same bits, forward and backward.
+//! No tier uses atomics: the same inputs on the same device give the same bits, forward and backward; from run to run too, unless the
+//! TensorCore tier chooses its kernels by measurement ([`Context::with_autotune`]).
 //!
 //! # Guide
 //!
