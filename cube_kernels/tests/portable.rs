@@ -398,13 +398,13 @@ fn what_cannot_run_is_an_error() {
         additional: None,
     };
     let outputs = ForwardOutputs { out: upload(&data.dout), lse: upload(&data.dlse) };
-    let result = forward(&client, &problem, F32.elem(), &inputs, &outputs);
+    let result = forward(&client, &problem, F32.elem(), true, &inputs, &outputs);
     let (expected, actual) = (4 * data.value.len() as u64, 4 * data.value.len() as u64 - 4);
     assert_eq!(result, Err(PortableError::Buffer { name: "value", expected, actual }));
 
     inputs.value = upload(&data.value);
     let double = ElemType::Float(FloatKind::F64);
-    let result = forward(&client, &problem, double, &inputs, &outputs);
+    let result = forward(&client, &problem, double, true, &inputs, &outputs);
     assert_eq!(result, Err(PortableError::ElementType(double)));
 
     // Tiles of another pass, and of another problem.
@@ -417,6 +417,6 @@ fn what_cannot_run_is_an_error() {
     }
 
     inputs.additional = Some(KeyValue { key: inputs.key.clone(), value: inputs.value.clone() });
-    let result = forward(&client, &problem, F32.elem(), &inputs, &outputs);
+    let result = forward(&client, &problem, F32.elem(), true, &inputs, &outputs);
     assert_eq!(result, Err(PortableError::Additional(0)));
 }
