@@ -1,6 +1,7 @@
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 
+use crate::profile::Workload;
 use crate::{AttentionError, Capabilities, Context, Strategy, Tier, select};
 
 /// Compiles what an operator will need for `problem` on a device, so that its first call does not
@@ -8,9 +9,10 @@ use crate::{AttentionError, Capabilities, Context, Strategy, Tier, select};
 ///
 /// Native kernels are compiled by NVRTC when they are first used, which takes a second or two for
 /// each combination of element type, head dimensions and kind of window, once a machine: programs
-/// are kept on disk (`BURN_NATTEN_CACHE` names another folder). The other tiers have nothing to prepare
-/// here: on a GPU CubeCL compiles their kernels in the first call, which for the TensorCore tier takes
-/// seconds.
+/// are kept on disk (`BURN_NATTEN_CACHE` names another folder). The kernels of the TensorCore and the Portable tier are compiled by
+/// CubeCL in their first launch, and the former's may be [measured](Context::with_autotune) in it: here they
+/// run once, on random tensors of the problem's shape, which takes the memory of a call. Flex and the Reference tier have nothing to
+/// prepare.
 ///
 /// ```rust
 /// use burn::tensor::{DType, Device};
@@ -28,7 +30,7 @@ use crate::{AttentionError, Capabilities, Context, Strategy, Tier, select};
 /// # Errors
 ///
 /// [`AttentionError::Strategy`] if a strategy that is asked for by name cannot run on the device, or
-/// if its kernel does not compile.
+/// if its kernel does not compile; [`AttentionError::Execution`] if the device fails.
 pub fn warm_up(
     problem: &Problem,
     dtype: DType,
@@ -84,12 +86,31 @@ fn prepare(
         return Err(AttentionError::Strategy { strategy, reason });
     };
     let tier = select(problem, strategy, dtype, capabilities, Context::current())?;
-    #[cfg(not(feature = "cuda"))]
-    let _ = is_training;
     #[cfg(feature = "cuda")]
     if tier == Tier::Hopper {
         crate::backend::hopper::warm_up(problem, dtype, device, is_training)
             .map_err(|error| AttentionError::Strategy { strategy, reason: error.to_string() })?;
     }
+    if matches!(tier, Tier::TensorCore | Tier::Portable) {
+        run_once(problem, dtype, strategy, device, is_training)?;
+    }
     Ok(tier)
+}
+
+/// Runs the operator on random tensors, and waits for it.
+fn run_once(
+    problem: &Problem,
+    dtype: DType,
+    strategy: Strategy,
+    device: &Device,
+    is_training: bool,
+) -> Result<(), AttentionError> {
+    let context = Context::current();
+    let workload = Workload { problem: *problem, dtype, strategy, context };
+    let inputs = workload.inputs(device, 0);
+    let outputs = workload.forward(&inputs)?;
+    if is_training {
+        workload.backward(&inputs, &outputs, &workload.upstream(device, 1))?;
+    }
+    device.sync().map_err(|error| AttentionError::Execution { reason: error.to_string() })
 }

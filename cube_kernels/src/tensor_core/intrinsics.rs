@@ -81,21 +81,21 @@ const GLOBAL: u32 = 1;
 /// LLVM's numbers of address spaces.
 const SHARED: u32 = 3;
 
-/// An operation that copies some bytes from global into shared memory, asynchronously.
-macro_rules! copy_op {
-    ($op:ident, $name:literal, $intrinsic:literal) => {
-        /// Begins to copy from the first operand, in global memory, to the second, in shared memory.
+/// An operation that reads or writes memory and gives nothing back; `$lower` makes calls of it, from its operands.
+#[rustfmt::skip]
+macro_rules! operation {
+    ($(#[$doc:meta])* $op:ident, $name:literal, $lower:expr) => {
+        $(#[$doc])*
         #[pliron_op(
-                                            name = $name,
-                                            format = "operands(CharSpace(`,`))",
-                                            interfaces = [NResultsInterface<0>, NOpdsInterface<2>],
-                                            verifier = "succ"
-                                        )]
+            name = $name,
+            format = "operands(CharSpace(`,`))",
+            interfaces = [NResultsInterface<0>],
+            verifier = "succ"
+        )]
         pub struct $op;
 
         impl $op {
-            fn new(ctx: &mut Context, source: Value, destination: Value) -> Self {
-                let operands = vec![source, destination];
+            fn new(ctx: &mut Context, operands: Vec<Value>) -> Self {
                 let info = Self::get_concrete_op_info();
                 Self { op: Operation::new(ctx, info, vec![], operands, vec![], 0) }
             }
@@ -109,11 +109,9 @@ macro_rules! copy_op {
                 rewriter: &mut DialectConversionRewriter,
                 _: &OperandsInfo,
             ) -> Result<()> {
-                let [source, destination] =
-                    [0, 1].map(|index| self.get_operation().deref(ctx).get_operand(index));
-                let source = in_space(ctx, rewriter, source, GLOBAL);
-                let destination = in_space(ctx, rewriter, destination, SHARED);
-                call(ctx, rewriter, $intrinsic, vec![destination, source]);
+                let operands: Vec<Value> = self.get_operation().deref(ctx).operands().collect();
+                let lower: fn(&mut Context, &mut DialectConversionRewriter, Vec<Value>) = $lower;
+                lower(ctx, rewriter, operands);
                 rewriter.erase_operation(ctx, self.get_operation());
                 Ok(())
             }
@@ -128,88 +126,67 @@ macro_rules! copy_op {
     };
 }
 
-copy_op!(Copy4Op, "natten.copy4", "llvm.nvvm.cp.async.ca.shared.global.4");
-copy_op!(Copy8Op, "natten.copy8", "llvm.nvvm.cp.async.ca.shared.global.8");
-copy_op!(Copy16Op, "natten.copy16", "llvm.nvvm.cp.async.cg.shared.global.16");
+operation!(
+    /// Begins to copy 4 bytes from the first operand, in global memory, to the second, in shared memory.
+    Copy4Op,
+    "natten.copy4",
+    |ctx, rewriter, operands| copy(ctx, rewriter, "ca.shared.global.4", operands)
+);
+operation!(
+    /// The same of 8 bytes.
+    Copy8Op,
+    "natten.copy8",
+    |ctx, rewriter, operands| copy(ctx, rewriter, "ca.shared.global.8", operands)
+);
+operation!(
+    /// The same of 16 bytes.
+    Copy16Op,
+    "natten.copy16",
+    |ctx, rewriter, operands| copy(ctx, rewriter, "cg.shared.global.16", operands)
+);
+operation!(
+    /// Waits until the copies that this unit has begun are done.
+    WaitOp,
+    "natten.wait_copies",
+    |ctx, rewriter, operands| call(ctx, rewriter, "llvm.nvvm.cp.async.wait.all", operands)
+);
+operation!(
+    /// Arrives at the barrier, of the units of two planes, that the operand numbers.
+    ArriveOp,
+    "natten.arrive",
+    |ctx, rewriter, operands| barrier(ctx, rewriter, "arrive", operands)
+);
+operation!(
+    /// Waits at such a barrier.
+    MeetOp,
+    "natten.meet",
+    |ctx, rewriter, operands| barrier(ctx, rewriter, "sync", operands)
+);
 
-/// Waits until the copies that this unit has begun are done.
-#[pliron_op(
-    name = "natten.wait_copies",
-    format = "",
-    interfaces = [NResultsInterface<0>, NOpdsInterface<0>],
-    verifier = "succ"
-)]
-pub struct WaitOp;
-
-#[op_interface_impl]
-impl ToLLVMDialect for WaitOp {
-    fn rewrite(
-        &self,
-        ctx: &mut Context,
-        rewriter: &mut DialectConversionRewriter,
-        _: &OperandsInfo,
-    ) -> Result<()> {
-        call(ctx, rewriter, "llvm.nvvm.cp.async.wait.all", vec![]);
-        rewriter.erase_operation(ctx, self.get_operation());
-        Ok(())
-    }
+/// Inserts an asynchronous copy.
+fn copy(
+    ctx: &mut Context,
+    rewriter: &mut DialectConversionRewriter,
+    kind: &str,
+    operands: Vec<Value>,
+) {
+    let source = in_space(ctx, rewriter, operands[0], GLOBAL);
+    let destination = in_space(ctx, rewriter, operands[1], SHARED);
+    call(ctx, rewriter, &format!("llvm.nvvm.cp.async.{kind}"), vec![destination, source]);
 }
 
-#[op_interface_impl]
-impl MemoryEffectsOp for WaitOp {
-    fn memory_effects(&self, _: &Context) -> Vec<MemoryEffect> {
-        vec![MemoryEffect::Opaque]
-    }
+/// Inserts a barrier of 64 units.
+fn barrier(
+    ctx: &mut Context,
+    rewriter: &mut DialectConversionRewriter,
+    kind: &str,
+    mut operands: Vec<Value>,
+) {
+    let units = i32_const_op(ctx, 64);
+    rewriter.insert_op(ctx, &units);
+    operands.push(units.get_result(ctx));
+    call(ctx, rewriter, &format!("llvm.nvvm.barrier.cta.{kind}.aligned.count"), operands);
 }
-
-/// An operation on the barrier that the operand numbers, of the 64 units of two planes.
-macro_rules! barrier_op {
-    ($op:ident, $name:literal, $intrinsic:literal) => {
-        /// A barrier of two planes.
-        #[pliron_op(
-                                            name = $name,
-                                            format = "operands(CharSpace(`,`))",
-                                            interfaces = [NResultsInterface<0>, NOpdsInterface<1>],
-                                            verifier = "succ"
-                                        )]
-        pub struct $op;
-
-        impl $op {
-            fn new(ctx: &mut Context, barrier: Value) -> Self {
-                let info = Self::get_concrete_op_info();
-                Self { op: Operation::new(ctx, info, vec![], vec![barrier], vec![], 0) }
-            }
-        }
-
-        #[op_interface_impl]
-        impl ToLLVMDialect for $op {
-            fn rewrite(
-                &self,
-                ctx: &mut Context,
-                rewriter: &mut DialectConversionRewriter,
-                _: &OperandsInfo,
-            ) -> Result<()> {
-                let barrier = self.get_operation().deref(ctx).get_operand(0);
-                let units = i32_const_op(ctx, 64);
-                rewriter.insert_op(ctx, &units);
-                let units = units.get_result(ctx);
-                call(ctx, rewriter, $intrinsic, vec![barrier, units]);
-                rewriter.erase_operation(ctx, self.get_operation());
-                Ok(())
-            }
-        }
-
-        #[op_interface_impl]
-        impl MemoryEffectsOp for $op {
-            fn memory_effects(&self, _: &Context) -> Vec<MemoryEffect> {
-                vec![MemoryEffect::Opaque]
-            }
-        }
-    };
-}
-
-barrier_op!(ArriveOp, "natten.arrive", "llvm.nvvm.barrier.cta.arrive.aligned.count");
-barrier_op!(MeetOp, "natten.meet", "llvm.nvvm.barrier.cta.sync.aligned.count");
 
 /// A pointer as one into an address space.
 fn in_space(
@@ -283,9 +260,9 @@ pub(super) mod begin_copy {
         };
         let ctx = scope.ctx_mut();
         match bytes {
-            4 => scope.register(&Copy4Op::new(ctx, source, destination)),
-            8 => scope.register(&Copy8Op::new(ctx, source, destination)),
-            _ => scope.register(&Copy16Op::new(ctx, source, destination)),
+            4 => scope.register(&Copy4Op::new(ctx, vec![source, destination])),
+            8 => scope.register(&Copy8Op::new(ctx, vec![source, destination])),
+            _ => scope.register(&Copy16Op::new(ctx, vec![source, destination])),
         }
     }
 }
@@ -300,9 +277,7 @@ pub(super) mod wait_copies {
     use super::*;
 
     pub fn expand(scope: &Scope) {
-        let info = WaitOp::get_concrete_op_info();
-        let op = Operation::new(scope.ctx_mut(), info, vec![], vec![], vec![], 0);
-        scope.register(&WaitOp { op });
+        scope.register(&WaitOp::new(scope.ctx_mut(), vec![]));
     }
 }
 
@@ -318,7 +293,7 @@ pub(super) mod arrive {
 
     pub fn expand(scope: &Scope, barrier: NativeExpand<u32>) {
         let barrier = barrier.read_value(scope);
-        scope.register(&ArriveOp::new(scope.ctx_mut(), barrier));
+        scope.register(&ArriveOp::new(scope.ctx_mut(), vec![barrier]));
     }
 }
 
@@ -334,6 +309,6 @@ pub(super) mod meet {
 
     pub fn expand(scope: &Scope, barrier: NativeExpand<u32>) {
         let barrier = barrier.read_value(scope);
-        scope.register(&MeetOp::new(scope.ctx_mut(), barrier));
+        scope.register(&MeetOp::new(scope.ctx_mut(), vec![barrier]));
     }
 }
