@@ -9,8 +9,8 @@
 //! What a query does not see cannot reach it, NaN or not: by rows it is never loaded, and rows that tiles
 //! leave with a number that is not finite are computed again by rows.
 //!
-//! Buffers are contiguous, laid out as [`Problem`] says, and of element type `dtype` (f16, bf16 or
-//! f32) except for logsumexp and its gradient, which are `f32`. They are passed as [`Handle`]s;
+//! Buffers are contiguous, laid out as [`Problem`](crate::Problem) says, and of element type `dtype` (f16, bf16 or
+//! f32) except for logsumexp and its gradient, which are `f32`. They are passed as handles;
 //! their lengths follow from the problem and are checked.
 //!
 //! Launches are asynchronous, and CubeCL reports a failed compilation or launch where results are
