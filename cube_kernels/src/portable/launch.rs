@@ -132,6 +132,37 @@ static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 /// By tiles where [`plan()`](super::plan()) expects that to be faster, which on devices other than NVIDIA's has to be
 /// allowed: their compilers have never seen these kernels. By rows elsewhere. Every query has to see a key.
 ///
+/// ```no_run
+/// use burn_natten_kernels::portable::{ForwardInputs, ForwardOutputs, forward};
+/// use burn_natten_kernels::{Axis, Problem};
+/// use cubecl::ir::{ElemType, FloatKind};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
+/// let row = Axis { kernel_size: 7, ..Axis::dense(64, 64, false) };
+/// let problem = Problem {
+///     batch: 1,
+///     heads: 4,
+///     heads_kv: 4,
+///     head_dim: 32,
+///     head_dim_v: 32,
+///     additional: 0,
+///     scale: 32f64.powf(-0.5),
+///     axes: [row, row, Axis::UNIT],
+/// };
+/// let bytes = problem.queries() * 4 * 32 * size_of::<f32>();
+/// let inputs = ForwardInputs {
+///     query: client.empty(bytes),
+///     key: client.empty(bytes),
+///     value: client.empty(bytes),
+///     additional: None,
+/// };
+/// let outputs = ForwardOutputs { out: client.empty(bytes), lse: client.empty(bytes / 32) };
+/// forward(&client, &problem, ElemType::Float(FloatKind::F32), false, &inputs, &outputs)?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 ///
 /// If the device cannot run the problem or a buffer is too small; then nothing was launched.
