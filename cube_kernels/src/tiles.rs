@@ -8,7 +8,7 @@
 //! coordinates in the bits of its number, for tiles are powers of two long.
 
 // `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::too_many_arguments)]
 
 use cubecl::prelude::*;
 
@@ -427,6 +427,41 @@ pub(crate) fn write_window(
     let start = axis.start(position, tile.columns);
     windows[start_word] = start as u32;
     windows[end_word] = axis.end(position, start, tile.rows, tile.columns) as u32;
+}
+
+/// Writes the windows of a cube's rows, of each its start and its end along the axes, the fastest first, in `words` words; those
+/// behind the last row are like it.
+#[cube]
+pub(crate) fn write_row_windows(
+    windows: &mut [u32],
+    space: &Space,
+    tile: &CubeTile,
+    unit: usize,
+    #[comptime] rows: usize,
+    #[comptime] units: usize,
+    #[comptime] words: usize,
+    #[comptime] cut: Cut,
+) {
+    for turn in 0..comptime!(rows.div_ceil(units)) {
+        let row = unit + turn * units;
+        if row < rows {
+            let at = tile.position(row, cut);
+            let word = row * words;
+            write_window(windows, word, word + 1, &space.x, &tile.x, at.x);
+            if comptime!(cut.rank > 1) {
+                write_window(windows, word + 2, word + 3, &space.y, &tile.y, at.y);
+            }
+            if comptime!(cut.rank > 2) {
+                write_window(windows, word + 4, word + 5, &space.z, &tile.z, at.z);
+            }
+        }
+    }
+}
+
+/// Whether a position is in the window that begins at `word`.
+#[cube]
+pub(crate) fn is_inside(windows: &[u32], word: usize, position: usize) -> bool {
+    position >= windows[word] as usize && position < windows[word + 1] as usize
 }
 
 /// Rows and columns of an axis.

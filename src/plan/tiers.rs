@@ -150,10 +150,7 @@ fn portable_schedule(request: &Request<'_>) -> Schedule {
         None => portable::Limits { allows_tiles: false, ..portable::Limits::WEBGPU },
     };
     let (untried, _) = request.context.allow_experimental();
-    let is_gpu = request.target != Target::Cpu;
-    if let portable::Way::Tiles(blueprint) =
-        portable::plan(problem, &limits.or_tiles(untried && is_gpu))
-    {
+    if let portable::Way::Tiles(blueprint) = portable::plan(problem, &limits.or_tiles(untried)) {
         let tiling = blueprint.tiling();
         let executed = Cost::forward(problem, Some(&tiling), 1, &device).executed_flops;
         // 2 products forward, 7 backward.

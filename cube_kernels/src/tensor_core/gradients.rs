@@ -9,7 +9,7 @@ use cubecl::server::Handle;
 use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
 use super::launch::{
     How, Named, capability, check, check_buffer, check_instruction, chosen, common_vector, named,
-    size, stored,
+    stored,
 };
 use super::layout::Strided;
 use super::plan::additional_problem;
@@ -260,7 +260,7 @@ fn check_buffers(
     let queries = (problem.batch * problem.queries() * problem.heads) as u64;
     let keys = (problem.batch * problem.keys() * problem.heads_kv) as u64;
     let more = (problem.batch * problem.additional * problem.heads_kv) as u64;
-    let size = size(dtype) as u64;
+    let size = stored(dtype).size() as u64;
     let (dim, dim_v) = (size * problem.head_dim as u64, size * problem.head_dim_v as u64);
     check_buffer("lse", &inputs.lse, 4 * queries)?;
     check_buffer("dlse", &inputs.dlse, 4 * queries)?;

@@ -125,11 +125,6 @@ pub(super) fn stored(dtype: ElemType) -> ElemType {
     }
 }
 
-/// Bytes of an element.
-pub(super) fn size(dtype: ElemType) -> usize {
-    if dtype == ElemType::Float(FloatKind::TF32) { size_of::<f32>() } else { size_of::<u16>() }
-}
-
 /// The blueprint that is the fastest on these tensors.
 fn measured(
     client: &Client,
@@ -202,7 +197,11 @@ pub fn forward_with(
         check(client, problem, dtype, &tensors(problem, inputs), &inputs.additional)?;
     check_instruction(blueprint, dtype);
     let rows = (problem.batch * problem.queries() * problem.heads) as u64;
-    check_buffer("out", &outputs.out, size(dtype) as u64 * rows * problem.head_dim_v as u64)?;
+    check_buffer(
+        "out",
+        &outputs.out,
+        stored(dtype).size() as u64 * rows * problem.head_dim_v as u64,
+    )?;
     check_buffer("lse", &outputs.lse, 4 * rows)?;
     if rows > 0 {
         let dtype = stored(dtype);
@@ -230,7 +229,7 @@ pub(super) fn check(
     }
     let mut largest = problem.largest_tensor();
     for (name, tensor, dim, lengths) in tensors {
-        tensor.check(name, *dim, *lengths, size(dtype))?;
+        tensor.check(name, *dim, *lengths, stored(dtype).size())?;
         let last: usize = tensor.strides.iter().zip(lengths).map(|(s, n)| s * n).sum();
         largest = largest.max(last);
     }
@@ -296,7 +295,7 @@ pub fn vector(problem: &Problem, inputs: &ForwardInputs, dtype: ElemType) -> usi
 
 /// The most elements that every row of all tensors can be read in.
 pub(super) fn common_vector(tensors: &[Named<'_>], dtype: ElemType) -> usize {
-    let size = size(dtype);
+    let size = stored(dtype).size();
     let all = tensors.iter().map(|(_, tensor, dim, lengths)| tensor.vector(*dim, *lengths, size));
     all.min().unwrap_or(1)
 }

@@ -14,7 +14,7 @@ use super::blueprint::{Blueprint, COLUMNS, ROWS};
 use super::geometry::{CubeTile, Position, Space};
 use super::products::Fragments;
 use crate::MAX_RANK;
-use crate::tiles::write_window;
+use crate::tiles::{is_inside, write_row_windows, write_window};
 
 /// Words of a row: start and end along each axis.
 pub(super) const WORDS: usize = 2 * MAX_RANK;
@@ -48,21 +48,8 @@ pub(super) fn write_windows(
     #[comptime] blueprint: Blueprint,
 ) {
     let rows = comptime!(blueprint.rows());
-    let units = comptime!(blueprint.units());
-    for turn in 0..comptime!(rows.div_ceil(units)) {
-        let row = unit + turn * units;
-        if row < rows {
-            let at = tile.position(row, comptime!(blueprint.cut()));
-            let words = row * WORDS;
-            write_window(windows, words, words + 1, &space.x, &tile.x, at.x);
-            if comptime!(blueprint.rank > 1) {
-                write_window(windows, words + 2, words + 3, &space.y, &tile.y, at.y);
-            }
-            if comptime!(blueprint.rank > 2) {
-                write_window(windows, words + 4, words + 5, &space.z, &tile.z, at.z);
-            }
-        }
-    }
+    let (units, cut) = comptime!((blueprint.units(), blueprint.cut()));
+    write_row_windows(windows, space, tile, unit, rows, units, WORDS, cut);
     if unit < comptime!(blueprint.groups()) {
         // Rows of a plane are a box, in which the first and the last row have the least and the greatest
         // position along every axis; starts and ends never decrease.
@@ -165,11 +152,6 @@ pub(super) fn sees(
         is_visible = is_visible && is_inside(windows, word + 4, z);
     }
     is_visible
-}
-
-#[cube]
-fn is_inside(windows: &[u32], word: usize, position: usize) -> bool {
-    position >= windows[word] as usize && position < windows[word + 1] as usize
 }
 
 /// Masks columns outside `start..end` of one row.

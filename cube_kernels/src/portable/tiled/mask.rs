@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 
 use super::super::blueprint::Blueprint;
-use crate::tiles::{CubeTile, Interval, Position, Space, write_window};
+use crate::tiles::{CubeTile, Interval, Position, Space, is_inside, write_row_windows};
 
 /// What keeps columns of a step out of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,20 +36,8 @@ pub(super) fn write_windows(
     #[comptime] blueprint: Blueprint,
 ) {
     let (rows, units) = comptime!((blueprint.rows(), blueprint.units()));
-    for turn in 0..comptime!(rows.div_ceil(units)) {
-        let row = unit + turn * units;
-        if row < rows {
-            let at = tile.position(row, comptime!(blueprint.cut()));
-            let word = row * comptime!(blueprint.window_words());
-            write_window(windows, word, word + 1, &space.x, &tile.x, at.x);
-            if comptime!(blueprint.rank > 1) {
-                write_window(windows, word + 2, word + 3, &space.y, &tile.y, at.y);
-            }
-            if comptime!(blueprint.rank > 2) {
-                write_window(windows, word + 4, word + 5, &space.z, &tile.z, at.z);
-            }
-        }
-    }
+    let (words, cut) = comptime!((blueprint.window_words(), blueprint.cut()));
+    write_row_windows(windows, space, tile, unit, rows, units, words, cut);
 }
 
 #[cube]
@@ -112,11 +100,6 @@ pub(super) fn seen(
         }
         seen
     }
-}
-
-#[cube]
-fn is_inside(windows: &[u32], word: usize, position: usize) -> bool {
-    position >= windows[word] as usize && position < windows[word + 1] as usize
 }
 
 /// A bit for each of a unit's columns from position `first` on, set inside `start..end`.
