@@ -86,14 +86,10 @@ pub(crate) fn window_axis(
     at_least("dilation", axis, dilation, 1)?;
     let max = length / kernel_size;
     at_most("dilation", axis, dilation, max, "the length of the axis / kernel_size")?;
-    Ok(Axis {
-        queries: length,
-        keys: length,
-        kernel_size,
-        stride,
-        dilation,
-        is_causal: windows.is_causal[axis],
-    })
+    Ok(Axis::neighborhood(length, kernel_size)
+        .with_stride(stride)
+        .with_dilation(dilation)
+        .with_causal(windows.is_causal[axis]))
 }
 
 /// The checks that every attention shares: batch, heads, head_dim, scale, additional tokens.

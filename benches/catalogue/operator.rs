@@ -20,8 +20,8 @@ struct Operands {
 
 /// Whether the operator computes a problem.
 pub fn has(problem: &Problem) -> bool {
-    let Axis { queries, keys, is_causal, .. } = problem.axes[2];
-    let is_dense = problem.axes[2] == Axis::dense(queries, keys, is_causal);
+    let axis = problem.axes[2];
+    let is_dense = axis == Axis::dense(axis.queries, axis.keys, axis.is_causal);
     problem.rank() == 1 && is_dense && problem.additional == 0 && problem.group_size() == 1
 }
 

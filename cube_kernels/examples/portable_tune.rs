@@ -20,7 +20,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 const DTYPE: ElemType = ElemType::Float(FloatKind::F32);
 
 fn window(length: usize, kernel_size: usize, is_causal: bool) -> Axis {
-    Axis { kernel_size, ..Axis::dense(length, length, is_causal) }
+    Axis::neighborhood(length, kernel_size).with_causal(is_causal)
 }
 
 fn problem(batch: usize, heads: usize, dim: usize, axes: [Axis; 3]) -> Problem {

@@ -112,7 +112,7 @@ fn halve(axis: Axis) -> Axis {
     if axis.kernel_size == axis.keys {
         let length = axis.keys.div_ceil(2).max(axis.keys.min(2));
         let stride = (axis.stride / 2).max(1);
-        return Axis { stride, ..Axis::dense(length, length, axis.is_causal) };
+        return Axis::dense(length, length, axis.is_causal).with_stride(stride);
     }
     let kernel_size = (axis.kernel_size / 2).max(axis.kernel_size.min(3));
     let least = (kernel_size * axis.dilation).max(kernel_size + 1);
@@ -150,11 +150,11 @@ impl Row {
 
 /// Length, kernel size, stride, dilation.
 const fn axis(length: usize, kernel_size: usize, stride: usize, dilation: usize) -> Axis {
-    Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal: false }
+    Axis::neighborhood(length, kernel_size).with_stride(stride).with_dilation(dilation)
 }
 
 const fn causal(axis: Axis) -> Axis {
-    Axis { is_causal: true, ..axis }
+    axis.with_causal(true)
 }
 
 /// `name, [batch, heads, head_dim], [axes], { published times }`, then the target.

@@ -248,7 +248,7 @@ mod tests {
     }
 
     fn image() -> Problem {
-        let axis = Axis { kernel_size: 7, ..Axis::dense(56, 56, false) };
+        let axis = Axis::neighborhood(56, 7);
         problem([Axis::UNIT, axis, axis])
     }
 

@@ -1,35 +1,46 @@
 //! What is to be computed: sizes and parameters, no data.
 
+use std::ops::Range;
+
 use crate::window;
 
 /// The largest number of spatial axes.
 pub const MAX_RANK: usize = 3;
 
-/// One spatial axis. The semantics are those of [`window`].
+/// One spatial axis: which keys each query sees along it. The semantics are those of [`window`].
 ///
-/// Fields are not checked: `1 <= stride <= kernel_size`, `kernel_size * dilation <= keys`.
+/// Fields are not checked: `1 <= stride <= kernel_size`, `kernel_size * dilation <= keys`; `origin` is a multiple of the
+/// dilation, and only dense axes may have one that puts queries outside the keys.
 ///
 /// ```rust
 /// use burn_natten_kernels::Axis;
 ///
-/// let axis = Axis { kernel_size: 3, dilation: 2, ..Axis::dense(9, 9, false) };
+/// let axis = Axis::neighborhood(9, 3).with_dilation(2);
 /// // Query 4 sees keys 2, 4 and 6; key 0 is seen by queries 0 and 2.
 /// assert_eq!(axis.window(4), (2, 3));
 /// assert_eq!(axis.visitors(0), (0, 2));
+///
+/// // The last of 9 keys belongs to the last of 2 queries.
+/// let decoding = Axis::dense(2, 9, true);
+/// assert_eq!((decoding.window(0), decoding.window(1)), ((0, 8), (0, 9)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Axis {
     /// Number of queries along the axis.
     pub queries: usize,
-    /// Number of keys along the axis. Differs from `queries` only for dense attention.
+    /// Number of keys along the axis.
     pub keys: usize,
+    /// Where query 0 stands among the keys. Query `i` stands at `i + origin`, which may be before the first key
+    /// or behind the last one.
+    pub origin: isize,
     /// Keys in a window.
     pub kernel_size: usize,
     /// Queries that share one window.
     pub stride: usize,
     /// Distance between neighboring keys of a window.
     pub dilation: usize,
-    /// Whether a query sees only keys up to its own index.
+    /// Whether a query sees only keys up to where it stands.
     pub is_causal: bool,
 }
 
@@ -37,9 +48,36 @@ impl Axis {
     /// The axis of one element that pads a problem to [`MAX_RANK`].
     pub const UNIT: Self = Self::dense(1, 1, false);
 
-    /// An axis of dense attention: every query sees every key, or every key up to its own index.
+    /// An axis of dense attention: every query sees every key, or every key up to where it stands, the last query
+    /// at the last key.
     pub const fn dense(queries: usize, keys: usize, is_causal: bool) -> Self {
-        Self { queries, keys, kernel_size: keys, stride: 1, dilation: 1, is_causal }
+        let origin = if is_causal { keys as isize - queries as isize } else { 0 };
+        Self { queries, keys, origin, kernel_size: keys, stride: 1, dilation: 1, is_causal }
+    }
+
+    /// An axis of as many queries as keys, of which each query sees the `kernel_size` nearest ones.
+    pub const fn neighborhood(length: usize, kernel_size: usize) -> Self {
+        Self { kernel_size, ..Self::dense(length, length, false) }
+    }
+
+    /// The same with this many queries that share a window.
+    pub const fn with_stride(self, stride: usize) -> Self {
+        Self { stride, ..self }
+    }
+
+    /// The same with this distance between neighboring keys of a window.
+    pub const fn with_dilation(self, dilation: usize) -> Self {
+        Self { dilation, ..self }
+    }
+
+    /// The same with queries that see only keys up to where they stand, or with ones that see their whole window.
+    pub const fn with_causal(self, is_causal: bool) -> Self {
+        Self { is_causal, ..self }
+    }
+
+    /// The same with query 0 at this key.
+    pub const fn with_origin(self, origin: isize) -> Self {
+        Self { origin, ..self }
     }
 
     /// Whether every query sees every key.
@@ -47,28 +85,64 @@ impl Axis {
         !self.is_causal && self.kernel_size == self.keys
     }
 
+    /// Whether it is an axis of dense attention, wherever its queries stand.
+    pub fn is_dense(&self) -> bool {
+        Self::dense(self.queries, self.keys, self.is_causal).with_origin(self.origin) == *self
+    }
+
+    /// By how many positions of a dilation group queries stand ahead of keys of the same number, and by how many
+    /// behind them: the arguments of [`shifted`](window::shifted()).
+    pub fn shift(&self) -> (usize, usize) {
+        let distance = self.origin.unsigned_abs() / self.dilation;
+        if self.origin < 0 { (0, distance) } else { (distance, 0) }
+    }
+
     /// The keys that `query` sees: first index, number of keys; they are `dilation` apart.
     pub fn window(&self, query: usize) -> (usize, usize) {
-        let (group, position) = (query % self.dilation, query / self.dilation);
-        let keys = window::group_length(self.keys, self.dilation, group);
-        if keys == 0 {
-            return (group, 0);
-        }
-        let (size, causal) = (self.kernel_size, self.is_causal);
-        let start = window::window_start(position, keys, size, self.stride, causal);
-        let end = window::window_end(position, start, keys, size, causal);
-        (start * self.dilation + group, end - start)
+        let group = query % self.dilation;
+        let seen = self.keys_seen(group, query / self.dilation);
+        (seen.start * self.dilation + group, seen.len())
     }
 
     /// The queries that see `key`: first index, number of queries; they are `dilation` apart.
     pub fn visitors(&self, key: usize) -> (usize, usize) {
-        let (group, position) = (key % self.dilation, key / self.dilation);
-        let queries = window::group_length(self.queries, self.dilation, group);
-        let keys = window::group_length(self.keys, self.dilation, group);
+        let group = key % self.dilation;
+        let visitors = self.seen_by(group, key / self.dilation);
+        (visitors.start * self.dilation + group, visitors.len())
+    }
+
+    /// Members of a dilation group: queries, keys.
+    pub fn group(&self, group: usize) -> (usize, usize) {
+        let members = |length| window::group_length(length, self.dilation, group);
+        (members(self.queries), members(self.keys))
+    }
+
+    /// The positions of the keys that the query at a position of a dilation group sees. Starts and ends never
+    /// decrease with the position.
+    pub fn keys_seen(&self, group: usize, position: usize) -> Range<usize> {
+        let (_, keys) = self.group(group);
+        if keys == 0 {
+            return 0..0;
+        }
+        let (size, causal) = (self.kernel_size, self.is_causal);
+        let (ahead, behind) = self.shift();
+        let at = window::shifted(position, ahead, behind);
+        let next = window::shifted(position + 1, ahead, behind);
+        let start = window::window_start(at, keys, size, self.stride, causal);
+        start..window::window_end(next, start, keys, size, causal)
+    }
+
+    /// The positions of the queries that see the key at a position of a dilation group. Starts and ends never
+    /// decrease with the position.
+    pub fn seen_by(&self, group: usize, position: usize) -> Range<usize> {
+        let (queries, keys) = self.group(group);
         let (size, stride, causal) = (self.kernel_size, self.stride, self.is_causal);
-        let start = window::visitor_start(position, queries, size, stride, causal);
-        let end = window::visitor_end(position, queries, keys, size, stride, causal);
-        (start * self.dilation + group, end.saturating_sub(start))
+        let (ahead, behind) = self.shift();
+        let past = window::shifted(queries, ahead, behind);
+        let start = window::visitor_start(position, past, size, stride, causal);
+        let end = window::visitor_end(position, past, keys, size, stride, causal);
+        let [start, end] = [start, end].map(|at| window::shifted(at, behind, ahead).min(queries));
+        start..end.max(start)
     }
 }
 
@@ -83,7 +157,7 @@ impl Axis {
 /// ```rust
 /// use burn_natten_kernels::{Axis, Problem};
 ///
-/// let side = Axis { kernel_size: 7, ..Axis::dense(56, 56, false) };
+/// let side = Axis::neighborhood(56, 7);
 /// let problem = Problem {
 ///     batch: 64,
 ///     heads: 2,
@@ -144,6 +218,11 @@ impl Problem {
     /// Whether every query sees every key.
     pub fn is_full(&self) -> bool {
         self.axes.iter().all(Axis::is_full)
+    }
+
+    /// Whether queries stand elsewhere than keys of the same number.
+    pub fn has_origin(&self) -> bool {
+        self.axes.iter().any(|axis| axis.origin != 0)
     }
 
     /// The same problem with its axes as the portable kernels walk them: fastest last and as long as
@@ -213,15 +292,63 @@ fn coordinates(index: usize, [_, y, x]: [usize; MAX_RANK]) -> [usize; MAX_RANK] 
 mod tests {
     use super::*;
 
+    /// What every query of an axis sees, and what sees every key, agree with `expected`.
+    fn check(axis: Axis, expected: impl Fn(usize, usize) -> bool) {
+        for query in 0..axis.queries {
+            for key in 0..axis.keys {
+                let holds = |(first, count): (usize, usize), at: usize| {
+                    (0..count).any(|i| first + i * axis.dilation == at)
+                };
+                let case = format!("{axis:?}, query {query}, key {key}");
+                assert_eq!(holds(axis.window(query), key), expected(query, key), "window: {case}");
+                assert_eq!(holds(axis.visitors(key), query), expected(query, key), "back: {case}");
+            }
+        }
+    }
+
+    #[test]
+    fn causal_queries_see_the_keys_up_to_where_they_stand() {
+        for queries in 1..7 {
+            for keys in 1..7 {
+                for origin in -8..9 {
+                    let axis = Axis::dense(queries, keys, true).with_origin(origin);
+                    check(axis, |query, key| key as isize <= query as isize + origin);
+                }
+                let axis = Axis::dense(queries, keys, true);
+                check(axis, |query, key| key + queries <= query + keys);
+            }
+        }
+    }
+
+    /// A part of the queries of a longer axis, with all of its keys.
+    #[test]
+    fn queries_may_be_a_part_of_the_axis() {
+        for (kernel_size, stride, dilation, is_causal) in
+            [(3, 1, 1, false), (4, 3, 1, true), (3, 2, 2, false), (2, 2, 3, true), (5, 2, 2, true)]
+        {
+            let whole = Axis::neighborhood(17, kernel_size)
+                .with_stride(stride)
+                .with_dilation(dilation)
+                .with_causal(is_causal);
+            for origin in (0..17).step_by(dilation) {
+                for queries in 1..=17 - origin {
+                    let part = Axis { queries, ..whole.with_origin(origin as isize) };
+                    check(part, |query, key| {
+                        let (first, count) = whole.window(query + origin);
+                        (0..count).any(|i| first + i * dilation == key)
+                    });
+                }
+            }
+        }
+    }
+
     #[test]
     fn pairs_count_every_visible_key() {
-        let axis = |length, kernel_size, stride, dilation, is_causal| Axis {
-            queries: length,
-            keys: length,
-            kernel_size,
-            stride,
-            dilation,
-            is_causal,
+        let axis = |length, kernel_size, stride, dilation, is_causal| {
+            Axis::neighborhood(length, kernel_size)
+                .with_stride(stride)
+                .with_dilation(dilation)
+                .with_causal(is_causal)
         };
         let problem = Problem {
             batch: 2,

@@ -191,7 +191,7 @@ impl AxisSpace {
         if comptime!(self.is_inverse) {
             visitor_end(position, columns, rows, kernel_size, stride, is_causal)
         } else {
-            window_end(position, start, columns, kernel_size, is_causal)
+            window_end(position + 1, start, columns, kernel_size, is_causal)
         }
     }
 }

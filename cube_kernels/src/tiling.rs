@@ -36,7 +36,7 @@ pub use map::{TileKind, TileMap};
 /// ```rust
 /// use burn_natten_kernels::{Axis, Problem, tiling::Tiling};
 ///
-/// let axis = |length, kernel_size| Axis { kernel_size, ..Axis::dense(length, length, false) };
+/// let axis = Axis::neighborhood;
 /// let problem = Problem {
 ///     batch: 1,
 ///     heads: 24,
@@ -230,17 +230,12 @@ fn axis_tile(
     queries: Range<usize>,
     kv_tile: usize,
 ) -> AxisTile {
-    let length = window::group_length(axis.keys, axis.dilation, group);
-    if length == 0 {
+    if axis.group(group).1 == 0 {
         return AxisTile { group, q_tile, queries, keys: 0..0, kv_tiles: 0, unmasked: 0..0 };
     }
-    let interval = |position| {
-        let (size, causal) = (axis.kernel_size, axis.is_causal);
-        let start = window::window_start(position, length, size, axis.stride, causal);
-        start..window::window_end(position, start, length, size, causal)
-    };
     // Starts and ends never decrease, so the first and the last query bound all others.
-    let (first, last) = (interval(queries.start), interval(queries.end - 1));
+    let [first, last] =
+        [queries.start, queries.end - 1].map(|position| axis.keys_seen(group, position));
     let kv_tiles = (last.end - first.start).div_ceil(kv_tile);
     // What all queries see, from the first key of the tile's: `last.start..first.end`.
     let begin = (last.start - first.start).div_ceil(kv_tile);

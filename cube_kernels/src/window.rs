@@ -12,18 +12,21 @@
 //!             start  = max(leader - K + 1, 0)                   end = min(q + 1, n)
 //! ```
 //!
+//! `q` is where a query stands among the keys. Queries may be a part of the axis, or more or fewer than its
+//! keys: then query `i` stands at [`shifted()`]`(i, ahead, behind)`.
+//!
 //! Edges shift a window instead of shrinking it, and `start` and `end` never decrease with `q`.
 //! Therefore the queries that see a key are an interval too: [`visitor_start()`]`..`[`visitor_end()`].
 //!
-//! Dense attention is the case `K == n`: everything is visible, or, causal, everything up to the
-//! query's own index. There the number of queries may differ from the number of keys.
+//! Dense attention is the case `K == n`: everything is visible, or, causal, everything up to where the
+//! query stands. A query that stands before the first key then sees nothing.
 //!
 //! ```rust
 //! use burn_natten_kernels::window::{visitor_end, visitor_start, window_end, window_start};
 //!
 //! // 10 positions, kernel size 5, stride 1, not causal: query 9 sees 5..10.
 //! let start = window_start(9, 10, 5, 1, false);
-//! assert_eq!(start..window_end(9, start, 10, 5, false), 5..10);
+//! assert_eq!(start..window_end(9 + 1, start, 10, 5, false), 5..10);
 //! // Key 9 is seen by queries 7..10.
 //! assert_eq!(visitor_start(9, 10, 5, 1, false)..visitor_end(9, 10, 10, 5, 1, false), 7..10);
 //! ```
@@ -41,6 +44,20 @@ use cubecl::prelude::*;
 #[cfg_attr(feature = "cube", cube)]
 pub fn group_length(length: usize, dilation: usize, group: usize) -> usize {
     (length + dilation - 1 - group) / dilation
+}
+
+/// `position` moved on by `ahead` and back by `behind`, one of which is 0; not below 0.
+///
+/// From positions of queries to those of keys; with `ahead` and `behind` exchanged, the other way round.
+#[cfg_attr(feature = "cube", cube)]
+pub fn shifted(position: usize, ahead: usize, behind: usize) -> usize {
+    let mut at = position + ahead;
+    if at > behind {
+        at -= behind;
+    } else {
+        at = 0usize;
+    }
+    at
 }
 
 /// First position that the query at `position` sees, in a group of `length` keys.
@@ -77,10 +94,11 @@ pub fn window_start(
     start
 }
 
-/// One past the last position that the query at `position` sees, whose window begins at `start`.
+/// One past the last position that a query sees whose window begins at `start`. The query stands just before
+/// position `next`, or, where that is 0, before all keys.
 #[cfg_attr(feature = "cube", cube)]
 pub fn window_end(
-    position: usize,
+    next: usize,
     start: usize,
     length: usize,
     kernel_size: usize,
@@ -88,7 +106,7 @@ pub fn window_end(
 ) -> usize {
     let mut end = start + kernel_size;
     if is_causal {
-        end = position + 1;
+        end = next;
         if end > length {
             end = length;
         }
@@ -96,10 +114,10 @@ pub fn window_end(
     end
 }
 
-/// First query position that sees the key at `position`, in a group of `queries` queries.
+/// First query position that sees the key at `position`, where all queries stand before position `queries`.
 ///
-/// Empty when it is not below [`visitor_end()`]: causal attention of fewer queries than keys leaves keys
-/// unseen. Where there are as many queries as keys, every key is seen.
+/// Empty when it is not below [`visitor_end()`]: causal attention of fewer queries than keys may leave keys
+/// unseen.
 #[cfg_attr(feature = "cube", cube)]
 pub fn visitor_start(
     position: usize,
@@ -121,8 +139,8 @@ pub fn visitor_start(
     start
 }
 
-/// One past the last query position that sees the key at `position`, in a group of `queries`
-/// queries and `length` keys.
+/// One past the last query position that sees the key at `position`, in a group of `length` keys, where all queries
+/// stand before position `queries`.
 #[cfg_attr(feature = "cube", cube)]
 pub fn visitor_end(
     position: usize,
@@ -183,7 +201,7 @@ mod tests {
                     for causal in [false, true] {
                         for q in 0..n {
                             let start = window_start(q, n, k, s, causal);
-                            let end = window_end(q, start, n, k, causal);
+                            let end = window_end(q + 1, start, n, k, causal);
                             for p in 0..n {
                                 let expected =
                                     sees(q as i64, p as i64, n as i64, k as i64, s as i64, causal);
@@ -207,7 +225,7 @@ mod tests {
                 for causal in [false, true] {
                     for q in 0..queries {
                         let start = window_start(q, keys, keys, 1, causal);
-                        let end = window_end(q, start, keys, keys, causal);
+                        let end = window_end(q + 1, start, keys, keys, causal);
                         for p in 0..keys {
                             let expected = !causal || p <= q;
                             let case = format!("{queries}x{keys} causal {causal} q {q} p {p}");

@@ -153,7 +153,8 @@ fn check(name: &str, problem: Problem, format: Format, seed: u64) {
 
 /// The problems that every element type has to pass, by what is special about them.
 fn problems() -> Vec<(&'static str, Problem)> {
-    let dense = |queries, keys, is_causal| problem(&[Axis::dense(queries, keys, is_causal)]);
+    let dense =
+        |queries, keys, is_causal| problem(&[Axis::dense(queries, keys, is_causal).with_origin(0)]);
     vec![
         ("1d", problem(&[axis(37, 7, 1, 1, false)])),
         ("1d even kernel, stride", problem(&[axis(37, 6, 3, 1, false)])),

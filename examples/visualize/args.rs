@@ -201,13 +201,11 @@ mod tests {
     #[test]
     fn a_single_value_holds_for_every_axis() {
         let axes = axes("-l 9 10 11 -k 3 -s 2 -d 1 2 3 -c 0 0 1").expect("valid");
-        let axis = |length, dilation, is_causal| Axis {
-            queries: length,
-            keys: length,
-            kernel_size: 3,
-            stride: 2,
-            dilation,
-            is_causal,
+        let axis = |length, dilation, is_causal| {
+            Axis::neighborhood(length, 3)
+                .with_stride(2)
+                .with_dilation(dilation)
+                .with_causal(is_causal)
         };
         assert_eq!(axes, [axis(9, 1, false), axis(10, 2, false), axis(11, 3, true)]);
     }

@@ -17,7 +17,7 @@ pub fn pictures() -> Result<Vec<(&'static str, Drawing)>, Failure> {
 }
 
 fn axis(length: usize, kernel_size: usize) -> Axis {
-    Axis { kernel_size, ..Axis::dense(length, length, false) }
+    Axis::neighborhood(length, kernel_size)
 }
 
 /// Panels side by side, and a line below them.
@@ -38,8 +38,8 @@ fn row(panels: Vec<Drawing>, gap: f64, below: Drawing) -> Drawing {
 fn queries() -> Drawing {
     let queries = [vec![0, 0], vec![8, 15], vec![7, 6]];
     let plain = axis(16, 5);
-    let dilated = Axis { dilation: 2, ..plain };
-    let causal = Axis { is_causal: true, ..plain };
+    let dilated = plain.with_dilation(2);
+    let causal = plain.with_causal(true);
     let panels = [[plain, plain], [dilated, dilated], [plain, causal]]
         .map(|axes| see::plane(&axes, &queries, &words::windows(&axes)));
     let names = ["in a corner", "at an edge", "in the centre"];
@@ -54,12 +54,7 @@ fn queries() -> Drawing {
 /// One axis: what each parameter does.
 fn windows() -> Drawing {
     let plain = axis(16, 5);
-    let panels = [
-        plain,
-        Axis { stride: 4, ..plain },
-        Axis { dilation: 3, ..plain },
-        Axis { is_causal: true, ..plain },
-    ];
+    let panels = [plain, plain.with_stride(4), plain.with_dilation(3), plain.with_causal(true)];
     let panels = panels.map(|axis| see::matrix(&axis, &words::windows(&[axis])));
     let mut below = words::legend(&[
         (HUES[0], TINT, "seen".to_string()),
@@ -72,7 +67,7 @@ fn windows() -> Drawing {
 
 /// Three axes: a video that is causal in time.
 fn planes() -> Drawing {
-    let axes = [Axis { is_causal: true, ..axis(6, 3) }, axis(10, 5), axis(10, 5)];
+    let axes = [axis(6, 3).with_causal(true), axis(10, 5), axis(10, 5)];
     let queries = [vec![1, 0, 0], vec![4, 5, 6]];
     let mut drawing = see::planes(&axes, &queries, &words::windows(&axes));
     let height = drawing.size[1];

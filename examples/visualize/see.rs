@@ -190,12 +190,12 @@ mod tests {
     use super::*;
 
     fn axis(length: usize, kernel_size: usize) -> Axis {
-        Axis { kernel_size, ..Axis::dense(length, length, false) }
+        Axis::neighborhood(length, kernel_size)
     }
 
     #[test]
     fn a_key_is_seen_when_it_is_along_every_axis() {
-        let axes = [axis(9, 3), Axis { dilation: 2, ..axis(9, 3) }];
+        let axes = [axis(9, 3), axis(9, 3).with_dilation(2)];
         let seen = |query: [usize; 2]| -> Vec<[usize; 2]> {
             let keys = (0..81).map(|key| [key / 9, key % 9]);
             keys.filter(|key| sees(&axes, &query, key)).collect()

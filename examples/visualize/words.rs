@@ -102,9 +102,9 @@ mod tests {
 
     #[test]
     fn windows_are_described_by_what_is_not_usual() {
-        let axis = |kernel_size| Axis { kernel_size, ..Axis::dense(20, 20, false) };
+        let axis = |kernel_size| Axis::neighborhood(20, kernel_size);
         assert_eq!(windows(&[axis(7), axis(7)]), "kernel 7");
-        let causal = Axis { is_causal: true, stride: 2, ..axis(3) };
+        let causal = axis(3).with_causal(true).with_stride(2);
         assert_eq!(
             windows(&[causal, axis(7), axis(7)]),
             "kernel 3 × 7 × 7, stride 2 × 1 × 1, causal along depth"

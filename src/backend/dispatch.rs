@@ -231,6 +231,8 @@ fn portable_obstacle(
         Some("it needs a Flex or a CubeCL device".into())
     } else if dtype == DType::F64 {
         Some("its kernels have no f64".into())
+    } else if problem.has_origin() {
+        Some("queries stand elsewhere than keys of the same number".into())
     } else if problem.needs_wide_indices() && !device.has_wide_indices {
         Some("a tensor has more than 2^31 elements and the device no 64-bit indices".into())
     } else {

@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn axis(length: usize, kernel_size: usize, stride: usize, is_causal: bool) -> Axis {
-        Axis { queries: length, keys: length, kernel_size, stride, dilation: 1, is_causal }
+        Axis::neighborhood(length, kernel_size).with_stride(stride).with_causal(is_causal)
     }
 
     #[test]

@@ -14,13 +14,11 @@ use burn_natten_kernels::{Axis, Problem};
 use verify::{Errors, Results, bound, verify};
 
 fn workloads() -> Vec<Workload> {
-    let axis = |length, kernel_size, stride, dilation, is_causal| Axis {
-        queries: length,
-        keys: length,
-        kernel_size,
-        stride,
-        dilation,
-        is_causal,
+    let axis = |length, kernel_size, stride, dilation, is_causal| {
+        Axis::neighborhood(length, kernel_size)
+            .with_stride(stride)
+            .with_dilation(dilation)
+            .with_causal(is_causal)
     };
     let problem = |axes| Problem {
         batch: 2,

@@ -24,14 +24,10 @@ impl Golden {
     }
 
     fn axis(&self) -> Axis {
-        Axis {
-            queries: self.length,
-            keys: self.length,
-            kernel_size: self.kernel,
-            stride: self.stride,
-            dilation: self.dilation,
-            is_causal: self.causal,
-        }
+        Axis::neighborhood(self.length, self.kernel)
+            .with_stride(self.stride)
+            .with_dilation(self.dilation)
+            .with_causal(self.causal)
     }
 
     fn name(&self) -> String {

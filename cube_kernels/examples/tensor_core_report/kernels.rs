@@ -32,9 +32,8 @@ fn capabilities(compiler: Compiler) -> [Capability; 3] {
 /// Problems of the catalogue, and others that differ in what kernels are specialised by.
 fn problems() -> Vec<Problem> {
     let mut problems: Vec<Problem> = catalogue::all().iter().map(|entry| entry.problem).collect();
-    let axis = |length, kernel_size, is_causal| Axis {
-        kernel_size,
-        ..Axis::dense(length, length, is_causal)
+    let axis = |length, kernel_size, is_causal| {
+        Axis::neighborhood(length, kernel_size).with_causal(is_causal)
     };
     let plane = [Axis::UNIT, axis(40, 9, false), axis(50, 9, true)];
     let dims = [(16, 16), (32, 32), (7, 5), (80, 80), (96, 96), (256, 256), (192, 128), (36, 12)];

@@ -84,7 +84,7 @@ impl AxisGeometry {
         let length = group_length(self.keys, self.dilation, group);
         let causal = comptime!(self.is_causal);
         let start = window_start(position, length, self.kernel_size, self.stride, causal);
-        let end = window_end(position, start, length, self.kernel_size, causal);
+        let end = window_end(position + 1, start, length, self.kernel_size, causal);
         Span { first: start * self.dilation + group, count: end - start }
     }
 

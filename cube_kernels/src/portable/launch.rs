@@ -139,7 +139,7 @@ static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
-/// let row = Axis { kernel_size: 7, ..Axis::dense(64, 64, false) };
+/// let row = Axis::neighborhood(64, 7);
 /// let problem = Problem {
 ///     batch: 1,
 ///     heads: 4,

@@ -275,7 +275,7 @@ mod tests {
     }
 
     fn line(length: usize, kernel_size: usize) -> Problem {
-        let axis = Axis { kernel_size, ..Axis::dense(length, length, false) };
+        let axis = Axis::neighborhood(length, kernel_size);
         problem(64, [Axis::UNIT, Axis::UNIT, axis])
     }
 
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn candidates_fit_device_and_problem() {
-        let side = |length, kernel_size| Axis { kernel_size, ..Axis::dense(length, length, true) };
+        let side = |length, kernel_size| Axis::neighborhood(length, kernel_size).with_causal(true);
         let plane = [Axis::UNIT, side(40, 7), side(50, 9)];
         let space = [side(9, 3), side(12, 5), side(20, 4)];
         for limits in [Limits::WEBGPU, Limits::HOPPER] {

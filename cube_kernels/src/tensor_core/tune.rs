@@ -38,7 +38,7 @@ pub(super) fn representative(problem: &Problem) -> Problem {
     let rounded = |length: usize| if length > 1 { length.next_power_of_two() } else { length };
     let axes = problem.axes.map(|axis| {
         let (queries, keys) = (rounded(axis.queries), rounded(axis.keys));
-        match Axis::dense(axis.queries, axis.keys, axis.is_causal) == axis {
+        match axis.is_dense() {
             true => Axis::dense(queries, keys, axis.is_causal),
             false => Axis { queries, keys, ..axis },
         }
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn lengths_are_not_told_apart_and_windows_are() {
-        let window = |length| Axis { kernel_size: 7, ..Axis::dense(length, length, false) };
+        let window = |length| Axis::neighborhood(length, 7);
         let all = catalogue::all();
         let dense = Axis::dense(1000, 1500, true);
         let problem = Problem { batch: 3, axes: [Axis::UNIT, window(90), dense], ..all[0].problem };

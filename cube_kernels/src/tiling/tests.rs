@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 
 fn axis(length: usize, kernel_size: usize, stride: usize, dilation: usize, causal: bool) -> Axis {
-    Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal: causal }
+    Axis::neighborhood(length, kernel_size)
+        .with_stride(stride)
+        .with_dilation(dilation)
+        .with_causal(causal)
 }
 
 fn problem(axes: [Axis; MAX_RANK], additional: usize) -> Problem {

@@ -1,7 +1,7 @@
 //! Tiles of keys, and the tiles of queries that see them.
 
 use super::{TileCount, Tiling};
-use crate::{Axis, Problem, window};
+use crate::{Axis, Problem};
 
 #[cfg(test)]
 mod tests;
@@ -29,17 +29,12 @@ fn add(a: TileCount, b: TileCount) -> TileCount {
 }
 
 fn count_group(axis: &Axis, group: usize, q_tile: usize, kv_tile: usize) -> TileCount {
-    let keys = window::group_length(axis.keys, axis.dilation, group);
-    let queries = window::group_length(axis.queries, axis.dilation, group);
-    let (size, stride, causal) = (axis.kernel_size, axis.stride, axis.is_causal);
-    let visitors = |key: usize| {
-        window::visitor_start(key, queries, size, stride, causal)
-            ..window::visitor_end(key, queries, keys, size, stride, causal)
-    };
+    let (queries, keys) = axis.group(group);
     let mut count = TileCount::default();
     for start in (0..keys).step_by(kv_tile) {
         // Starts and ends never decrease, so the first and the last key bound all others.
-        let (first, last) = (visitors(start), visitors(keys.min(start + kv_tile) - 1));
+        let last = axis.seen_by(group, keys.min(start + kv_tile) - 1);
+        let first = axis.seen_by(group, start);
         let seen = last.end.saturating_sub(first.start);
         let begin = last.start.saturating_sub(first.start).div_ceil(q_tile);
         let end = first.end.saturating_sub(first.start) / q_tile;

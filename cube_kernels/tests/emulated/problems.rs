@@ -49,7 +49,7 @@ fn random_problem(rng: &mut StdRng) -> Random {
         .map(|_| {
             let length = rng.random_range(4..=[100, 14, 7][rank - 1]);
             if rank == 1 && rng.random_bool(0.3) {
-                return Axis::dense(length, rng.random_range(1..=100), rng.random());
+                return Axis::dense(length, rng.random_range(1..=100), rng.random()).with_origin(0);
             }
             let dilation = if rng.random() { 1 } else { rng.random_range(1..=length / 2) };
             let kernel_size = rng.random_range(2..=length / dilation);

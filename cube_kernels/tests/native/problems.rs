@@ -112,14 +112,16 @@ pub mod edges {
             problem(&[Axis::dense(1, 1, false)], 64),
             problem(&[Axis::dense(1, 200, false)], 64),
             problem(&[Axis::dense(200, 1, false)], 64),
-            problem(&[Axis::dense(200, 1, true)], 128),
+            problem(&[Axis::dense(200, 1, true).with_origin(0)], 128),
             Problem { additional: 1, ..problem(&[Axis::dense(1, 1, false)], 64) },
         ]
     }
 
     pub fn queries_and_keys_of_different_number() -> Vec<Problem> {
         let of = |(queries, keys)| {
-            [true, false].map(|is_causal| problem(&[Axis::dense(queries, keys, is_causal)], 64))
+            [true, false].map(|is_causal| {
+                problem(&[Axis::dense(queries, keys, is_causal).with_origin(0)], 64)
+            })
         };
         [(300, 70), (70, 300), (129, 128), (128, 129)].into_iter().flat_map(of).collect()
     }
@@ -215,7 +217,7 @@ pub mod isolated {
     const WINDOW: [Axis; 3] = [side(5, 3), side(9, 4), side(10, 5)];
 
     const fn side(length: usize, kernel_size: usize) -> Axis {
-        Axis { kernel_size, ..Axis::dense(length, length, false) }
+        Axis::neighborhood(length, kernel_size)
     }
 
     pub fn three_axes() -> Named {

@@ -14,7 +14,10 @@ pub fn axis(
     dilation: usize,
     is_causal: bool,
 ) -> Axis {
-    Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal }
+    Axis::neighborhood(length, kernel_size)
+        .with_stride(stride)
+        .with_dilation(dilation)
+        .with_causal(is_causal)
 }
 
 /// A problem of up to three axes with 2 samples, 2 heads and dim 8, to be changed from there.

@@ -35,14 +35,17 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> Problem {
         let length = rng.random_range(4..=longest);
         if is_dense {
             let keys = rng.random_range(1..=longest);
-            *axis = Axis::dense(length, keys, rng.random());
+            *axis = Axis::dense(length, keys, rng.random()).with_origin(0);
             continue;
         }
         let dilation = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=length / 2) };
         let kernel_size = rng.random_range(2..=length / dilation);
         let stride = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=kernel_size) };
         let is_causal = rng.random_bool(0.3);
-        *axis = Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal };
+        *axis = Axis::neighborhood(length, kernel_size)
+            .with_stride(stride)
+            .with_dilation(dilation)
+            .with_causal(is_causal);
     }
     let heads_kv = rng.random_range(1..=2);
     Problem {

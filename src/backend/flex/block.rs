@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use burn_natten_kernels::{Axis, MAX_RANK, window};
+use burn_natten_kernels::{Axis, MAX_RANK};
 
 use super::operand::Grid;
 use super::simd::BLOCK;
@@ -87,11 +87,7 @@ impl Meeting {
             (first, count, axes[axis].dilation)
         };
         let x = &axes[2];
-        let keys = window::group_length(x.keys, x.dilation, group);
-        let columns = positions.map(|position| {
-            let start = window::window_start(position, keys, x.kernel_size, x.stride, x.is_causal);
-            start..window::window_end(position, start, keys, x.kernel_size, x.is_causal)
-        });
+        let columns = positions.map(|position| x.keys_seen(group, position));
         Self { outer: [step(0), step(1)], group, columns: Columns::new(columns) }
     }
 
@@ -107,13 +103,7 @@ impl Meeting {
             (first, count, axes[axis].dilation)
         };
         let x = &axes[2];
-        let queries = window::group_length(x.queries, x.dilation, group);
-        let keys = window::group_length(x.keys, x.dilation, group);
-        let (size, stride, causal) = (x.kernel_size, x.stride, x.is_causal);
-        let columns = positions.map(|position| {
-            window::visitor_start(position, queries, size, stride, causal)
-                ..window::visitor_end(position, queries, keys, size, stride, causal)
-        });
+        let columns = positions.map(|position| x.seen_by(group, position));
         Self { outer: [step(0), step(1)], group, columns: Columns::new(columns) }
     }
 

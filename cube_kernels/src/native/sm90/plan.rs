@@ -57,6 +57,9 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
         return Some("the slowest of three axes has other queries than keys".into());
     }
+    if problem.has_origin() {
+        return Some("queries stand elsewhere than keys of the same number".into());
+    }
     if problem.keys() == 0 {
         return Some("there are no keys".into());
     }
@@ -91,7 +94,7 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
 /// use burn_natten_kernels::native::sm90::{Element, plan};
 /// use burn_natten_kernels::{Axis, Problem};
 ///
-/// let axis = |length, kernel_size| Axis { kernel_size, ..Axis::dense(length, length, false) };
+/// let axis = |length, kernel_size| Axis::neighborhood(length, kernel_size);
 /// let problem = Problem {
 ///     batch: 1,
 ///     heads: 24,

@@ -20,7 +20,7 @@ fn capabilities() -> impl Iterator<Item = Capability> {
 }
 
 fn plane(head_dim: usize, head_dim_v: usize) -> Problem {
-    let axis = |length, kernel_size| Axis { kernel_size, ..Axis::dense(length, length, false) };
+    let axis = |length, kernel_size| Axis::neighborhood(length, kernel_size);
     Problem {
         batch: 1,
         heads: 4,

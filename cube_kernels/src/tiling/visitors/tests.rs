@@ -64,13 +64,11 @@ fn axes_of(length: usize) -> impl Iterator<Item = Axis> {
     (1..=length).flat_map(move |kernel_size| {
         (1..=kernel_size).flat_map(move |stride| {
             (1..=length / kernel_size).flat_map(move |dilation| {
-                [false, true].map(|is_causal| Axis {
-                    queries: length,
-                    keys: length,
-                    kernel_size,
-                    stride,
-                    dilation,
-                    is_causal,
+                [false, true].map(|is_causal| {
+                    Axis::neighborhood(length, kernel_size)
+                        .with_stride(stride)
+                        .with_dilation(dilation)
+                        .with_causal(is_causal)
                 })
             })
         })

@@ -25,12 +25,13 @@ test_edges!(check);
 
 /// Causal attention of fewer queries than keys: nobody sees the last ones.
 fn with_unseen_keys() -> Vec<Problem> {
-    let (line, plane) = (Axis::dense(70, 300, true), Axis::dense(5, 21, true));
+    let (line, plane) =
+        (Axis::dense(70, 300, true).with_origin(0), Axis::dense(5, 21, true).with_origin(0));
     let side = axis(11, 5, 2, 1, false);
-    let space = [Axis::dense(3, 8, true), side, axis(13, 4, 1, 2, true)];
+    let space = [Axis::dense(3, 8, true).with_origin(0), side, axis(13, 4, 1, 2, true)];
     vec![
         problem(&[line], 64),
-        problem(&[Axis::dense(1, 65, true)], 128),
+        problem(&[Axis::dense(1, 65, true).with_origin(0)], 128),
         problem(&[plane, side], 64),
         problem(&[side, plane], 128),
         Problem { batch: 1, heads: 4, ..problem(&space, 64) },

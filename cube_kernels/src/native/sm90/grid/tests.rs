@@ -10,7 +10,7 @@ use super::*;
 use crate::native::sm90::{Gradients, backward_candidates, candidates};
 
 fn dilated(length: usize, dilation: usize) -> Axis {
-    Axis { kernel_size: 3, dilation, ..Axis::dense(length, length, false) }
+    Axis::neighborhood(length, 3).with_dilation(dilation)
 }
 
 fn problem(axes: [Axis; MAX_RANK]) -> Problem {

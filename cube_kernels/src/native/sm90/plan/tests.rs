@@ -13,7 +13,10 @@ pub(super) fn axis(
     dilation: usize,
     is_causal: bool,
 ) -> Axis {
-    Axis { queries: length, keys: length, kernel_size, stride, dilation, is_causal }
+    Axis::neighborhood(length, kernel_size)
+        .with_stride(stride)
+        .with_dilation(dilation)
+        .with_causal(is_causal)
 }
 
 pub(super) fn problem(axes: &[Axis], dim: usize) -> Problem {

@@ -8,7 +8,7 @@ use crate::{Axis, MAX_RANK, Problem};
 
 /// Of both passes.
 fn schedules() -> Vec<Schedule> {
-    let axis = Axis { kernel_size: 9, ..Axis::dense(40, 40, false) };
+    let axis = Axis::neighborhood(40, 9);
     let mut schedules = vec![];
     for (head_dim, head_dim_v) in [(8, 8), (64, 40), (128, 128), (256, 8), (8, 256)] {
         for rank in 1..=MAX_RANK {

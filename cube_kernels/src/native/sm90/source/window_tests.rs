@@ -74,7 +74,7 @@ fn check(queries: usize, keys: usize, kernel: usize, stride: usize, causal: bool
         for row in 0..queries + 3 {
             let query = row.min(queries - 1);
             let start = window_start(query, keys, kernel, stride, causal);
-            let end = window_end(query, start, keys, kernel, causal);
+            let end = window_end(query + 1, start, keys, kernel, causal);
             let actual = axis.window(row as i32, queries as i32, keys as i32);
             assert_eq!(actual, as_pair(start, end), "keys of query {row}: {case}");
         }
