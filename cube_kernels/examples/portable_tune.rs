@@ -6,11 +6,11 @@
 use std::time::{Duration, Instant};
 
 use burn_natten_kernels::portable::{
-    BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, ForwardInputs, ForwardOutputs,
-    Limits, Way, backward_with, candidates, estimate, forward_with, plan, plan_backward,
+    BackwardPlan, Blueprint, Limits, Way, backward_with, candidates, estimate, forward_with, plan,
+    plan_backward,
 };
 use burn_natten_kernels::tensor_core::Pass;
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::{Axis, Operands, Outputs, Problem, Saved, Shape, Strided};
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::ir::{ElemType, FloatKind};
@@ -87,10 +87,13 @@ fn time(
 ) {
     let rows = problem.batch * problem.queries() * problem.heads;
     let dim = problem.head_dim;
-    let tensor = |seed| random(client, rows * dim, seed);
-    let inputs =
-        ForwardInputs { query: tensor(1), key: tensor(2), value: tensor(3), additional: None };
-    let outputs = ForwardOutputs { out: client.empty(4 * rows * dim), lse: client.empty(4 * rows) };
+    let mut seed = 0;
+    let mut tensor = |shape: Shape| {
+        seed += 1;
+        Strided::contiguous(random(client, shape.elements(), seed), shape)
+    };
+    let inputs = Operands::new((), (), ()).map(|operand, ()| tensor(operand.shape(problem)));
+    let outputs = Outputs { out: client.empty(4 * rows * dim), lse: client.empty(4 * rows) };
     let by = |pass| {
         let planned = match pass {
             Pass::Forward => plan(problem, limits),
@@ -119,19 +122,18 @@ fn time(
         });
         print(name, "forward", problem, 2 * half, &way, Pass::Forward, seconds);
     }
-    let ForwardInputs { query, key, value, additional } = inputs;
-    let inputs = BackwardInputs {
-        query,
-        key,
-        value,
-        additional,
-        out: outputs.out,
-        lse: outputs.lse,
-        dout: tensor(4),
-        dlse: client.create_from_slice(&vec![0; 4 * rows]),
+    let (out, lse) = (Shape::out(problem), Shape::lse(problem));
+    let zeros = client.create_from_slice(&vec![0; 4 * rows]);
+    let inputs = Saved {
+        operands: inputs,
+        outputs: Outputs {
+            out: Strided::contiguous(outputs.out, out),
+            lse: Strided::contiguous(outputs.lse, lse),
+        },
+        gradients: Outputs { out: tensor(out), lse: Strided::contiguous(zeros, lse) },
     };
-    let empty = || client.empty(4 * rows * dim);
-    let outputs = BackwardOutputs { dq: empty(), dk: empty(), dv: empty(), additional: None };
+    let outputs = Operands::new((), (), ())
+        .map(|operand, ()| client.empty(4 * operand.shape(problem).elements()));
     let run = |plan: &BackwardPlan| {
         seconds(client, || {
             backward_with(client, plan, problem, DTYPE, &inputs, &outputs).expect("launched")
@@ -142,7 +144,7 @@ fn time(
         let mut expected = vec![];
         for plan in [BackwardPlan::ROWS, planned] {
             backward_with(client, &plan, problem, DTYPE, &inputs, &outputs).expect("launched");
-            let gradients = [&outputs.dq, &outputs.dk, &outputs.dv];
+            let gradients = [&outputs.query, &outputs.key, &outputs.value];
             compare(client, &gradients, &mut expected, name);
         }
     }

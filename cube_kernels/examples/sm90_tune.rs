@@ -6,13 +6,13 @@
 use std::time::{Duration, Instant};
 
 use burn_natten_kernels::native::sm90::{
-    BackwardInputs, BackwardOutputs, BackwardPlan, Element, ForwardInputs, ForwardOutputs,
-    Schedule, Strided, backward_candidates, backward_with, candidates, estimate, forward_with,
-    plan_backward,
+    BackwardPlan, Element, Schedule, backward_candidates, backward_with, candidates, estimate,
+    forward_with, plan_backward,
 };
-use burn_natten_kernels::{Problem, catalogue};
+use burn_natten_kernels::{Operands, Outputs, Problem, Saved, Shape, Strided, catalogue};
 use cubecl::client::Client;
 use cubecl::future::block_on;
+use cubecl::server::Handle;
 use half::bf16;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -44,35 +44,32 @@ fn main() {
 
 #[derive(Clone)]
 struct Tensors {
-    inputs: ForwardInputs,
-    outputs: ForwardOutputs,
-    dout: Strided,
-    dlse: cubecl::server::Handle,
+    inputs: Operands<Strided>,
+    outputs: Outputs<Handle>,
+    gradients: Outputs<Strided>,
 }
 
 impl Tensors {
     fn new(client: &Client, problem: &Problem) -> Self {
-        let queries = problem.axes.map(|axis| axis.queries);
-        let keys = problem.axes.map(|axis| axis.keys);
-        let rows = problem.batch * problem.queries() * problem.heads;
-        let key_rows = problem.batch * problem.keys() * problem.heads_kv;
-        let Problem { heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
-        let tensor = |rows: usize, dim: usize, seed: u64, tokens, heads| {
-            Strided::contiguous(random(client, rows * dim, seed), tokens, heads, dim)
+        let mut seed = 0;
+        let mut tensor = |shape: Shape| {
+            seed += 1;
+            Strided::contiguous(random(client, shape.elements(), seed), shape)
         };
+        let (out, lse) = (Shape::out(problem), Shape::lse(problem));
         Self {
-            inputs: ForwardInputs {
-                query: tensor(rows, head_dim, 1, queries, heads),
-                key: tensor(key_rows, head_dim, 2, keys, heads_kv),
-                value: tensor(key_rows, head_dim_v, 3, keys, heads_kv),
-                additional: None,
+            inputs: Operands::new((), (), ()).map(|operand, ()| tensor(operand.shape(problem))),
+            outputs: Outputs {
+                out: client.empty(out.elements() * 2),
+                lse: client.empty(lse.elements() * 4),
             },
-            outputs: ForwardOutputs {
-                out: client.empty(rows * head_dim_v * 2),
-                lse: client.empty(rows * 4),
+            gradients: Outputs {
+                out: tensor(out),
+                lse: Strided::contiguous(
+                    client.create_from_slice(&vec![0; lse.elements() * 4]),
+                    lse,
+                ),
             },
-            dout: tensor(rows, head_dim_v, 4, queries, heads),
-            dlse: client.create_from_slice(&vec![0; rows * 4]),
         }
     }
 }
@@ -99,19 +96,15 @@ fn tune_forward(client: &Client, name: &str, problem: &Problem, tensors: &Tensor
 
 /// Each kernel alone, then the whole pass as it is planned.
 fn tune_backward(client: &Client, name: &str, problem: &Problem, tensors: &Tensors, top: usize) {
-    let Tensors { inputs, outputs, dout, dlse } = tensors.clone();
+    let Tensors { inputs, outputs, gradients } = tensors.clone();
     sm90_forward(client, problem, &inputs, &outputs);
-    let out = Strided { handle: outputs.out.clone(), strides: dout.strides };
-    let (query, key, value) = (inputs.query, inputs.key, inputs.value);
-    let bytes = |heads: usize, tokens: usize, dim: usize| problem.batch * tokens * heads * dim * 2;
-    let results = BackwardOutputs {
-        dq: client.empty(bytes(problem.heads, problem.queries(), problem.head_dim)),
-        dk: client.empty(bytes(problem.heads_kv, problem.keys(), problem.head_dim)),
-        dv: client.empty(bytes(problem.heads_kv, problem.keys(), problem.head_dim_v)),
-        additional: None,
+    let results = Operands::new((), (), ())
+        .map(|operand, ()| client.empty(operand.shape(problem).elements() * 2));
+    let outputs = Outputs {
+        out: Strided::contiguous(outputs.out, Shape::out(problem)),
+        lse: Strided::contiguous(outputs.lse, Shape::lse(problem)),
     };
-    let lse = outputs.lse;
-    let inputs = BackwardInputs { query, key, value, additional: None, out, dout, lse, dlse };
+    let inputs = Saved { operands: inputs, outputs, gradients };
     let plan = plan_backward(problem, Element::Bf16, None).expect("a plan");
     let run = |plan: &BackwardPlan| {
         let seconds = seconds(client, || {
@@ -159,7 +152,7 @@ fn products(schedule: &Schedule) -> u64 {
     1 + 2 * u64::from(schedule.gradients.width > 0) + u64::from(schedule.gradients.value)
 }
 
-fn sm90_forward(client: &Client, problem: &Problem, i: &ForwardInputs, o: &ForwardOutputs) {
+fn sm90_forward(client: &Client, problem: &Problem, i: &Operands<Strided>, o: &Outputs<Handle>) {
     burn_natten_kernels::native::sm90::forward(client, problem, Element::Bf16, None, i, o)
         .expect("launched");
 }

@@ -7,15 +7,15 @@
 use std::time::{Duration, Instant};
 
 use burn_natten_kernels::tensor_core::{
-    BackwardInputs, BackwardOutputs, BackwardPlan, Blueprint, Capability, Choice, ForwardInputs,
-    ForwardOutputs, Pass, Strided, backward_candidates, backward_with, candidates, estimate,
-    forward, forward_with, plan_backward,
+    BackwardPlan, Blueprint, Capability, Choice, Pass, backward_candidates, backward_with,
+    candidates, estimate, forward, forward_with, plan_backward,
 };
-use burn_natten_kernels::{Problem, catalogue};
+use burn_natten_kernels::{Operands, Outputs, Problem, Saved, Shape, Strided, catalogue};
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 
 const BF16: ElemType = ElemType::Float(FloatKind::BF16);
 const TF32: ElemType = ElemType::Float(FloatKind::TF32);
@@ -79,31 +79,25 @@ fn tune_backward(
     problem: &Problem,
     dtype: ElemType,
     capability: &Capability,
-    (inputs, outputs): (ForwardInputs, ForwardOutputs),
+    (inputs, outputs): (Operands<Strided>, Outputs<Handle>),
     top: usize,
 ) {
     forward(client, problem, dtype, Choice::Modelled, &inputs, &outputs).expect("launched");
-    let ForwardInputs { query, key, value, additional } = inputs;
-    let queries = problem.axes.map(|axis| axis.queries);
-    let rows = problem.batch * problem.queries() * problem.heads;
-    let key_rows = problem.batch * problem.keys() * problem.heads_kv;
-    let like_out = |handle| Strided::contiguous(handle, queries, problem.heads, problem.head_dim_v);
-    let inputs = BackwardInputs {
-        query,
-        key,
-        value,
-        additional,
-        out: like_out(outputs.out),
-        dout: like_out(random(client, rows * problem.head_dim_v, dtype, 4)),
-        lse: outputs.lse,
-        dlse: client.create_from_slice(&vec![0; 4 * rows]),
+    let (out, lse) = (Shape::out(problem), Shape::lse(problem));
+    let zeros = client.create_from_slice(&vec![0; 4 * lse.elements()]);
+    let inputs = Saved {
+        operands: inputs,
+        outputs: Outputs {
+            out: Strided::contiguous(outputs.out, out),
+            lse: Strided::contiguous(outputs.lse, lse),
+        },
+        gradients: Outputs {
+            out: Strided::contiguous(random(client, out.elements(), dtype, 4), out),
+            lse: Strided::contiguous(zeros, lse),
+        },
     };
-    let outputs = BackwardOutputs {
-        dq: client.empty(size(dtype) * rows * problem.head_dim),
-        dk: client.empty(size(dtype) * key_rows * problem.head_dim),
-        dv: client.empty(size(dtype) * key_rows * problem.head_dim_v),
-        additional: None,
-    };
+    let outputs = Operands::new((), (), ())
+        .map(|operand, ()| client.empty(size(dtype) * operand.shape(problem).elements()));
     let time = |plan: &BackwardPlan| {
         seconds(client, || {
             backward_with(client, plan, problem, dtype, &inputs, &outputs).expect("launched")
@@ -132,23 +126,19 @@ fn tune_backward(
     }
 }
 
-fn tensors(client: &Client, problem: &Problem, dtype: ElemType) -> (ForwardInputs, ForwardOutputs) {
-    let queries = problem.axes.map(|axis| axis.queries);
-    let keys = problem.axes.map(|axis| axis.keys);
-    let rows = problem.batch * problem.queries() * problem.heads;
-    let key_rows = problem.batch * problem.keys() * problem.heads_kv;
-    let Problem { heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
-    let tensor = |rows: usize, dim: usize, seed: u32, tokens, heads| {
-        Strided::contiguous(random(client, rows * dim, dtype, seed), tokens, heads, dim)
-    };
-    let inputs = ForwardInputs {
-        query: tensor(rows, head_dim, 1, queries, heads),
-        key: tensor(key_rows, head_dim, 2, keys, heads_kv),
-        value: tensor(key_rows, head_dim_v, 3, keys, heads_kv),
-        additional: None,
-    };
-    let out = client.empty(rows * head_dim_v * size(dtype));
-    let outputs = ForwardOutputs { out, lse: client.empty(rows * 4) };
+fn tensors(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+) -> (Operands<Strided>, Outputs<Handle>) {
+    let mut seed = 0;
+    let inputs = Operands::new((), (), ()).map(|operand, ()| {
+        seed += 1;
+        let shape = operand.shape(problem);
+        Strided::contiguous(random(client, shape.elements(), dtype, seed), shape)
+    });
+    let out = client.empty(Shape::out(problem).elements() * size(dtype));
+    let outputs = Outputs { out, lse: client.empty(Shape::lse(problem).elements() * 4) };
     (inputs, outputs)
 }
 

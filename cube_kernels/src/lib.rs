@@ -10,7 +10,11 @@ pub mod catalogue;
 #[cfg(feature = "cube")]
 mod choices;
 pub mod cost;
+#[cfg(feature = "cube")]
+mod error;
 pub mod native;
+mod operands;
+mod pass;
 pub mod portable;
 mod problem;
 pub mod slicing;
@@ -18,9 +22,17 @@ pub mod tensor_core;
 #[cfg(feature = "cube")]
 mod tiles;
 pub mod tiling;
+#[cfg(feature = "cube")]
+mod view;
 pub mod window;
 
+#[cfg(feature = "cube")]
+pub use error::KernelError;
+pub use operands::{KeyValue, Operand, Operands, Outputs, Saved, Shape};
+pub use pass::Pass;
 pub use problem::{Axis, MAX_RANK, Problem};
+#[cfg(feature = "cube")]
+pub use view::Strided;
 
 /// The README's code runs as a test.
 #[cfg(doctest)]

@@ -5,11 +5,10 @@
 mod support;
 
 use burn_natten_kernels::portable::{
-    BackwardPlan, Blueprint, ForwardInputs, ForwardOutputs, KeyValue, Limits, PortableError, Way,
-    candidates, forward, forward_with,
+    BackwardPlan, Blueprint, Limits, Way, candidates, forward, forward_with,
 };
 use burn_natten_kernels::tensor_core::Pass;
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::{Axis, KernelError, KeyValue, Problem};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use support::oracle::{compute, visible};
@@ -391,33 +390,37 @@ fn what_cannot_run_is_an_error() {
     let client = client();
     let problem = problem(&[axis(9, 3, 1, 1, false)]);
     let data = Data::random(&problem, 14, F32.round);
-    let upload = |values: &[f64]| F32.upload(&client, values);
-    let mut inputs = ForwardInputs {
-        query: upload(&data.query),
-        key: upload(&data.key),
-        value: upload(&data.value[1..]),
-        additional: None,
-    };
-    let outputs = ForwardOutputs { out: upload(&data.dout), lse: upload(&data.dlse) };
+    let mut inputs = F32.operands(&client, &problem, &data);
+    inputs.value.handle = F32.upload(&client, &data.value[1..]);
+    let outputs = F32.poisoned_outputs(&client, &problem);
     let result = forward(&client, &problem, F32.elem(), true, &inputs, &outputs);
     let (expected, actual) = (4 * data.value.len() as u64, 4 * data.value.len() as u64 - 4);
-    assert_eq!(result, Err(PortableError::Buffer { name: "value", expected, actual }));
+    assert_eq!(result, Err(KernelError::Buffer { name: "value", expected, actual }));
 
-    inputs.value = upload(&data.value);
+    inputs.value.handle = F32.upload(&client, &data.value);
+    let mut apart = inputs.clone();
+    apart.query.strides[4] += 1;
+    apart.query.handle = F32.poisoned(&client, 2 * data.query.len());
+    let result = forward(&client, &problem, F32.elem(), true, &apart, &outputs);
+    assert!(matches!(result, Err(KernelError::Layout { name: "query", .. })), "{result:?}");
+
     let double = ElemType::Float(FloatKind::F64);
     let result = forward(&client, &problem, double, true, &inputs, &outputs);
-    assert_eq!(result, Err(PortableError::ElementType(double)));
+    assert!(
+        matches!(result, Err(KernelError::ElementType { got, .. }) if got == double),
+        "{result:?}"
+    );
 
     // Tiles of another pass, and of another problem.
     let other = Problem { head_dim_v: 4, ..problem };
     for way in [small(&problem, Pass::Queries, 0, &ALONE), small(&other, Pass::Forward, 0, &ALONE)]
     {
         let result = forward_with(&client, &way, &problem, F32.elem(), &inputs, &outputs);
-        let Err(error @ PortableError::Blueprint { .. }) = result else { panic!("{result:?}") };
+        let Err(error @ KernelError::Blueprint(_)) = result else { panic!("{result:?}") };
         assert!(error.to_string().contains("1 units"), "{error}");
     }
 
     inputs.additional = Some(KeyValue { key: inputs.key.clone(), value: inputs.value.clone() });
     let result = forward(&client, &problem, F32.elem(), true, &inputs, &outputs);
-    assert_eq!(result, Err(PortableError::Additional(0)));
+    assert_eq!(result, Err(KernelError::Additional(0)));
 }

@@ -10,12 +10,13 @@
 #![allow(missing_docs, clippy::too_many_arguments)]
 
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 
 use super::geometry::{Geometry, Run, geometry, owned};
 use super::plan::{Launch, RowPlan, additional_or, buffer};
 use super::rows::{accumulate, dots, is_spoiled, rescale, store, zeros};
-use super::{ForwardInputs, ForwardOutputs};
 use crate::slicing::FORWARD_LINES;
+use crate::{Operands, Outputs};
 
 /// Index into the running statistics of a row: the largest score so far.
 const MAXIMUM: usize = 0;
@@ -175,8 +176,8 @@ fn attend_block<F: Float, N: Size>(
 /// Launches the forward pass, or with `repairs` for those slices of rows that are there but not finite.
 pub(super) fn launch(
     launch: &Launch,
-    inputs: &ForwardInputs,
-    outputs: &ForwardOutputs,
+    inputs: &Operands<Handle>,
+    outputs: &Outputs<Handle>,
     repairs: bool,
 ) {
     let problem = launch.problem;

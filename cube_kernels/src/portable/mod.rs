@@ -14,7 +14,7 @@
 //! their lengths follow from the problem and are checked.
 //!
 //! Launches are asynchronous, and CubeCL reports a failed compilation or launch where results are
-//! read or the stream is synchronised. Only what is known beforehand is a [`PortableError`].
+//! read or the stream is synchronised. Only what is known beforehand is a [`KernelError`](crate::KernelError).
 
 #[cfg(feature = "cube")]
 mod backward;
@@ -38,8 +38,5 @@ mod tiled;
 
 pub use blueprint::Blueprint;
 #[cfg(feature = "cube")]
-pub use launch::{
-    BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, KeyValue, PortableError,
-    backward, backward_with, forward, forward_with, has_wide_indices,
-};
+pub use launch::{backward, backward_with, forward, forward_with, has_wide_indices};
 pub use selection::{BackwardPlan, Limits, Way, candidates, estimate, plan, plan_backward};

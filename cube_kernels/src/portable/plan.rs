@@ -7,9 +7,8 @@ use cubecl::server::Handle;
 
 use super::geometry::window_run;
 use super::rows::Slicing;
-use super::{KeyValue, PortableError};
-use crate::Problem;
 use crate::slicing::vector_size;
+use crate::{KernelError, KeyValue, Problem};
 
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
@@ -57,18 +56,21 @@ impl<'a> Launch<'a> {
         client: &'a Client,
         problem: &'a Problem,
         dtype: ElemType,
-    ) -> Result<Self, PortableError> {
+    ) -> Result<Self, KernelError> {
         let is_supported =
             matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::F32))
                 && client.properties().supports_type(dtype);
         if !is_supported {
-            return Err(PortableError::ElementType(dtype));
+            return Err(KernelError::ElementType {
+                known: "f16, bf16 and f32, where the device has them",
+                got: dtype,
+            });
         }
         let vector_size = vector_size(problem);
         // The signed bound leaves room for the units past the end of the last cube.
         let address_type = AddressType::from_len_signed(problem.largest_tensor());
         if !client.properties().supports_address(address_type) {
-            return Err(PortableError::Addressing(problem.largest_tensor()));
+            return Err(KernelError::Addressing(problem.largest_tensor()));
         }
         Ok(Self { client, problem, dtype, vector_size, address_type })
     }
@@ -83,23 +85,6 @@ impl<'a> Launch<'a> {
 
     pub fn additional_rows(&self) -> usize {
         self.problem.batch * self.problem.additional * self.problem.heads_kv
-    }
-
-    /// Fails if `handle` is smaller than `rows` rows of `dim` elements of `size` bytes.
-    pub fn check(
-        &self,
-        name: &'static str,
-        handle: &Handle,
-        rows: usize,
-        dim: usize,
-        dtype: ElemType,
-    ) -> Result<(), PortableError> {
-        let expected = (rows * dim * dtype.size()) as u64;
-        let actual = handle.size_in_used();
-        if actual < expected {
-            return Err(PortableError::Buffer { name, expected, actual });
-        }
-        Ok(())
     }
 
     /// For kernels that sum value rows, of which a unit holds `lines`.
@@ -165,7 +150,7 @@ impl<'a> Launch<'a> {
 /// The additional keys and values, or `other` in their place where there are none.
 pub(super) fn additional_or<'a>(
     other: &'a Handle,
-    additional: Option<&'a KeyValue>,
+    additional: Option<&'a KeyValue<Handle>>,
 ) -> [&'a Handle; 2] {
     additional.map_or([other; 2], |tokens| [&tokens.key, &tokens.value])
 }

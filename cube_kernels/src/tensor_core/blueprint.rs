@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+pub use crate::Pass;
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Problem};
 
@@ -94,17 +95,6 @@ impl Exponential {
             Self::Instruction(_) => (scale * std::f64::consts::LOG2_E) as f32,
         }
     }
-}
-
-/// What a kernel computes. A cube keeps a tile of rows and sweeps over columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// Output and logsumexp: rows are queries, columns are keys.
-    Forward,
-    /// The gradient of the queries: rows are queries, columns are keys.
-    Queries,
-    /// The gradients of keys and values: rows are keys, columns are queries.
-    Keys,
 }
 
 /// Vectors of rows and of columns that are multiplied with each other.

@@ -1,13 +1,12 @@
 //! Tiles of the problem as [`tiles`](crate::tiles) cuts it, by a [`Blueprint`] and for strided tensors.
 
 use super::blueprint::{Blueprint, Pass};
-use super::layout::Strided;
-use crate::Problem;
 #[cfg(feature = "cuda")]
 use crate::tiles::SpaceCompilationArg;
 #[cfg(feature = "cuda")]
 pub(super) use crate::tiles::strides_compilation;
 use crate::tiles::{self, Cut, SpaceLaunch, StridesLaunch};
+use crate::{Problem, Strided};
 
 pub(super) use crate::tiles::{AxisSpace, AxisTile, CubeTile, Position, Space, Strides, Walk};
 

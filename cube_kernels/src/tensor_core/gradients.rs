@@ -8,53 +8,16 @@ use cubecl::server::Handle;
 
 use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
 use super::launch::{
-    How, Named, capability, check, check_buffer, check_instruction, chosen, common_vector, named,
-    stored,
+    How, View, address_type, capability, check_instruction, chosen, common_vector, stored, views,
 };
-use super::layout::Strided;
 use super::plan::additional_problem;
 use super::tune::{fastest, representative, shortlist};
 use super::{
-    BackwardPlan, Blueprint, Capability, Choice, Pass, TensorCoreError, backward_candidates,
-    plan_backward,
+    BackwardPlan, Blueprint, Capability, Choice, Pass, backward_candidates, plan_backward,
 };
-use crate::Problem;
 use crate::choices::Choices;
-
-/// What [`backward()`] reads, in the type of the forward pass but for the logsumexp and its gradient.
-#[derive(Clone, Debug)]
-pub struct BackwardInputs {
-    /// `[batch, queries, heads, head_dim]`.
-    pub query: Strided,
-    /// `[batch, keys, heads_kv, head_dim]`.
-    pub key: Strided,
-    /// `[batch, keys, heads_kv, head_dim_v]`.
-    pub value: Strided,
-    /// Key and value of the additional tokens, `[batch, 1, 1, tokens, heads_kv, dim]`: there if, and
-    /// only if, [`Problem::additional`] is not zero.
-    pub additional: Option<(Strided, Strided)>,
-    /// The forward pass's output, `[batch, queries, heads, head_dim_v]`.
-    pub out: Strided,
-    /// Gradient of the output, of its shape.
-    pub dout: Strided,
-    /// The forward pass's logsumexp, contiguous `[batch, queries, heads]`, `f32`.
-    pub lse: Handle,
-    /// Gradient of the logsumexp, of its shape, `f32`.
-    pub dlse: Handle,
-}
-
-/// What [`backward()`] writes; all contiguous, in the inputs' element type.
-#[derive(Clone, Debug)]
-pub struct BackwardOutputs {
-    /// Of the shape of the query.
-    pub dq: Handle,
-    /// Of the shape of the key.
-    pub dk: Handle,
-    /// Of the shape of the value.
-    pub dv: Handle,
-    /// Of the shapes of the additional key and value, where there are some.
-    pub additional: Option<(Handle, Handle)>,
-}
+use crate::view::{check_gradients, check_saved};
+use crate::{KernelError, KeyValue, Operands, Problem, Saved, Shape, Strided};
 
 /// The gradients of attention, by the blueprints that `choice` takes. With the same blueprints results repeat bit by
 /// bit. Workspace: 8 bytes for each row of the queries.
@@ -69,9 +32,9 @@ pub fn backward(
     problem: &Problem,
     dtype: ElemType,
     choice: Choice,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
-) -> Result<(), TensorCoreError> {
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Handle>,
+) -> Result<(), KernelError> {
     static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
     let capability = capability(client, dtype)?;
     let vector = backward_vector(problem, inputs, dtype);
@@ -101,9 +64,9 @@ fn measure(
     dtype: ElemType,
     capability: &Capability,
     vector: usize,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
-) -> Result<(), TensorCoreError> {
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Handle>,
+) -> Result<(), KernelError> {
     if problem.batch * problem.queries() * problem.heads == 0 {
         return Ok(());
     }
@@ -145,9 +108,9 @@ pub fn backward_with(
     plan: &BackwardPlan,
     problem: &Problem,
     dtype: ElemType,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
-) -> Result<(), TensorCoreError> {
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Handle>,
+) -> Result<(), KernelError> {
     run(client, plan, problem, dtype, inputs, outputs, None)
 }
 
@@ -157,10 +120,10 @@ fn run(
     plan: &BackwardPlan,
     problem: &Problem,
     dtype: ElemType,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Handle>,
     only: Option<Pass>,
-) -> Result<(), TensorCoreError> {
+) -> Result<(), KernelError> {
     let has = |pass| only.is_none_or(|only| only == pass);
     let additional = additional_problem(problem);
     for blueprint in [&plan.queries].into_iter().chain(&plan.keys) {
@@ -169,16 +132,26 @@ fn run(
     for blueprint in &plan.additional {
         assert!(blueprint.fits(&additional), "{blueprint} is no blueprint for {additional:?}");
     }
-    let tensors = tensors(problem, inputs);
-    let address_type = check(client, problem, dtype, &tensors, &inputs.additional)?;
+    let size = stored(dtype).size();
+    check_saved(problem, inputs, size)?;
+    check_gradients(problem, outputs, size)?;
     plan.blueprints().for_each(|blueprint| check_instruction(blueprint, dtype));
-    check_buffers(problem, dtype, inputs, outputs)?;
+    let address_type = address_type(client, problem, dtype, tensors(problem, inputs))?;
+    let Saved { operands, outputs: results, gradients } = inputs;
+    for (name, tensor) in [("lse", &results.lse), ("dlse", &gradients.lse)] {
+        if !tensor.is_contiguous(Shape::lse(problem)) {
+            return Err(KernelError::Layout { name, reason: "it has to be contiguous" });
+        }
+    }
     let dtype = stored(dtype);
     let queries = problem.axes.map(|axis| axis.queries);
-    let line = |name, tensor: &Strided| tensor.line(queries).ok_or(TensorCoreError::Layout(name));
+    let line = |name, tensor: &Strided| {
+        let reason = "with additional tokens, its own have to lie in one line";
+        tensor.line(queries).ok_or(KernelError::Layout { name, reason })
+    };
     let lines = match problem.additional {
         0 => None,
-        _ => Some([line("query", &inputs.query)?, line("dout", &inputs.dout)?]),
+        _ => Some([line("query", &operands.query)?, line("dout", &gradients.out)?]),
     };
     let rows = problem.batch * problem.queries() * problem.heads;
     let statistics = client.empty((rows * STATISTICS * size_of::<f32>()).max(1));
@@ -190,15 +163,15 @@ fn run(
             plan.queries.exponential,
             address_type,
             plan.queries.vector,
-            [&inputs.out, &inputs.dout],
-            [&inputs.lse, &inputs.dlse, &statistics],
+            [&results.out, &gradients.out],
+            [&results.lse.handle, &gradients.lse.handle, &statistics],
         );
         let tensors = Tensors {
-            rows: [&inputs.query, &inputs.dout],
-            columns: [&inputs.key, &inputs.value],
-            additional: inputs.additional.as_ref().map(|(key, value)| [key, value]),
+            rows: [&operands.query, &gradients.out],
+            columns: [&operands.key, &operands.value],
+            additional: operands.additional.as_ref().map(|more| [&more.key, &more.value]),
             statistics: &statistics,
-            gradients: [&outputs.dq, &outputs.dq],
+            gradients: [&outputs.query, &outputs.query],
         };
         if has(Pass::Queries) {
             launch(client, problem, dtype, &plan.queries, address_type, &tensors);
@@ -206,19 +179,22 @@ fn run(
     }
     for blueprint in plan.keys.iter().filter(|_| has(Pass::Keys)) {
         let tensors = Tensors {
-            rows: [&inputs.key, &inputs.value],
-            columns: [&inputs.query, &inputs.dout],
+            rows: [&operands.key, &operands.value],
+            columns: [&operands.query, &gradients.out],
             additional: None,
             statistics: &statistics,
-            gradients: [&outputs.dk, &outputs.dv],
+            gradients: [&outputs.key, &outputs.value],
         };
         launch(client, problem, dtype, blueprint, address_type, &tensors);
     }
     if only.is_some() {
         return Ok(());
     }
-    if let (Some((key, value)), Some((dk, dv)), Some([query, dout])) =
-        (&inputs.additional, &outputs.additional, &lines)
+    if let (
+        Some(KeyValue { key, value }),
+        Some(KeyValue { key: dk, value: dv }),
+        Some([query, dout]),
+    ) = (&operands.additional, &outputs.additional, &lines)
     {
         for blueprint in &plan.additional {
             let tensors = Tensors {
@@ -234,45 +210,14 @@ fn run(
     Ok(())
 }
 
-/// All inputs that have strides.
-fn tensors<'a>(problem: &Problem, inputs: &'a BackwardInputs) -> Vec<Named<'a>> {
-    let BackwardInputs { query, key, value, additional, out, dout, .. } = inputs;
-    let mut tensors = named(problem, [query, key, value], additional);
-    let [z, y, x] = problem.axes.map(|axis| axis.queries);
-    let lengths = [problem.batch, z, y, x, problem.heads];
-    tensors.push(("out", out, problem.head_dim_v, lengths));
-    tensors.push(("dout", dout, problem.head_dim_v, lengths));
-    tensors
+/// All inputs of two or four bytes an element.
+fn tensors<'a>(problem: &Problem, inputs: &'a Saved<Strided>) -> impl Iterator<Item = View<'a>> {
+    let out = Shape::out(problem);
+    views(problem, &inputs.operands)
+        .chain([(out, &inputs.outputs.out), (out, &inputs.gradients.out)])
 }
 
 /// Elements of a load: the most that every row of every input allows.
-pub fn backward_vector(problem: &Problem, inputs: &BackwardInputs, dtype: ElemType) -> usize {
-    common_vector(&tensors(problem, inputs), dtype)
-}
-
-/// Checks the buffers that are contiguous.
-fn check_buffers(
-    problem: &Problem,
-    dtype: ElemType,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
-) -> Result<(), TensorCoreError> {
-    let queries = (problem.batch * problem.queries() * problem.heads) as u64;
-    let keys = (problem.batch * problem.keys() * problem.heads_kv) as u64;
-    let more = (problem.batch * problem.additional * problem.heads_kv) as u64;
-    let size = stored(dtype).size() as u64;
-    let (dim, dim_v) = (size * problem.head_dim as u64, size * problem.head_dim_v as u64);
-    check_buffer("lse", &inputs.lse, 4 * queries)?;
-    check_buffer("dlse", &inputs.dlse, 4 * queries)?;
-    check_buffer("dq", &outputs.dq, queries * dim)?;
-    check_buffer("dk", &outputs.dk, keys * dim)?;
-    check_buffer("dv", &outputs.dv, keys * dim_v)?;
-    if outputs.additional.is_some() != (problem.additional > 0) {
-        return Err(TensorCoreError::Additional(problem.additional));
-    }
-    if let Some((dk, dv)) = &outputs.additional {
-        check_buffer("additional dk", dk, more * dim)?;
-        check_buffer("additional dv", dv, more * dim_v)?;
-    }
-    Ok(())
+pub fn backward_vector(problem: &Problem, inputs: &Saved<Strided>, dtype: ElemType) -> usize {
+    common_vector(tensors(problem, inputs), dtype)
 }

@@ -6,75 +6,17 @@ use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::server::Handle;
 
-use super::layout::Strided;
+use super::layout::widest;
 use super::tune::{fastest, representative, shortlist};
 use super::{
     Blueprint, Capability, Choice, Instruction, candidates, plan, plan_tiled, unsupported,
 };
-use crate::Problem;
 use crate::choices::{Choices, remembered};
+use crate::view::{check_operands, check_outputs};
+use crate::{KernelError, Operands, Outputs, Problem, Shape, Strided};
 
-/// Why nothing was launched.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TensorCoreError {
-    /// The device has no matrix units, or none that CubeCL gives the kernels.
-    #[error(
-        "the device has no matrix units that multiply f16 and bf16 and sum in f32 as these kernels need it"
-    )]
-    Device,
-    /// The kernels do not know the element type.
-    #[error(
-        "the tensor-core kernels run in f16, bf16 and tf32, where the device sums it in f32, not in {0:?}"
-    )]
-    ElementType(ElemType),
-    /// The kernels do not cover the problem.
-    #[error("the tensor-core kernels do not cover it: {0}")]
-    Problem(String),
-    /// A buffer has too many elements for 32-bit indices, and the device has no others.
-    #[error("a buffer of {0} elements needs 64-bit indices, which this device does not have")]
-    Addressing(usize),
-    /// A buffer is smaller than the problem says.
-    #[error("the buffer of {name} has {actual} bytes, but the problem needs {expected}")]
-    Buffer {
-        /// Which buffer.
-        name: &'static str,
-        /// Bytes it has to have.
-        expected: u64,
-        /// Bytes it has.
-        actual: u64,
-    },
-    /// The tokens of a tensor do not lie in one line, as additional tokens need it.
-    #[error("the tokens of {0} lie in no one line, as the gradients of additional tokens need it")]
-    Layout(&'static str),
-    /// The problem has additional tokens without buffers for them, or the other way round.
-    #[error("the problem has {0} additional tokens, which does not fit the buffers given for them")]
-    Additional(usize),
-}
-
-/// What [`forward()`] reads, in f16 or bf16, or in f32 that is rounded to tf32 where it is multiplied.
-#[derive(Clone, Debug)]
-pub struct ForwardInputs {
-    /// `[batch, queries, heads, head_dim]`.
-    pub query: Strided,
-    /// `[batch, keys, heads_kv, head_dim]`.
-    pub key: Strided,
-    /// `[batch, keys, heads_kv, head_dim_v]`.
-    pub value: Strided,
-    /// Key and value of the additional tokens, `[batch, 1, 1, tokens, heads_kv, dim]`: there if, and
-    /// only if, [`Problem::additional`] is not zero.
-    pub additional: Option<(Strided, Strided)>,
-}
-
-/// What [`forward()`] writes; both contiguous.
-#[derive(Clone, Debug)]
-pub struct ForwardOutputs {
-    /// `[batch, queries, heads, head_dim_v]`, in the inputs' element type.
-    pub out: Handle,
-    /// `[batch, queries, heads]`, `f32`.
-    pub lse: Handle,
-}
-
-/// Attention with logsumexp, by the blueprint that `choice` takes.
+/// Attention with logsumexp, by the blueprint that `choice` takes: inputs in f16 or bf16, or in f32 that
+/// is rounded to tf32 where it is multiplied; outputs contiguous.
 ///
 /// With [`FloatKind::TF32`] as the type, tensors are f32 and products round it. f32 itself is refused.
 ///
@@ -88,9 +30,9 @@ pub fn forward(
     problem: &Problem,
     dtype: ElemType,
     choice: Choice,
-    inputs: &ForwardInputs,
-    outputs: &ForwardOutputs,
-) -> Result<(), TensorCoreError> {
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
     let capability = capability(client, dtype)?;
     static KNOWN: Choices<How, Blueprint> = LazyLock::new(Mutex::default);
     let vector = vector(problem, inputs, dtype);
@@ -106,15 +48,15 @@ pub fn forward(
 }
 
 /// What kernels that multiply a type may use of the device.
-pub(super) fn capability(client: &Client, dtype: ElemType) -> Result<Capability, TensorCoreError> {
-    let capability = Capability::of(client).ok_or(TensorCoreError::Device)?;
+pub(super) fn capability(client: &Client, dtype: ElemType) -> Result<Capability, KernelError> {
+    let capability = Capability::of(client).ok_or(KernelError::Device(MATRIX_UNITS))?;
     match dtype {
         ElemType::Float(FloatKind::F16) => Some(capability),
         ElemType::Float(FloatKind::BF16) => capability.has_bf16.then_some(capability),
         ElemType::Float(FloatKind::TF32) => capability.with_tf32(),
         _ => None,
     }
-    .ok_or(TensorCoreError::ElementType(dtype))
+    .ok_or_else(|| element_type(dtype))
 }
 
 /// What a type that kernels multiply is in memory.
@@ -132,9 +74,9 @@ fn measured(
     dtype: ElemType,
     capability: &Capability,
     vector: usize,
-    inputs: &ForwardInputs,
-    outputs: &ForwardOutputs,
-) -> Result<Option<Blueprint>, TensorCoreError> {
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<Option<Blueprint>, KernelError> {
     let like = representative(problem);
     let blueprints = shortlist(candidates(&like, capability, vector), &like);
     if blueprints.is_empty() {
@@ -159,12 +101,12 @@ pub(super) fn chosen<T: Clone>(
     choices: &Choices<How, T>,
     problem: &Problem,
     how: How,
-    choose: impl FnOnce() -> Result<Option<T>, TensorCoreError>,
-) -> Result<T, TensorCoreError> {
+    choose: impl FnOnce() -> Result<Option<T>, KernelError>,
+) -> Result<T, KernelError> {
     if let Some(reason) = unsupported(problem) {
-        return Err(TensorCoreError::Problem(reason));
+        return Err(KernelError::Problem(reason));
     }
-    let mut failure = TensorCoreError::Problem("no blueprint fits the device".to_string());
+    let mut failure = KernelError::Problem("no blueprint fits the device".to_string());
     let choose = || match choose() {
         Ok(choice) => choice,
         Err(error) => {
@@ -189,55 +131,62 @@ pub fn forward_with(
     blueprint: &Blueprint,
     problem: &Problem,
     dtype: ElemType,
-    inputs: &ForwardInputs,
-    outputs: &ForwardOutputs,
-) -> Result<(), TensorCoreError> {
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
     assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
-    let address_type =
-        check(client, problem, dtype, &tensors(problem, inputs), &inputs.additional)?;
+    let size = stored(dtype).size();
+    check_operands(problem, inputs, size)?;
+    check_outputs(problem, outputs, size)?;
     check_instruction(blueprint, dtype);
-    let rows = (problem.batch * problem.queries() * problem.heads) as u64;
-    check_buffer(
-        "out",
-        &outputs.out,
-        stored(dtype).size() as u64 * rows * problem.head_dim_v as u64,
-    )?;
-    check_buffer("lse", &outputs.lse, 4 * rows)?;
-    if rows > 0 {
+    let address_type = address_type(client, problem, dtype, views(problem, inputs))?;
+    if Shape::lse(problem).elements() > 0 {
         let dtype = stored(dtype);
         super::forward::launch(client, problem, dtype, blueprint, address_type, inputs, outputs);
     }
     Ok(())
 }
 
-/// An input with its name, the length of its vectors and of its axes.
-pub(super) type Named<'a> = (&'static str, &'a Strided, usize, [usize; 5]);
+/// A tensor with its shape in the problem.
+pub(super) type View<'a> = (Shape, &'a Strided);
 
-/// Checks what both passes read, and gives the type of their indices.
-pub(super) fn check(
+/// What both passes read.
+pub(super) fn views<'a>(
+    problem: &Problem,
+    operands: &'a Operands<Strided>,
+) -> impl Iterator<Item = View<'a>> {
+    operands.iter().map(|(operand, tensor)| (operand.shape(problem), tensor))
+}
+
+/// The type of the indices into these tensors.
+pub(super) fn address_type<'a>(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
-    tensors: &[Named<'_>],
-    additional: &Option<(Strided, Strided)>,
-) -> Result<AddressType, TensorCoreError> {
+    tensors: impl Iterator<Item = View<'a>>,
+) -> Result<AddressType, KernelError> {
     if !matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::TF32)) {
-        return Err(TensorCoreError::ElementType(dtype));
+        return Err(element_type(dtype));
     }
-    if additional.is_some() != (problem.additional > 0) {
-        return Err(TensorCoreError::Additional(problem.additional));
-    }
-    let mut largest = problem.largest_tensor();
-    for (name, tensor, dim, lengths) in tensors {
-        tensor.check(name, *dim, *lengths, stored(dtype).size())?;
-        let last: usize = tensor.strides.iter().zip(lengths).map(|(s, n)| s * n).sum();
-        largest = largest.max(last);
-    }
+    // Behind the last element of a tile that is cut off by the end of an axis.
+    let behind = |(shape, tensor): View<'_>| -> usize {
+        tensor.strides.iter().zip(shape.lengths()).map(|(stride, length)| stride * length).sum()
+    };
+    let largest = tensors.map(behind).chain([problem.largest_tensor()]).max().unwrap_or(0);
     let address_type = AddressType::from_len_signed(largest);
     if !client.properties().supports_address(address_type) {
-        return Err(TensorCoreError::Addressing(largest));
+        return Err(KernelError::Addressing(largest));
     }
     Ok(address_type)
+}
+
+/// What [`capability`] misses on a device.
+pub(super) const MATRIX_UNITS: &str =
+    "matrix units that multiply f16 and bf16 and sum in f32 as these kernels need it";
+
+fn element_type(got: ElemType) -> KernelError {
+    let known = "f16, bf16 and tf32, where the device sums it in f32";
+    KernelError::ElementType { known, got }
 }
 
 /// Panics if the kernel of a blueprint multiplies other elements.
@@ -247,55 +196,13 @@ pub(super) fn check_instruction(blueprint: &Blueprint, dtype: ElemType) {
     assert!(is_tf32 == is_asked, "{blueprint} is no blueprint for {dtype:?}");
 }
 
-/// Fails if a buffer is smaller than `expected` bytes.
-pub(super) fn check_buffer(
-    name: &'static str,
-    handle: &Handle,
-    expected: u64,
-) -> Result<(), TensorCoreError> {
-    let actual = handle.size_in_used();
-    if actual < expected {
-        return Err(TensorCoreError::Buffer { name, expected, actual });
-    }
-    Ok(())
-}
-
-fn tensors<'a>(problem: &Problem, inputs: &'a ForwardInputs) -> Vec<Named<'a>> {
-    let ForwardInputs { query, key, value, additional } = inputs;
-    named(problem, [query, key, value], additional)
-}
-
-/// What both passes read.
-pub(super) fn named<'a>(
-    problem: &Problem,
-    [query, key, value]: [&'a Strided; 3],
-    more: &'a Option<(Strided, Strided)>,
-) -> Vec<Named<'a>> {
-    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, .. } = *problem;
-    let [q_z, q_y, q_x] = problem.axes.map(|axis| axis.queries);
-    let [k_z, k_y, k_x] = problem.axes.map(|axis| axis.keys);
-    let keys = [batch, k_z, k_y, k_x, heads_kv];
-    let mut tensors = vec![
-        ("query", query, head_dim, [batch, q_z, q_y, q_x, heads]),
-        ("key", key, head_dim, keys),
-        ("value", value, head_dim_v, keys),
-    ];
-    if let Some((key, value)) = more {
-        let lengths = [batch, 1, 1, additional, heads_kv];
-        tensors.push(("additional key", key, head_dim, lengths));
-        tensors.push(("additional value", value, head_dim_v, lengths));
-    }
-    tensors
-}
-
 /// Elements of a load: the most that every row of every input allows.
-pub fn vector(problem: &Problem, inputs: &ForwardInputs, dtype: ElemType) -> usize {
-    common_vector(&tensors(problem, inputs), dtype)
+pub fn vector(problem: &Problem, inputs: &Operands<Strided>, dtype: ElemType) -> usize {
+    common_vector(views(problem, inputs), dtype)
 }
 
 /// The most elements that every row of all tensors can be read in.
-pub(super) fn common_vector(tensors: &[Named<'_>], dtype: ElemType) -> usize {
+pub(super) fn common_vector<'a>(tensors: impl Iterator<Item = View<'a>>, dtype: ElemType) -> usize {
     let size = stored(dtype).size();
-    let all = tensors.iter().map(|(_, tensor, dim, lengths)| tensor.vector(*dim, *lengths, size));
-    all.min().unwrap_or(1)
+    tensors.map(|(shape, tensor)| widest(tensor, shape, size)).min().unwrap_or(1)
 }

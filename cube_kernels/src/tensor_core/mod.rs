@@ -60,11 +60,9 @@ mod tune;
 pub use blueprint::{Blueprint, Compiler, Exponential, Instruction, Pass, Staging};
 pub use capability::Capability;
 #[cfg(feature = "cube")]
-pub use gradients::{BackwardInputs, BackwardOutputs, backward, backward_vector, backward_with};
+pub use gradients::{backward, backward_vector, backward_with};
 #[cfg(feature = "cube")]
-pub use launch::{ForwardInputs, ForwardOutputs, TensorCoreError, forward, forward_with, vector};
-#[cfg(feature = "cube")]
-pub use layout::Strided;
+pub use launch::{forward, forward_with, vector};
 pub use plan::{
     BackwardPlan, Choice, backward_candidates, candidates, estimate, plan, plan_backward,
     plan_tiled, unsupported, widest_vector,

@@ -11,8 +11,8 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::tune::{LocalTuner, Tunable, TunableSet, TuneGroup, local_tuner};
 
-use super::{Blueprint, Capability, TensorCoreError, estimate};
-use crate::{Axis, Problem};
+use super::{Blueprint, Capability, estimate};
+use crate::{Axis, KernelError, Problem};
 
 /// Most blueprints that are timed; the first use of each compiles it.
 const MOST: usize = 4;
@@ -20,7 +20,7 @@ const MOST: usize = 4;
 const SLOWEST: f64 = 1.6;
 
 /// Launches the kernel of a blueprint on some tensors.
-type Launch = Arc<dyn Fn(&Blueprint) -> Result<(), TensorCoreError> + Send + Sync>;
+type Launch = Arc<dyn Fn(&Blueprint) -> Result<(), KernelError> + Send + Sync>;
 
 /// Blueprints for some tensors.
 #[derive(Clone)]
@@ -77,7 +77,7 @@ pub(super) fn fastest(
     dtype: ElemType,
     blueprints: Vec<Blueprint>,
     launch: Launch,
-) -> Result<Blueprint, TensorCoreError> {
+) -> Result<Blueprint, KernelError> {
     let first = blueprints[0];
     if blueprints.len() == 1 {
         return Ok(first);

@@ -8,7 +8,7 @@ use cubecl::client::Client;
 use cubecl::future::block_on;
 
 use crate::problems::problem;
-use crate::run::{device, format, poisoned_outputs, upload};
+use crate::run::{device, format, upload};
 use crate::support::{Data, axis};
 
 const CALLS: usize = 200;
@@ -49,7 +49,7 @@ fn a_call_returns_at_once() {
     let (problem, element) = (demanding(), Element::Bf16);
     let data = Data::random(&problem, 3, format(element).round);
     let inputs = upload(&client, element, &problem, &data);
-    let outputs = poisoned_outputs(&client, element, &problem);
+    let outputs = format(element).poisoned_outputs(&client, &problem);
     let call = || forward(&client, &problem, element, None, &inputs, &outputs).expect("launched");
     assert_below("forward", enqueue_time(&client, call), Duration::from_micros(50));
 }

@@ -1,20 +1,20 @@
 //! The same bits every time, whatever else the device does.
 
-use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::{Element, ForwardInputs, Schedule};
+use burn_natten_kernels::native::sm90::{Element, Schedule};
+use burn_natten_kernels::{Operands, Problem, Strided};
 use cubecl::client::Client;
 
 use crate::problems::repeated;
-use crate::run::{Outputs, device, format, planned, run_inputs, upload};
+use crate::run::{Forward, device, format, planned, run_inputs, upload};
 use crate::support::Data;
 
 pub const RUNS: usize = 20;
 
-fn bits((out, lse): &Outputs) -> Vec<u64> {
+fn bits((out, lse): &Forward) -> Vec<u64> {
     out.iter().chain(lse).map(|x| x.to_bits()).collect()
 }
 
-fn prepare(client: &Client, problem: &Problem) -> (Schedule, ForwardInputs) {
+fn prepare(client: &Client, problem: &Problem) -> (Schedule, Operands<Strided>) {
     let data = Data::random(problem, 3, format(Element::Bf16).round);
     (planned(problem, Element::Bf16), upload(client, Element::Bf16, problem, &data))
 }

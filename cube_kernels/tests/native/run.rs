@@ -3,16 +3,14 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::{
-    Element, ForwardInputs, ForwardOutputs, Schedule, Strided, forward_with, plan,
-};
+use burn_natten_kernels::native::sm90::{Element, Schedule, forward_with, plan};
+use burn_natten_kernels::{Operands, Problem, Strided};
 use cubecl::client::Client;
 use cubecl::ir::FloatKind;
 
 use crate::support::Data;
 use crate::support::oracle::compute;
-use crate::support::run::{BF16, F16, F32, Format};
+use crate::support::run::{BF16, F16, Format};
 
 /// The device, unless tests on it are off.
 pub fn device() -> Option<Client> {
@@ -50,57 +48,33 @@ pub fn planned(problem: &Problem, element: Element) -> Schedule {
 }
 
 /// Contiguous tensors on the device.
-pub fn upload(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
-    let queries = problem.axes.map(|axis| axis.queries);
-    let keys = problem.axes.map(|axis| axis.keys);
-    let (dim, dim_v, heads_kv) = (problem.head_dim, problem.head_dim_v, problem.heads_kv);
-    let more = [1, 1, problem.additional];
-    let tensor = |values: &[f64], tokens, heads, dim| {
-        Strided::contiguous(format(element).upload(client, values), tokens, heads, dim)
-    };
-    ForwardInputs {
-        query: tensor(&data.query, queries, problem.heads, dim),
-        key: tensor(&data.key, keys, heads_kv, dim),
-        value: tensor(&data.value, keys, heads_kv, dim_v),
-        additional: (problem.additional > 0).then(|| {
-            (
-                tensor(&data.additional_key, more, heads_kv, dim),
-                tensor(&data.additional_value, more, heads_kv, dim_v),
-            )
-        }),
-    }
-}
-
-/// Buffers full of NaN, so that nothing passes by luck.
-pub fn poisoned_outputs(client: &Client, element: Element, problem: &Problem) -> ForwardOutputs {
-    let rows = problem.batch * problem.queries() * problem.heads;
-    ForwardOutputs {
-        out: format(element).poisoned(client, rows * problem.head_dim_v),
-        lse: F32.poisoned(client, rows),
-    }
+pub fn upload(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+    data: &Data,
+) -> Operands<Strided> {
+    format(element).operands(client, problem, data)
 }
 
 /// Output and logsumexp.
-pub type Outputs = (Vec<f64>, Vec<f64>);
+pub type Forward = (Vec<f64>, Vec<f64>);
 
 /// Runs the forward pass on tensors that lie on the device.
 pub fn run_inputs(
     client: &Client,
     schedule: &Schedule,
     problem: &Problem,
-    inputs: &ForwardInputs,
-) -> Outputs {
-    let outputs = poisoned_outputs(client, schedule.element, problem);
+    inputs: &Operands<Strided>,
+) -> Forward {
+    let format = format(schedule.element);
+    let outputs = format.poisoned_outputs(client, problem);
     forward_with(client, schedule, problem, inputs, &outputs).expect("launched");
-    let rows = problem.batch * problem.queries() * problem.heads;
-    (
-        format(schedule.element).download(client, &outputs.out, rows * problem.head_dim_v),
-        F32.download(client, &outputs.lse, rows),
-    )
+    format.download_outputs(client, problem, &outputs)
 }
 
 /// Uploads the data and runs the forward pass.
-pub fn run(client: &Client, schedule: &Schedule, problem: &Problem, data: &Data) -> Outputs {
+pub fn run(client: &Client, schedule: &Schedule, problem: &Problem, data: &Data) -> Forward {
     run_inputs(client, schedule, problem, &upload(client, schedule.element, problem, data))
 }
 

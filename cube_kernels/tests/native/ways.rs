@@ -4,7 +4,7 @@ use burn_natten_kernels::Problem;
 pub use burn_natten_kernels::native::sm90::Element;
 use cubecl::client::Client;
 
-use crate::run::{Outputs, planned, run};
+use crate::run::{Forward, planned, run};
 use crate::support::Data;
 
 /// What the kernels multiply.
@@ -18,7 +18,7 @@ pub fn computed(
     element: Element,
     problem: &Problem,
     data: &Data,
-) -> Vec<(String, Outputs)> {
+) -> Vec<(String, Forward)> {
     let schedule = planned(problem, element);
     vec![(schedule.to_string(), run(client, &schedule, problem, data))]
 }

@@ -1,11 +1,10 @@
 //! The kernels on a device, from and to `f64` vectors.
 
 use super::{Data, Results};
-use burn_natten_kernels::Problem;
 use burn_natten_kernels::portable::{
-    BackwardInputs, BackwardOutputs, BackwardPlan, ForwardInputs, ForwardOutputs, KeyValue, Way,
-    backward, backward_with, forward, forward_with,
+    BackwardPlan, Way, backward, backward_with, forward, forward_with,
 };
+use burn_natten_kernels::{KeyValue, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
@@ -77,6 +76,102 @@ fn values<const N: usize>(bytes: &[u8], convert: fn([u8; N]) -> f64) -> Vec<f64>
     chunks.iter().map(|chunk| convert(*chunk)).collect()
 }
 
+/// The tensors of a problem on a device, from and to `f64` vectors.
+impl Format {
+    fn strided(&self, client: &Client, values: &[f64], shape: Shape) -> Strided {
+        // Empty buffers cannot be bound.
+        let values = if values.is_empty() { &[0.0] } else { values };
+        Strided::contiguous(self.upload(client, values), shape)
+    }
+
+    /// Contiguous operands.
+    pub fn operands(&self, client: &Client, problem: &Problem, data: &Data) -> Operands<Strided> {
+        data.operands(problem)
+            .map(|operand, values| self.strided(client, values, operand.shape(problem)))
+    }
+
+    /// Contiguous tensors of a backward pass, with these results of the forward pass.
+    pub fn saved(
+        &self,
+        client: &Client,
+        problem: &Problem,
+        data: &Data,
+        results: [&[f64]; 2],
+    ) -> Saved<Strided> {
+        let pair = |[out, lse]: [&[f64]; 2]| Outputs {
+            out: self.strided(client, out, Shape::out(problem)),
+            lse: F32.strided(client, lse, Shape::lse(problem)),
+        };
+        Saved {
+            operands: self.operands(client, problem, data),
+            outputs: pair(results),
+            gradients: pair([&data.dout, &data.dlse]),
+        }
+    }
+
+    /// Results full of NaN.
+    pub fn poisoned_outputs(&self, client: &Client, problem: &Problem) -> Outputs<Handle> {
+        Outputs {
+            out: self.poisoned(client, Shape::out(problem).elements()),
+            lse: F32.poisoned(client, Shape::lse(problem).elements()),
+        }
+    }
+
+    /// Gradients full of NaN.
+    pub fn poisoned_gradients(&self, client: &Client, problem: &Problem) -> Operands<Handle> {
+        wanted(problem).map(|operand, ()| self.poisoned(client, operand.shape(problem).elements()))
+    }
+
+    /// Output and logsumexp.
+    pub fn download_outputs(
+        &self,
+        client: &Client,
+        problem: &Problem,
+        outputs: &Outputs<Handle>,
+    ) -> (Vec<f64>, Vec<f64>) {
+        let (out, lse) = (Shape::out(problem).elements(), Shape::lse(problem).elements());
+        (self.download(client, &outputs.out, out), F32.download(client, &outputs.lse, lse))
+    }
+
+    /// The gradients, by name. Those of additional tokens are there where such tokens are.
+    pub fn download_gradients(
+        &self,
+        client: &Client,
+        problem: &Problem,
+        gradients: &Operands<Handle>,
+    ) -> Vec<(&'static str, Vec<f64>)> {
+        let download = |(operand, handle): (Operand, &Handle)| {
+            let name = match operand {
+                Operand::Query => "dq",
+                Operand::Key => "dk",
+                Operand::Value => "dv",
+                Operand::AdditionalKey => "additional dk",
+                Operand::AdditionalValue => "additional dv",
+            };
+            (name, self.download(client, handle, operand.shape(problem).elements()))
+        };
+        gradients.iter().map(download).collect()
+    }
+}
+
+/// A place for each operand of a problem.
+fn wanted(problem: &Problem) -> Operands<()> {
+    let additional = (problem.additional > 0).then_some(KeyValue { key: (), value: () });
+    Operands { additional, ..Operands::new((), (), ()) }
+}
+
+impl Data {
+    fn operands(&self, problem: &Problem) -> Operands<&[f64]> {
+        wanted(problem).map(|operand, ()| match operand {
+            Operand::Query => self.query.as_slice(),
+            Operand::Key => &self.key,
+            Operand::Value => &self.value,
+            Operand::AdditionalKey => &self.additional_key,
+            Operand::AdditionalValue => &self.additional_value,
+        })
+    }
+}
+
 /// Kernels of both passes.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
@@ -102,56 +197,38 @@ pub fn run_by(
     format: Format,
     kernels: Option<&Kernels>,
 ) -> Results {
-    let upload = |values: &[f64]| format.upload(client, values);
-    let poisoned = |values: &[f64]| format.poisoned(client, values.len());
-    let pair =
-        |key: Handle, value: Handle| (problem.additional > 0).then_some(KeyValue { key, value });
-    let inputs = ForwardInputs {
-        query: upload(&data.query),
-        key: upload(&data.key),
-        value: upload(&data.value),
-        additional: pair(upload(&data.additional_key), upload(&data.additional_value)),
-    };
-    let outputs =
-        ForwardOutputs { out: poisoned(&data.dout), lse: F32.poisoned(client, data.dlse.len()) };
     let elem = format.elem();
+    let outputs = format.poisoned_outputs(client, problem);
+    let inputs = format.operands(client, problem, data);
     match kernels {
         None => forward(client, problem, elem, true, &inputs, &outputs),
         Some(by) => forward_with(client, &by.forward, problem, elem, &inputs, &outputs),
     }
     .expect("forward is launched");
-    let backward_inputs = BackwardInputs {
-        query: inputs.query,
-        key: inputs.key,
-        value: inputs.value,
-        additional: inputs.additional,
-        out: outputs.out.clone(),
-        lse: outputs.lse.clone(),
-        dout: upload(&data.dout),
-        dlse: F32.upload(client, &data.dlse),
+    let (out, lse) = format.download_outputs(client, problem, &outputs);
+    let saved = Saved {
+        operands: inputs,
+        outputs: Outputs {
+            out: Strided::contiguous(outputs.out, Shape::out(problem)),
+            lse: Strided::contiguous(outputs.lse, Shape::lse(problem)),
+        },
+        gradients: format.saved(client, problem, data, [&out, &lse]).gradients,
     };
-    let (dk, dv) = (poisoned(&data.additional_key), poisoned(&data.additional_value));
-    let gradients = BackwardOutputs {
-        dq: poisoned(&data.query),
-        dk: poisoned(&data.key),
-        dv: poisoned(&data.value),
-        additional: pair(dk.clone(), dv.clone()),
-    };
+    let gradients = format.poisoned_gradients(client, problem);
     match kernels {
-        None => backward(client, problem, elem, true, &backward_inputs, &gradients),
-        Some(by) => {
-            backward_with(client, &by.backward, problem, elem, &backward_inputs, &gradients)
-        }
+        None => backward(client, problem, elem, true, &saved, &gradients),
+        Some(by) => backward_with(client, &by.backward, problem, elem, &saved, &gradients),
     }
     .expect("backward is launched");
-    let download = |handle: &Handle, like: &[f64]| format.download(client, handle, like.len());
+    let mut all = format.download_gradients(client, problem, &gradients).into_iter();
+    let mut next = || all.next().map(|(_, values)| values).unwrap_or_default();
     Results {
-        out: download(&outputs.out, &data.dout),
-        lse: F32.download(client, &outputs.lse, data.dlse.len()),
-        dq: download(&gradients.dq, &data.query),
-        dk: download(&gradients.dk, &data.key),
-        dv: download(&gradients.dv, &data.value),
-        additional_dk: download(&dk, &data.additional_key),
-        additional_dv: download(&dv, &data.additional_value),
+        out,
+        lse,
+        dq: next(),
+        dk: next(),
+        dv: next(),
+        additional_dk: next(),
+        additional_dv: next(),
     }
 }

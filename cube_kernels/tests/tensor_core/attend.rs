@@ -1,17 +1,15 @@
 //! Runs the forward pass on the device and compares it with the oracle.
 
-use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{
-    Blueprint, Capability, ForwardInputs, ForwardOutputs, Strided, candidates, forward_with, plan,
-    vector,
+    Blueprint, Capability, candidates, forward_with, plan, vector,
 };
+use burn_natten_kernels::{Operands, Problem, Strided};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 
-use crate::run::{Outputs, format, half_ulp, magnitude, norms};
+use crate::run::{Forward, format, half_ulp, magnitude, norms};
 use crate::support::Data;
 use crate::support::oracle::compute;
-use crate::support::run::F32;
 use crate::ways::Element;
 
 pub fn dtype(element: Element) -> ElemType {
@@ -19,27 +17,13 @@ pub fn dtype(element: Element) -> ElemType {
 }
 
 /// Contiguous tensors on the device.
-pub fn upload(client: &Client, element: Element, problem: &Problem, data: &Data) -> ForwardInputs {
-    let queries = problem.axes.map(|axis| axis.queries);
-    let keys = problem.axes.map(|axis| axis.keys);
-    let (dim, dim_v, heads_kv) = (problem.head_dim, problem.head_dim_v, problem.heads_kv);
-    let more = [1, 1, problem.additional];
-    let tensor = |values: &[f64], tokens, heads, dim| {
-        // Empty buffers cannot be bound.
-        let values = if values.is_empty() { &[0.0] } else { values };
-        Strided::contiguous(format(element).upload(client, values), tokens, heads, dim)
-    };
-    ForwardInputs {
-        query: tensor(&data.query, queries, problem.heads, dim),
-        key: tensor(&data.key, keys, heads_kv, dim),
-        value: tensor(&data.value, keys, heads_kv, dim_v),
-        additional: (problem.additional > 0).then(|| {
-            (
-                tensor(&data.additional_key, more, heads_kv, dim),
-                tensor(&data.additional_value, more, heads_kv, dim_v),
-            )
-        }),
-    }
+pub fn upload(
+    client: &Client,
+    element: Element,
+    problem: &Problem,
+    data: &Data,
+) -> Operands<Strided> {
+    format(element).operands(client, problem, data)
 }
 
 /// Runs the forward pass on tensors that lie on the device, into buffers full of NaN.
@@ -48,18 +32,11 @@ pub fn attend(
     element: Element,
     blueprint: &Blueprint,
     problem: &Problem,
-    inputs: &ForwardInputs,
-) -> Outputs {
-    let rows = problem.batch * problem.queries() * problem.heads;
-    let outputs = ForwardOutputs {
-        out: format(element).poisoned(client, rows * problem.head_dim_v),
-        lse: F32.poisoned(client, rows),
-    };
+    inputs: &Operands<Strided>,
+) -> Forward {
+    let outputs = format(element).poisoned_outputs(client, problem);
     forward_with(client, blueprint, problem, dtype(element), inputs, &outputs).expect("launched");
-    (
-        format(element).download(client, &outputs.out, rows * problem.head_dim_v),
-        F32.download(client, &outputs.lse, rows),
-    )
+    format(element).download_outputs(client, problem, &outputs)
 }
 
 /// Ways to use the device's matrix units: the one that is chosen, and cooperative matrices, which do not multiply
@@ -76,7 +53,7 @@ pub fn planned(
     client: &Client,
     element: Element,
     problem: &Problem,
-    inputs: &ForwardInputs,
+    inputs: &Operands<Strided>,
 ) -> Vec<Blueprint> {
     let vector = vector(problem, inputs, dtype(element));
     let plan = |capability| plan(problem, &capability, vector);
@@ -89,7 +66,7 @@ pub fn blueprints(
     client: &Client,
     element: Element,
     problem: &Problem,
-    inputs: &ForwardInputs,
+    inputs: &Operands<Strided>,
 ) -> Vec<Blueprint> {
     let vector = vector(problem, inputs, dtype(element));
     let mut all = planned(client, element, problem, inputs);

@@ -1,17 +1,14 @@
 //! Kernels chosen by measurement.
 
-use burn_natten_kernels::Problem;
-use burn_natten_kernels::tensor_core::{
-    BackwardOutputs, Choice, ForwardOutputs, TensorCoreError, backward, forward,
-};
+use burn_natten_kernels::tensor_core::{Choice, backward, forward};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Problem};
 use std::time::Instant;
 
 use crate::attend::{dtype, upload};
-use crate::backward::run::{poisoned_outputs, upload_all};
+use crate::backward::run::upload_all;
 use crate::problems::problem;
 use crate::run::{device, format, half_ulp, magnitude};
 use crate::support::oracle::compute;
-use crate::support::run::F32;
 use crate::support::{Data, axis};
 use crate::ways::Element;
 
@@ -42,10 +39,7 @@ fn measured_kernels_are_right_and_chosen_once() {
         let count = rows * problem.head_dim_v;
         let mut seconds = vec![];
         for _ in 0..2 {
-            let outputs = ForwardOutputs {
-                out: format(ELEMENT).poisoned(&client, count),
-                lse: F32.poisoned(&client, rows),
-            };
+            let outputs = format(ELEMENT).poisoned_outputs(&client, &problem);
             let start = Instant::now();
             forward(&client, &problem, dtype(ELEMENT), Choice::Measured, &inputs, &outputs)
                 .expect("launched");
@@ -55,10 +49,10 @@ fn measured_kernels_are_right_and_chosen_once() {
         println!("{seconds:.4?} s to launch for the first and the second time");
         let inputs = upload_all(&client, ELEMENT, &problem, &data, &exact);
         for _ in 0..2 {
-            let outputs = poisoned_outputs(&client, ELEMENT, &problem);
+            let outputs = format(ELEMENT).poisoned_gradients(&client, &problem);
             backward(&client, &problem, dtype(ELEMENT), Choice::Measured, &inputs, &outputs)
                 .expect("launched");
-            let BackwardOutputs { dq, dk, dv, .. } = &outputs;
+            let Operands { query: dq, key: dk, value: dv, .. } = &outputs;
             for (name, handle, expected) in
                 [("dq", dq, &exact.dq), ("dk", dk, &exact.dk), ("dv", dv, &exact.dv)]
             {
@@ -75,7 +69,7 @@ fn what_does_not_fit_is_refused_before_it_is_measured() {
     let data = Data::random(&problem, 5, format(ELEMENT).round);
     let inputs = upload(&client, ELEMENT, &problem, &data);
     let rows = problem.batch * problem.queries() * problem.heads;
-    let outputs = ForwardOutputs { out: client.empty(2 * rows * 64), lse: client.empty(4) };
+    let outputs = Outputs { out: client.empty(2 * rows * 64), lse: client.empty(4) };
     let result = forward(&client, &problem, dtype(ELEMENT), Choice::Measured, &inputs, &outputs);
-    assert!(matches!(result, Err(TensorCoreError::Buffer { name: "lse", .. })), "{result:?}");
+    assert!(matches!(result, Err(KernelError::Buffer { name: "lse", .. })), "{result:?}");
 }

@@ -6,7 +6,7 @@ use cubecl::client::Client;
 
 use crate::attend::{attend, planned, upload};
 pub use crate::element::Element;
-use crate::run::Outputs;
+use crate::run::Forward;
 use crate::support::Data;
 
 /// What the kernels multiply.
@@ -20,7 +20,7 @@ pub fn computed(
     element: Element,
     problem: &Problem,
     data: &Data,
-) -> Vec<(String, Outputs)> {
+) -> Vec<(String, Forward)> {
     let inputs = upload(client, element, problem, data);
     let compute = |blueprint: Blueprint| {
         (blueprint.to_string(), attend(client, element, &blueprint, problem, &inputs))

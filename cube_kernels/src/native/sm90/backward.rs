@@ -10,52 +10,18 @@ use std::sync::{Arc, LazyLock, Mutex};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::forward::{How, Strided, check_inputs, chosen, hopper, more_strides};
+use super::forward::{ELEMENT, How, check_layouts, chosen, hopper, more_strides, words};
 use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::plan::dense;
 use super::program::Program;
 use super::statistics::{pitch, places, statistics_bytes};
-use super::{BackwardPlan, Element, HopperError, Pass, Schedule, plan_backward};
-use crate::Problem;
+use super::{BackwardPlan, Element, Pass, Schedule, plan_backward};
 use crate::choices::Choices;
 use crate::native::compile::Cubin;
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::tiling::Tiling;
-
-/// What [`backward()`] reads. Elements are those of the schedule, but for the logsumexp and its gradient.
-#[derive(Clone, Debug)]
-pub struct BackwardInputs {
-    /// `[batch, queries, heads, head_dim]`.
-    pub query: Strided,
-    /// `[batch, keys, heads_kv, head_dim]`.
-    pub key: Strided,
-    /// `[batch, keys, heads_kv, head_dim_v]`.
-    pub value: Strided,
-    /// Key and value of the additional tokens, `[batch, 1, 1, tokens, heads_kv, dim]`: there if, and
-    /// only if, [`Problem::additional`] is not zero.
-    pub additional: Option<(Strided, Strided)>,
-    /// The forward pass's output, `[batch, queries, heads, head_dim_v]`.
-    pub out: Strided,
-    /// Gradient of the output, of its shape.
-    pub dout: Strided,
-    /// The forward pass's logsumexp, contiguous `[batch, queries, heads]`, `f32`.
-    pub lse: Handle,
-    /// Gradient of the logsumexp, of its shape, `f32`.
-    pub dlse: Handle,
-}
-
-/// What [`backward()`] writes; all contiguous, in the schedule's element type.
-#[derive(Clone, Debug)]
-pub struct BackwardOutputs {
-    /// Of the shape of the query.
-    pub dq: Handle,
-    /// Of the shape of the key.
-    pub dk: Handle,
-    /// Of the shape of the value.
-    pub dv: Handle,
-    /// Of the shapes of the additional key and value, where there are some.
-    pub additional: Option<(Handle, Handle)>,
-}
+use crate::view::{check_gradients, check_saved};
+use crate::{KernelError, KeyValue, Operands, Outputs, Problem, Saved, Shape, Strided};
 
 /// The gradients of attention, by the schedules that [`plan_backward()`] chooses.
 ///
@@ -63,15 +29,15 @@ pub struct BackwardOutputs {
 ///
 /// # Errors
 ///
-/// [`HopperError`] if nothing was launched.
+/// [`KernelError`] if nothing was launched.
 pub fn backward(
     client: &Client,
     problem: &Problem,
     element: Element,
     tiling: Option<Tiling>,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
-) -> Result<(), HopperError> {
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Handle>,
+) -> Result<(), KernelError> {
     backward_with(client, &*planned(problem, element, tiling)?, problem, inputs, outputs)
 }
 
@@ -79,12 +45,12 @@ pub fn backward(
 ///
 /// # Errors
 ///
-/// [`HopperError`] if the problem cannot run on the device.
+/// [`KernelError`] if the problem cannot run on the device.
 pub fn warm_up_backward(
     client: &Client,
     problem: &Problem,
     element: Element,
-) -> Result<(), HopperError> {
+) -> Result<(), KernelError> {
     let device = hopper(client)?;
     let plan = planned(problem, element, None)?;
     Program::Delta(element, problem.head_dim_v).load(&device)?;
@@ -96,7 +62,7 @@ fn planned(
     problem: &Problem,
     element: Element,
     tiling: Option<Tiling>,
-) -> Result<Arc<BackwardPlan>, HopperError> {
+) -> Result<Arc<BackwardPlan>, KernelError> {
     static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
     chosen(&KNOWN, problem, (element, tiling), || {
         plan_backward(problem, element, tiling).map(Arc::new)
@@ -107,7 +73,7 @@ fn planned(
 ///
 /// # Errors
 ///
-/// [`HopperError`] if nothing was launched.
+/// [`KernelError`] if nothing was launched.
 ///
 /// # Panics
 ///
@@ -116,47 +82,53 @@ pub fn backward_with(
     client: &Client,
     plan: &BackwardPlan,
     problem: &Problem,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
-) -> Result<(), HopperError> {
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Handle>,
+) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    let BackwardInputs { query, key, value, additional, out, dout, .. } = inputs;
-    let queries = problem.axes.map(|axis| axis.queries);
+    check_saved(problem, inputs, ELEMENT)?;
+    check_gradients(problem, outputs, ELEMENT)?;
+    let Saved { operands, outputs: results, gradients } = inputs;
+    for (name, tensor) in [("lse", &results.lse), ("dlse", &gradients.lse)] {
+        if !tensor.is_contiguous(Shape::lse(problem)) {
+            return Err(KernelError::Layout { name, reason: "it has to be contiguous" });
+        }
+    }
     for schedule in plan.queries.iter().chain(&plan.keys) {
         let is_own = schedule.pass != Pass::Forward && schedule.fits(problem);
         assert!(is_own, "{schedule} is no backward schedule for {problem:?}");
-        check_inputs(schedule, problem, [query, key, value], additional)?;
-        for (name, tensor) in [("out", out), ("gradient of out", dout)] {
-            check_layout(name, tensor, queries, problem.heads, problem, schedule)?;
+        check_layouts(schedule, problem, operands)?;
+        for (name, tensor) in [("out", &results.out), ("dout", &gradients.out)] {
+            check_layout(name, tensor, Shape::out(problem), problem, schedule)?;
         }
     }
     // Another problem on the same tensors: the additional tokens are its keys.
-    let dense = match (dense(problem), additional, &outputs.additional) {
-        (Some(dense), Some((more_key, more_value)), Some((dk, dv))) => {
-            let line =
-                |name, tensor: &Strided| tensor.line(queries).ok_or(HopperError::Layout(name));
-            let inputs = BackwardInputs {
-                query: line("query", query)?,
-                key: more_key.clone(),
-                value: more_value.clone(),
-                additional: None,
-                out: line("out", out)?,
-                dout: line("gradient of out", dout)?,
-                ..inputs.clone()
+    let dense = match (dense(problem), &operands.additional, &outputs.additional) {
+        (Some(dense), Some(more), Some(KeyValue { key: dk, value: dv })) => {
+            let queries = problem.axes.map(|axis| axis.queries);
+            let line = |name, tensor: &Strided| {
+                let reason = "with additional tokens, its own have to lie in one line";
+                tensor.line(queries).ok_or(KernelError::Layout { name, reason })
             };
-            let outputs = BackwardOutputs {
-                dk: dk.clone(),
-                dv: dv.clone(),
-                additional: None,
-                ..outputs.clone()
+            let inputs = Saved {
+                operands: Operands::new(
+                    line("query", &operands.query)?,
+                    more.key.clone(),
+                    more.value.clone(),
+                ),
+                outputs: Outputs { out: line("out", &results.out)?, lse: results.lse.clone() },
+                gradients: Outputs {
+                    out: line("dout", &gradients.out)?,
+                    lse: gradients.lse.clone(),
+                },
             };
+            let outputs = Operands::new(outputs.query.clone(), dk.clone(), dv.clone());
             let mut own = plan.additional.iter();
             let fits = own.all(|schedule| schedule.pass == Pass::Keys && schedule.fits(&dense));
             assert!(fits && !plan.additional.is_empty(), "no schedules for {dense:?}");
             Some((dense, inputs, outputs))
         }
-        (None, None, None) => None,
-        _ => return Err(HopperError::Problem("additional tokens and their tensors differ".into())),
+        _ => None,
     };
     let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
         return Ok(());
@@ -167,8 +139,8 @@ pub fn backward_with(
     // From here on nothing fails.
     let run = |problem: &Problem,
                kernels: &[(&Schedule, Arc<Cubin>)],
-               inputs: &BackwardInputs,
-               outputs: &BackwardOutputs| {
+               inputs: &Saved<Strided>,
+               outputs: &Operands<Handle>| {
         let launches: Vec<(Grid, &Arc<Cubin>)> = kernels
             .iter()
             .flat_map(|(schedule, cubin)| {
@@ -197,7 +169,7 @@ pub fn backward_with(
 fn load<'a>(
     schedules: impl IntoIterator<Item = &'a Schedule>,
     device: &DeviceInfo,
-) -> Result<Vec<(&'a Schedule, Arc<Cubin>)>, HopperError> {
+) -> Result<Vec<(&'a Schedule, Arc<Cubin>)>, KernelError> {
     let loaded = schedules.into_iter().map(|schedule| {
         let cubin = Program::Attention(*schedule).load(device)?;
         Ok((schedule, cubin))
@@ -232,7 +204,7 @@ fn launch_delta(
     client: &Client,
     cubin: &Arc<Cubin>,
     problem: &Problem,
-    inputs: &BackwardInputs,
+    inputs: &Saved<Strided>,
     workspace: &Workspace,
     launches: usize,
 ) {
@@ -249,7 +221,7 @@ fn launch_delta(
     };
     let params = DeltaParams {
         pointers: [0; 6],
-        strides: [inputs.out.words(), inputs.dout.words()],
+        strides: [words(&inputs.outputs.out), words(&inputs.gradients.out)],
         queries: problem.axes.map(|axis| axis.queries as i32),
         dilation: problem.axes.map(|axis| axis.dilation as i32),
         pitch: problem.axes.map(|axis| pitch(&axis) as i32),
@@ -257,8 +229,9 @@ fn launch_delta(
         blocks: blocks as i32,
         launches: launches as i32,
     };
-    let read =
-        [&inputs.out.handle, &inputs.dout.handle, &inputs.lse, &inputs.dlse].map(Buffer::read);
+    let Saved { outputs, gradients, .. } = inputs;
+    let read = [&outputs.out, &gradients.out, &outputs.lse, &gradients.lse]
+        .map(|tensor| Buffer::read(&tensor.handle));
     let [statistics, taken] = [&workspace.statistics, &workspace.taken].map(Buffer::written);
     let buffers = [statistics].into_iter().chain(read).chain([taken]).collect();
     // SAFETY: the assertion above counts every byte.
@@ -283,20 +256,21 @@ enum Slot {
 
 fn buffers(
     schedule: &Schedule,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Handle>,
     workspace: &Workspace,
     number: usize,
 ) -> Vec<Buffer> {
-    let BackwardInputs { query, key, value, additional, dout, .. } = inputs;
+    let Operands { query, key, value, additional } = &inputs.operands;
+    let dout = &inputs.gradients.out;
     let (more_key, more_value) =
-        additional.as_ref().map_or((key, value), |(key, value)| (key, value));
+        additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
     let read = [query, key, value, dout, more_key, more_value];
     let read = read.map(|tensor| Buffer::read(&tensor.handle));
     // A kernel takes an address for the gradient that it does not write, too.
     let (first, second) = match schedule.pass {
-        Pass::Forward | Pass::Queries => (&outputs.dq, &outputs.dq),
-        Pass::Keys => (&outputs.dk, &outputs.dv),
+        Pass::Forward | Pass::Queries => (&outputs.query, &outputs.query),
+        Pass::Keys => (&outputs.key, &outputs.value),
     };
     let taken = workspace.taken.clone().offset_start((size_of::<i32>() * number) as u64);
     let written = [&taken, first, second].map(Buffer::written);
@@ -321,9 +295,10 @@ struct Params {
 
 const _: () = assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 6));
 
-fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
+fn arguments(grid: &Grid, inputs: &Saved<Strided>) -> Vec<Argument> {
     use Slot::*;
-    let BackwardInputs { query, key, value, additional, dout, .. } = inputs;
+    let Operands { query, key, value, additional } = &inputs.operands;
+    let dout = &inputs.gradients.out;
     let problem = grid.problem;
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     let queries =
@@ -334,7 +309,7 @@ fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
         Pass::Keys => [keys, queries].concat(),
     };
     match additional {
-        Some((key, value)) if grid.schedule.has_additional => maps.extend([
+        Some(KeyValue { key, value }) if grid.schedule.has_additional => maps.extend([
             grid.map_more(MoreKey as usize, key, dim),
             grid.map_more(MoreValue as usize, value, dim_v),
         ]),
@@ -346,7 +321,7 @@ fn arguments(grid: &Grid, inputs: &BackwardInputs) -> Vec<Argument> {
     });
     let params = Params {
         pointers: [0; 10],
-        strides: [query, key, value, dout].map(Strided::words),
+        strides: [query, key, value, dout].map(words),
         more_strides: more_strides(additional),
         space: grid.space(),
         heads: problem.heads as i32,

@@ -4,13 +4,12 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use super::forward::{HopperError, Strided};
 use super::schedule::TILE;
 use super::statistics::{STATISTICS, pitch, places};
 use super::{Element, Pass, Schedule};
 use crate::native::compile::Cubin;
 use crate::native::launch::{Argument, DeviceInfo, Kernel, MapElement, TensorMap};
-use crate::{Axis, MAX_RANK, Problem, window};
+use crate::{Axis, KernelError, MAX_RANK, Problem, Shape, Strided, window};
 
 #[cfg(test)]
 mod tests;
@@ -325,15 +324,13 @@ fn tensor_map(
 pub(super) fn check_layout(
     name: &'static str,
     tensor: &Strided,
-    tokens: [usize; MAX_RANK],
-    heads: usize,
+    shape: Shape,
     problem: &Problem,
     schedule: &Schedule,
-) -> Result<(), HopperError> {
-    let [batch, x, ..] = tensor.strides;
-    let sizes = [problem.batch, tokens[0], tokens[1], tokens[2], heads];
+) -> Result<(), KernelError> {
+    let ([batch, x, ..], tokens) = (tensor.strides, shape.tokens);
     let aligned =
-        tensor.strides.iter().zip(sizes).all(|(stride, size)| {
+        tensor.strides.iter().zip(shape.lengths()).all(|(stride, size)| {
             size == 1 || (*stride > 0 && stride % 8 == 0 && *stride < 1 << 39)
         });
     let folds = tokens[0] == 1 || problem.batch == 1 || batch == x * tokens[0];
@@ -343,6 +340,12 @@ pub(super) fn check_layout(
         || schedule.dilates_in_kernel(&problem.axes[0], 0)
         || tokens[0].is_multiple_of(problem.axes[0].dilation);
     let offset = tensor.handle.offset_start.unwrap_or(0);
-    let readable = tensor.strides != [0; 5] && offset.is_multiple_of(16);
-    if readable && aligned && folds && whole { Ok(()) } else { Err(HopperError::Layout(name)) }
+    let reason = if !aligned || !offset.is_multiple_of(16) {
+        "TMA takes addresses and strides in multiples of 16 bytes"
+    } else if !folds || !whole {
+        "in TMA's five dimensions, one sample has to follow the other without a gap"
+    } else {
+        return Ok(());
+    };
+    Err(KernelError::Layout { name, reason })
 }

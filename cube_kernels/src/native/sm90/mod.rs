@@ -18,12 +18,9 @@ mod source;
 mod statistics;
 
 #[cfg(feature = "cuda")]
-pub use backward::{BackwardInputs, BackwardOutputs, backward, backward_with, warm_up_backward};
+pub use backward::{backward, backward_with, warm_up_backward};
 #[cfg(feature = "cuda")]
-pub use forward::{
-    ForwardInputs, ForwardOutputs, HopperError, Strided, forward, forward_with, is_available,
-    warm_up,
-};
+pub use forward::{forward, forward_with, is_available, warm_up};
 pub use plan::{
     BackwardPlan, backward_candidates, candidates, estimate, plan, plan_backward, plan_tiled,
     unsupported,

@@ -1,5 +1,6 @@
 use std::fmt;
 
+pub use crate::Pass;
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Problem};
 
@@ -31,27 +32,6 @@ pub enum Mask {
     Linear,
     /// By a product of one-hot coordinates on the tensor cores. Two and three axes.
     OneHot,
-}
-
-/// What a kernel computes. Its tiles are the rows that a CTA keeps; what it sweeps over are columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// Output and logsumexp: rows are queries, columns are keys.
-    Forward,
-    /// The gradient of the queries: rows are queries, columns are keys.
-    Queries,
-    /// The gradients of keys and values: rows are keys, columns are queries.
-    Keys,
-}
-
-impl Pass {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Queries => "queries",
-            Self::Keys => "keys",
-        }
-    }
 }
 
 /// The gradients that a kernel of a backward pass sums. Accumulators are many: what does not fit is left to

@@ -14,9 +14,9 @@ use cubecl::server::Handle;
 use super::super::geometry::{Geometry, Run, geometry, owned};
 use super::super::plan::{Launch, RowPlan, buffer};
 use super::super::rows::{store, zeros};
-use super::super::{BackwardInputs, KeyValue};
 use super::gather::gather;
 use crate::slicing::GATHER_LINES;
+use crate::{KeyValue, Saved};
 
 /// Units to aim for: enough to fill a large GPU, while their sums, at most 512 bytes a unit, take
 /// 16 MiB.
@@ -113,10 +113,10 @@ fn chunks(queries: usize, units: usize) -> (usize, usize) {
 
 pub(super) fn launch(
     launch: &Launch,
-    inputs: &BackwardInputs,
-    tokens: &KeyValue,
+    inputs: &Saved<Handle>,
+    tokens: &KeyValue<Handle>,
     statistics: &Handle,
-    gradients: &KeyValue,
+    gradients: &KeyValue<Handle>,
 ) {
     let problem = launch.problem;
     let rows = launch.additional_rows();
@@ -144,10 +144,10 @@ pub(super) fn launch(
                 cube_dim,
                 launch.address_type,
                 launch.vector_size,
-                buffer(&inputs.query),
+                buffer(&inputs.operands.query),
                 buffer(&tokens.key),
                 buffer(&tokens.value),
-                buffer(&inputs.dout),
+                buffer(&inputs.gradients.out),
                 buffer(statistics),
                 buffer(&partial_dk),
                 buffer(&partial_dv),

@@ -8,8 +8,8 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::super::BackwardInputs;
 use super::super::plan::{Launch, buffer};
+use crate::Saved;
 
 /// `statistics = [lse, rowsum(dout * out) - dlse]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -36,7 +36,7 @@ fn delta_kernel<F: Float, N: Size>(
     statistics[2 * row + 1] = sum.vector_sum() - dlse[row];
 }
 
-pub(super) fn launch(launch: &Launch, inputs: &BackwardInputs, statistics: &Handle) {
+pub(super) fn launch(launch: &Launch, inputs: &Saved<Handle>, statistics: &Handle) {
     let rows = launch.query_rows();
     let (cube_count, cube_dim) = launch.cubes(rows);
     // SAFETY: every index is below the sizes that the buffers were checked against.
@@ -47,10 +47,10 @@ pub(super) fn launch(launch: &Launch, inputs: &BackwardInputs, statistics: &Hand
             cube_dim,
             launch.address_type,
             launch.vector_size,
-            buffer(&inputs.out),
-            buffer(&inputs.dout),
-            buffer(&inputs.lse),
-            buffer(&inputs.dlse),
+            buffer(&inputs.outputs.out),
+            buffer(&inputs.gradients.out),
+            buffer(&inputs.outputs.lse),
+            buffer(&inputs.gradients.lse),
             buffer(statistics),
             rows,
             launch.problem.head_dim_v / launch.vector_size,

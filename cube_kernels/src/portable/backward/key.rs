@@ -13,9 +13,9 @@ use cubecl::server::Handle;
 use super::super::geometry::{Geometry, geometry, owned};
 use super::super::plan::{Launch, RowPlan, buffer};
 use super::super::rows::{is_spoiled, store, zeros};
-use super::super::{BackwardInputs, BackwardOutputs};
 use super::gather::gather;
 use crate::slicing::GATHER_LINES;
+use crate::{Operands, Saved};
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn key_kernel<F: Float, N: Size>(
@@ -83,16 +83,17 @@ fn key_kernel<F: Float, N: Size>(
 /// Launches the pass, or with `repairs` for those slices of rows that are there but not finite.
 pub(super) fn launch(
     launch: &Launch,
-    inputs: &BackwardInputs,
+    inputs: &Saved<Handle>,
     statistics: &Handle,
-    outputs: &BackwardOutputs,
+    outputs: &Operands<Handle>,
     repairs: bool,
 ) {
     let problem = launch.problem;
     let plan = launch.gather_plan(GATHER_LINES).repairing(repairs);
     let units = launch.key_rows() * plan.key.slices;
     let (cube_count, cube_dim) = launch.cubes(units);
-    let [query, dout] = launch.queries_or(&inputs.key, [&inputs.query, &inputs.dout]);
+    let [query, dout] =
+        launch.queries_or(&inputs.operands.key, [&inputs.operands.query, &inputs.gradients.out]);
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         key_kernel::launch_unchecked(
@@ -102,12 +103,12 @@ pub(super) fn launch(
             launch.address_type,
             launch.vector_size,
             buffer(query),
-            buffer(&inputs.key),
-            buffer(&inputs.value),
+            buffer(&inputs.operands.key),
+            buffer(&inputs.operands.value),
             buffer(dout),
             buffer(statistics),
-            buffer(&outputs.dk),
-            buffer(&outputs.dv),
+            buffer(&outputs.key),
+            buffer(&outputs.value),
             geometry(problem),
             problem.scale as f32,
             units,

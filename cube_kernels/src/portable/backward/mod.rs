@@ -20,22 +20,25 @@ mod gather;
 mod key;
 mod query;
 
+use cubecl::server::Handle;
+
 use super::plan::Launch;
-use super::{BackwardInputs, BackwardOutputs, BackwardPlan, Way, tiled};
+use super::{BackwardPlan, Way, tiled};
+use crate::{Operands, Saved};
 
 /// Launches every kernel of the backward pass.
 pub(super) fn launch(
     launch: &Launch,
     plan: &BackwardPlan,
-    inputs: &BackwardInputs,
-    outputs: &BackwardOutputs,
+    inputs: &Saved<Handle>,
+    outputs: &Operands<Handle>,
 ) {
     // Where every query sees every key, what is not finite reaches every row in any case.
     let is_isolated = !launch.problem.is_full();
     let statistics = launch.client.empty((launch.query_rows() * 2 * size_of::<f32>()).max(1));
     if launch.query_rows() > 0 {
         delta::launch(launch, inputs, &statistics);
-        let dq = &outputs.dq;
+        let dq = &outputs.query;
         if let Way::Tiles(blueprint) = &plan.queries {
             tiled::launch_queries(launch, blueprint, inputs, &statistics, dq);
         }
@@ -51,7 +54,7 @@ pub(super) fn launch(
             key::launch(launch, inputs, &statistics, outputs, plan.keys != Way::Rows);
         }
     }
-    if let (Some(tokens), Some(gradients)) = (&inputs.additional, &outputs.additional) {
+    if let (Some(tokens), Some(gradients)) = (&inputs.operands.additional, &outputs.additional) {
         additional::launch(launch, inputs, tokens, &statistics, gradients);
     }
 }

@@ -9,10 +9,10 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::super::BackwardInputs;
 use super::super::geometry::{Geometry, Run, geometry, owned};
 use super::super::plan::{Launch, RowPlan, additional_or, buffer};
 use super::super::rows::{accumulate, dots, is_spoiled, store, zeros};
+use crate::Saved;
 use crate::slicing::FORWARD_LINES;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -148,7 +148,7 @@ fn add_block<F: Float, N: Size>(
 /// Launches the pass, or with `repairs` for those slices of rows that are there but not finite.
 pub(super) fn launch(
     launch: &Launch,
-    inputs: &BackwardInputs,
+    inputs: &Saved<Handle>,
     statistics: &Handle,
     dq: &Handle,
     repairs: bool,
@@ -157,9 +157,10 @@ pub(super) fn launch(
     let plan = launch.key_plan(FORWARD_LINES).repairing(repairs);
     let units = launch.query_rows() * plan.key.slices;
     let (cube_count, cube_dim) = launch.cubes(units);
-    let [key, value] = launch.keys_or(&inputs.query, [&inputs.key, &inputs.value]);
+    let [key, value] =
+        launch.keys_or(&inputs.operands.query, [&inputs.operands.key, &inputs.operands.value]);
     let [additional_key, additional_value] =
-        additional_or(&inputs.query, inputs.additional.as_ref());
+        additional_or(&inputs.operands.query, inputs.operands.additional.as_ref());
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         query_kernel::launch_unchecked(
@@ -168,12 +169,12 @@ pub(super) fn launch(
             cube_dim,
             launch.address_type,
             launch.vector_size,
-            buffer(&inputs.query),
+            buffer(&inputs.operands.query),
             buffer(key),
             buffer(value),
             buffer(additional_key),
             buffer(additional_value),
-            buffer(&inputs.dout),
+            buffer(&inputs.gradients.out),
             buffer(statistics),
             buffer(dq),
             geometry(problem),

@@ -9,10 +9,10 @@
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 
 use super::super::blueprint::Blueprint;
 use super::super::plan::{Launch, additional_or, buffer};
-use super::super::{ForwardInputs, ForwardOutputs};
 use super::mask::{Mask, common, is_common, seen, write_windows};
 use super::products::{
     Memory, Source, accumulate, memory, scores, store_row, write_weights, zero_lines, zero_scores,
@@ -22,6 +22,7 @@ use super::{grid, space, strides};
 #[cfg(feature = "cuda")]
 use crate::tiles::strides_compilation;
 use crate::tiles::{CubeTile, Position, Space, Strides};
+use crate::{Operands, Outputs};
 
 /// Strides of all inputs.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -346,8 +347,8 @@ fn finish<F: Float, N: Size>(
 pub(in super::super) fn launch(
     launch: &Launch,
     blueprint: &Blueprint,
-    inputs: &ForwardInputs,
-    outputs: &ForwardOutputs,
+    inputs: &Operands<Handle>,
+    outputs: &Outputs<Handle>,
 ) {
     let problem = &launch.problem.normalized();
     let (cube_count, cube_dim) = grid(launch, problem, blueprint);

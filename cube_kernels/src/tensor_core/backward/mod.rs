@@ -34,8 +34,8 @@ use super::blueprint::{Blueprint, Exponential, Instruction};
 use super::geometry::{cubes, space, strides};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
-use super::layout::{Strided, buffer, cube_count};
-use crate::Problem;
+use super::layout::{buffer, cube_count};
+use crate::{Problem, Strided};
 use cooperative::cooperative_kernel;
 #[cfg(feature = "cuda")]
 use kernel::PairStridesCompilationArg;

@@ -14,14 +14,14 @@ mod store;
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 
 use super::blueprint::{Blueprint, Instruction};
 use super::geometry::{cubes, space, strides};
 #[cfg(feature = "cuda")]
 use super::geometry::{space_compilation, strides_compilation};
-use super::launch::{ForwardInputs, ForwardOutputs};
 use super::layout::{buffer, cube_count};
-use crate::Problem;
+use crate::{KeyValue, Operands, Outputs, Problem, Strided};
 use cooperative::cooperative_kernel;
 #[cfg(feature = "cuda")]
 use kernel::AllStridesCompilationArg;
@@ -34,8 +34,8 @@ pub(super) fn launch(
     dtype: ElemType,
     blueprint: &Blueprint,
     address_type: AddressType,
-    inputs: &ForwardInputs,
-    outputs: &ForwardOutputs,
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
 ) {
     let cube_count = cube_count(client, cubes(problem, blueprint));
     let cube_dim = CubeDim::new_1d(blueprint.units() as u32);
@@ -44,7 +44,7 @@ pub(super) fn launch(
     let key = if has_keys { &inputs.key } else { &inputs.query };
     let value = if has_keys { &inputs.value } else { &inputs.query };
     let (more_key, more_value) = match &inputs.additional {
-        Some((key, value)) => (key, value),
+        Some(KeyValue { key, value }) => (key, value),
         None => (key, value),
     };
     let strides = |tensor| strides(tensor, blueprint.vector);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use burn_natten_kernels::native::sm90::{Element, backward};
 
-use super::run::{poisoned_outputs, upload_all};
+use super::run::upload_all;
 use crate::host_time::{assert_below, demanding, enqueue_time};
 use crate::run::{device, format};
 use crate::support::Data;
@@ -18,7 +18,7 @@ fn a_call_returns_at_once() {
     let data = Data::random(&problem, 3, format(element).round);
     let exact = compute(&problem, &data, format(element).round);
     let inputs = upload_all(&client, element, &problem, &data, &exact);
-    let outputs = poisoned_outputs(&client, element, &problem);
+    let outputs = format(element).poisoned_gradients(&client, &problem);
     let call = || backward(&client, &problem, element, None, &inputs, &outputs).expect("launched");
     assert_below("backward", enqueue_time(&client, call), Duration::from_micros(150));
 }

@@ -1,13 +1,11 @@
 //! Tensors that are not contiguous.
 
-use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::{
-    BackwardInputs, Element, HopperError, Strided, backward_with,
-};
+use burn_natten_kernels::native::sm90::{Element, backward_with};
+use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
 
-use super::run::{names, planned, poisoned_outputs, run_inputs, upload_all};
-use crate::layout::{fused, fusible};
+use super::run::{names, planned, run_inputs, upload_all};
+use crate::layout::{fused, fusible, is_layout};
 use crate::problems::problem;
 use crate::run::{device, format};
 use crate::support::oracle::compute;
@@ -17,7 +15,7 @@ fn prepare(
     client: &Client,
     element: Element,
     problem: &Problem,
-) -> (Data, Results, BackwardInputs) {
+) -> (Data, Results, Saved<Strided>) {
     let data = Data::random(problem, 5, format(element).round);
     let exact = compute(problem, &data, format(element).round);
     let inputs = upload_all(client, element, problem, &data, &exact);
@@ -32,9 +30,11 @@ fn slices_of_fused_tensors() {
             let plan = planned(&problem, element);
             let (data, exact, mut inputs) = prepare(&client, element, &problem);
             let expected = run_inputs(&client, element, &plan, &problem, &inputs);
-            [inputs.query, inputs.key, inputs.value] =
+            let [query, key, value] =
                 fused(&client, element, &problem, [&data.query, &data.key, &data.value]);
-            [inputs.out, inputs.dout] = fused(&client, element, &problem, [&exact.out, &data.dout]);
+            inputs.operands = Operands::new(query, key, value);
+            [inputs.outputs.out, inputs.gradients.out] =
+                fused(&client, element, &problem, [&exact.out, &data.dout]);
             let actual = run_inputs(&client, element, &plan, &problem, &inputs);
             assert!(actual == expected, "{}: {problem:?}", names(&plan));
         }
@@ -45,17 +45,17 @@ fn slices_of_fused_tensors() {
 fn refused(
     client: &Client,
     problem: &Problem,
-    inputs: &BackwardInputs,
-    change: impl Fn(&mut BackwardInputs),
-) -> Option<HopperError> {
+    inputs: &Saved<Strided>,
+    change: impl Fn(&mut Saved<Strided>),
+) -> Option<KernelError> {
     let mut inputs = inputs.clone();
     change(&mut inputs);
     let plan = planned(problem, Element::Bf16);
-    let outputs = poisoned_outputs(client, Element::Bf16, problem);
+    let outputs = format(Element::Bf16).poisoned_gradients(client, problem);
     backward_with(client, &plan, problem, &inputs, &outputs).err()
 }
 
-type Change<'a> = &'a dyn Fn(&mut BackwardInputs);
+type Change<'a> = &'a dyn Fn(&mut Saved<Strided>);
 
 #[test]
 fn what_tma_cannot_read_is_refused() {
@@ -66,23 +66,24 @@ fn what_tma_cannot_read_is_refused() {
     let refused = |change: Change<'_>| refused(&client, &problem, &inputs, change);
     assert_eq!(refused(&|_| {}), None);
     let cases: [(&'static str, Change<'_>); 7] = [
-        ("query", &|inputs| inputs.query.strides = [0; 5]),
-        ("key", &|inputs| inputs.key.strides[3] += 4),
+        ("query", &|inputs| inputs.operands.query.strides = [0; 5]),
+        ("key", &|inputs| inputs.operands.key.strides[3] += 4),
         // A gap between samples, which are one dimension with the slowest axis.
-        ("value", &|inputs| inputs.value.strides[0] += 8),
-        ("out", &|inputs| inputs.out.strides[4] = 4),
-        ("gradient of out", &|inputs| inputs.dout.strides[2] = 0),
-        ("gradient of out", &|inputs| {
-            inputs.dout.handle = inputs.dout.handle.clone().offset_start(2);
+        ("value", &|inputs| inputs.operands.value.strides[0] += 8),
+        ("out", &|inputs| inputs.outputs.out.strides[4] = 4),
+        ("dout", &|inputs| inputs.gradients.out.strides[2] = 0),
+        ("dout", &|inputs| {
+            inputs.gradients.out.handle = inputs.gradients.out.handle.clone().offset_start(2);
         }),
         ("additional key", &|inputs| {
-            if let Some((key, _)) = &mut inputs.additional {
-                key.strides[3] += 1;
+            if let Some(more) = &mut inputs.operands.additional {
+                more.key.strides[3] += 1;
             }
         }),
     ];
     for (name, change) in cases {
-        assert_eq!(refused(change), Some(HopperError::Layout(name)));
+        let error = refused(change);
+        assert!(is_layout(&error, name), "{name}: {error:?}");
     }
 }
 
@@ -105,12 +106,10 @@ fn gaps_between_lines() {
     let plane = problem(&[axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)], 64);
     let plan = planned(&plane, Element::Bf16);
     let (data, exact, contiguous) = prepare(&client, Element::Bf16, &plane);
-    let inputs = BackwardInputs {
-        query: with_gaps(&client, &plane, &data.query),
-        out: with_gaps(&client, &plane, &exact.out),
-        dout: with_gaps(&client, &plane, &data.dout),
-        ..contiguous.clone()
-    };
+    let mut inputs = contiguous.clone();
+    inputs.operands.query = with_gaps(&client, &plane, &data.query);
+    inputs.outputs.out = with_gaps(&client, &plane, &exact.out);
+    inputs.gradients.out = with_gaps(&client, &plane, &data.dout);
     let run = |inputs| run_inputs(&client, Element::Bf16, &plan, &plane, inputs);
     assert!(run(&inputs) == run(&contiguous), "{}", names(&plan));
 
@@ -118,13 +117,13 @@ fn gaps_between_lines() {
     let problem = Problem { additional: 3, ..plane };
     let (_, _, inputs) = prepare(&client, Element::Bf16, &problem);
     let cases: [(&'static str, Change<'_>); 3] = [
-        ("query", &|inputs| inputs.query = gaps.query.clone()),
-        ("out", &|inputs| inputs.out = gaps.out.clone()),
-        ("gradient of out", &|inputs| inputs.dout = gaps.dout.clone()),
+        ("query", &|inputs| inputs.operands.query = gaps.operands.query.clone()),
+        ("out", &|inputs| inputs.outputs.out = gaps.outputs.out.clone()),
+        ("dout", &|inputs| inputs.gradients.out = gaps.gradients.out.clone()),
     ];
     for (name, change) in cases {
         let error = refused(&client, &problem, &inputs, change);
-        assert_eq!(error, Some(HopperError::Layout(name)));
+        assert!(is_layout(&error, name), "{name}: {error:?}");
     }
 }
 
@@ -139,8 +138,9 @@ fn unused_strides_do_not_matter() {
         let plan = planned(&problem, Element::F16);
         let (_, _, mut inputs) = prepare(&client, Element::F16, &problem);
         let expected = run_inputs(&client, Element::F16, &plan, &problem, &inputs);
-        let BackwardInputs { query, key, value, out, dout, .. } = &mut inputs;
-        for tensor in [query, key, value, out, dout] {
+        let Saved { operands, outputs, gradients } = &mut inputs;
+        let Operands { query, key, value, .. } = operands;
+        for tensor in [query, key, value, &mut outputs.out, &mut gradients.out] {
             (tensor.strides[0], tensor.strides[1], tensor.strides[4]) = (3, 0, 1);
         }
         let actual = run_inputs(&client, Element::F16, &plan, &problem, &inputs);

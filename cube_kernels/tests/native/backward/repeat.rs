@@ -1,7 +1,7 @@
 //! The same bits every time, whatever else the device does.
 
-use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90::{BackwardInputs, BackwardPlan, Element};
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
+use burn_natten_kernels::{Problem, Saved, Strided};
 use cubecl::client::Client;
 
 use super::run::{Gradients, names, planned, run_inputs, upload_all};
@@ -32,11 +32,11 @@ impl Prepared {
         Self { plan: planned(&problem, ELEMENT), problem, data, exact }
     }
 
-    fn upload(&self, client: &Client) -> BackwardInputs {
+    fn upload(&self, client: &Client) -> Saved<Strided> {
         upload_all(client, ELEMENT, &self.problem, &self.data, &self.exact)
     }
 
-    fn bits(&self, client: &Client, inputs: &BackwardInputs) -> Vec<u64> {
+    fn bits(&self, client: &Client, inputs: &Saved<Strided>) -> Vec<u64> {
         bits(&run_inputs(client, ELEMENT, &self.plan, &self.problem, inputs))
     }
 }

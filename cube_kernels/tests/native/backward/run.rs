@@ -1,15 +1,13 @@
 //! Runs the backward pass on the device and compares it with the oracle.
 
 use burn_natten_kernels::native::sm90::{
-    BackwardInputs, BackwardOutputs, BackwardPlan, Element, Schedule, Strided, backward_candidates,
-    backward_with, estimate, plan_backward,
+    BackwardPlan, Element, Schedule, backward_candidates, backward_with, estimate, plan_backward,
 };
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::{Axis, Problem, Saved, Strided};
 use cubecl::client::Client;
 
-use crate::run::{for_each_case, format, half_ulp, magnitude, norms, upload};
+use crate::run::{for_each_case, format, half_ulp, magnitude, norms};
 use crate::support::oracle::compute;
-use crate::support::run::F32;
 use crate::support::{Data, Results};
 
 pub fn planned(problem: &Problem, element: Element) -> BackwardPlan {
@@ -38,45 +36,8 @@ pub fn upload_all(
     problem: &Problem,
     data: &Data,
     exact: &Results,
-) -> BackwardInputs {
-    let forward = upload(client, element, problem, data);
-    let queries = problem.axes.map(|axis| axis.queries);
-    let like_out = |values: &[f64]| {
-        let handle = format(element).upload(client, values);
-        Strided::contiguous(handle, queries, problem.heads, problem.head_dim_v)
-    };
-    BackwardInputs {
-        query: forward.query,
-        key: forward.key,
-        value: forward.value,
-        additional: forward.additional,
-        out: like_out(&exact.out),
-        dout: like_out(&data.dout),
-        lse: F32.upload(client, &exact.lse),
-        dlse: F32.upload(client, &data.dlse),
-    }
-}
-
-/// Names of the gradients and numbers of their elements, in the order of [`BackwardOutputs`].
-fn sizes(problem: &Problem) -> [(&'static str, usize); 5] {
-    let Problem { batch, heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
-    let keys = batch * problem.keys() * heads_kv;
-    let more = batch * problem.additional * heads_kv;
-    [
-        ("dq", batch * problem.queries() * heads * head_dim),
-        ("dk", keys * head_dim),
-        ("dv", keys * head_dim_v),
-        ("additional dk", more * head_dim),
-        ("additional dv", more * head_dim_v),
-    ]
-}
-
-/// Buffers full of NaN, so that nothing passes by luck.
-pub fn poisoned_outputs(client: &Client, element: Element, problem: &Problem) -> BackwardOutputs {
-    let poisoned = |(_, size)| format(element).poisoned(client, size);
-    let [dq, dk, dv, more_dk, more_dv] = sizes(problem).map(poisoned);
-    let additional = (problem.additional > 0).then_some((more_dk, more_dv));
-    BackwardOutputs { dq, dk, dv, additional }
+) -> Saved<Strided> {
+    format(element).saved(client, problem, data, [&exact.out, &exact.lse])
 }
 
 /// The gradients, by name. Those of additional tokens are there where such tokens are.
@@ -88,15 +49,11 @@ pub fn run_inputs(
     element: Element,
     plan: &BackwardPlan,
     problem: &Problem,
-    inputs: &BackwardInputs,
+    inputs: &Saved<Strided>,
 ) -> Gradients {
-    let outputs = poisoned_outputs(client, element, problem);
+    let outputs = format(element).poisoned_gradients(client, problem);
     backward_with(client, plan, problem, inputs, &outputs).expect("launched");
-    let BackwardOutputs { dq, dk, dv, additional } = &outputs;
-    let additional = additional.iter().flat_map(|(dk, dv)| [dk, dv]);
-    let handles = [dq, dk, dv].into_iter().chain(additional);
-    let download = |((name, size), handle)| (name, format(element).download(client, handle, size));
-    sizes(problem).into_iter().zip(handles).map(download).collect()
+    format(element).download_gradients(client, problem, &outputs)
 }
 
 /// What [`run_inputs`] should give.

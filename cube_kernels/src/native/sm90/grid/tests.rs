@@ -93,7 +93,7 @@ fn schedules(problem: &Problem) -> Vec<Schedule> {
 fn tensor(tokens: [usize; MAX_RANK], heads: usize, dim: usize) -> Strided {
     let service = ServiceId::of::<()>(DeviceId::new(0, 0));
     let handle = Handle::new(service, StreamId { value: 0 }, 0);
-    Strided::contiguous(handle, tokens, heads, dim)
+    Strided::contiguous(handle, Shape { batch: 1, tokens, heads, dim })
 }
 
 /// What `cuTensorMapEncodeTiled` demands.

@@ -12,7 +12,6 @@ use cubecl::server::Handle;
 
 use super::super::super::blueprint::Blueprint;
 use super::super::super::plan::{Launch, buffer};
-use super::super::super::{BackwardInputs, BackwardOutputs};
 use super::super::mask::{Mask, common, is_common, seen, write_windows};
 use super::super::products::{
     Memory, Source, accumulate, memory, scores, store_row, write_weights, zero_lines,
@@ -21,6 +20,7 @@ use super::super::staging::{Stage, stage};
 use super::super::{grid, space};
 use super::{AllStrides, all_strides};
 use crate::tiles::{CubeTile, Position, Space};
+use crate::{Operands, Saved};
 
 /// What a unit sums for its rows.
 #[derive(CubeType)]
@@ -221,9 +221,9 @@ fn step<F: Float, N: Size>(
 pub(in super::super::super) fn launch(
     launch: &Launch,
     blueprint: &Blueprint,
-    inputs: &BackwardInputs,
+    inputs: &Saved<Handle>,
     statistics: &Handle,
-    outputs: &BackwardOutputs,
+    outputs: &Operands<Handle>,
 ) {
     let problem = &launch.problem.normalized();
     let (cube_count, cube_dim) = grid(launch, problem, blueprint);
@@ -235,13 +235,13 @@ pub(in super::super::super) fn launch(
             cube_dim,
             launch.address_type,
             blueprint.vector,
-            buffer(&inputs.query),
-            buffer(&inputs.key),
-            buffer(&inputs.value),
-            buffer(&inputs.dout),
+            buffer(&inputs.operands.query),
+            buffer(&inputs.operands.key),
+            buffer(&inputs.operands.value),
+            buffer(&inputs.gradients.out),
             buffer(statistics),
-            buffer(&outputs.dk),
-            buffer(&outputs.dv),
+            buffer(&outputs.key),
+            buffer(&outputs.value),
             space(problem, blueprint),
             all_strides(problem, blueprint.vector),
             problem.scale as f32,

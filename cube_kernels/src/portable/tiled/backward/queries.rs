@@ -10,7 +10,6 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::super::super::BackwardInputs;
 use super::super::super::blueprint::Blueprint;
 use super::super::super::plan::{Launch, additional_or, buffer};
 use super::super::mask::{Mask, common, is_common, seen, write_windows};
@@ -20,6 +19,7 @@ use super::super::products::{
 use super::super::staging::{Stage, stage};
 use super::super::{grid, space};
 use super::{AllStrides, all_strides};
+use crate::Saved;
 use crate::tiles::{Position, Space};
 
 /// What a unit keeps of its rows.
@@ -230,14 +230,14 @@ fn step<F: Float, N: Size>(
 pub(in super::super::super) fn launch(
     launch: &Launch,
     blueprint: &Blueprint,
-    inputs: &BackwardInputs,
+    inputs: &Saved<Handle>,
     statistics: &Handle,
     dq: &Handle,
 ) {
     let problem = &launch.problem.normalized();
     let (cube_count, cube_dim) = grid(launch, problem, blueprint);
     let [additional_key, additional_value] =
-        additional_or(&inputs.query, inputs.additional.as_ref());
+        additional_or(&inputs.operands.query, inputs.operands.additional.as_ref());
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         tiled_query_kernel::launch_unchecked(
@@ -246,12 +246,12 @@ pub(in super::super::super) fn launch(
             cube_dim,
             launch.address_type,
             blueprint.vector,
-            buffer(&inputs.query),
-            buffer(&inputs.key),
-            buffer(&inputs.value),
+            buffer(&inputs.operands.query),
+            buffer(&inputs.operands.key),
+            buffer(&inputs.operands.value),
             buffer(additional_key),
             buffer(additional_value),
-            buffer(&inputs.dout),
+            buffer(&inputs.gradients.out),
             buffer(statistics),
             buffer(dq),
             space(problem, blueprint),

@@ -1,0 +1,269 @@
+//! The tensors of an attention, and something about each of them.
+//!
+//! What is said of every tensor is said of [`Operands`]: views, shapes, gradients, or whether one is wanted. A further
+//! operand is a field here and an [`Operand`], and the compiler shows where it has to be thought of.
+
+use crate::{MAX_RANK, Problem};
+
+/// A tensor that an attention reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// The queries.
+    Query,
+    /// The keys.
+    Key,
+    /// The values.
+    Value,
+    /// The keys of the additional tokens.
+    AdditionalKey,
+    /// The values of the additional tokens.
+    AdditionalValue,
+}
+
+impl Operand {
+    /// What an error calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Query => "query",
+            Self::Key => "key",
+            Self::Value => "value",
+            Self::AdditionalKey => "additional key",
+            Self::AdditionalValue => "additional value",
+        }
+    }
+
+    /// Its shape in a problem.
+    pub fn shape(self, problem: &Problem) -> Shape {
+        let queries = problem.axes.map(|axis| axis.queries);
+        let keys = problem.axes.map(|axis| axis.keys);
+        let additional = [1, 1, problem.additional];
+        let Problem { batch, heads, heads_kv, head_dim, head_dim_v, .. } = *problem;
+        match self {
+            Self::Query => Shape { batch, tokens: queries, heads, dim: head_dim },
+            Self::Key => Shape { batch, tokens: keys, heads: heads_kv, dim: head_dim },
+            Self::Value => Shape { batch, tokens: keys, heads: heads_kv, dim: head_dim_v },
+            Self::AdditionalKey => {
+                Shape { batch, tokens: additional, heads: heads_kv, dim: head_dim }
+            }
+            Self::AdditionalValue => {
+                Shape { batch, tokens: additional, heads: heads_kv, dim: head_dim_v }
+            }
+        }
+    }
+}
+
+/// The shape of a tensor, heads last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Samples.
+    pub batch: usize,
+    /// Tokens along each axis, slowest first.
+    pub tokens: [usize; MAX_RANK],
+    /// Heads.
+    pub heads: usize,
+    /// Length of a vector.
+    pub dim: usize,
+}
+
+impl Shape {
+    /// The shape of the output of a problem.
+    pub fn out(problem: &Problem) -> Self {
+        Self { dim: problem.head_dim_v, ..Operand::Query.shape(problem) }
+    }
+
+    /// The shape of the logsumexp of a problem, as one of vectors of one element.
+    pub fn lse(problem: &Problem) -> Self {
+        Self { dim: 1, ..Operand::Query.shape(problem) }
+    }
+
+    /// Lengths of all axes but that of the vectors.
+    pub fn lengths(&self) -> [usize; 5] {
+        let [z, y, x] = self.tokens;
+        [self.batch, z, y, x, self.heads]
+    }
+
+    /// Elements between neighbors along [`lengths`](Self::lengths) in a contiguous tensor.
+    pub fn strides(&self) -> [usize; 5] {
+        let [_, y, x] = self.tokens;
+        let token = self.heads * self.dim;
+        let sample = self.tokens.iter().product::<usize>() * token;
+        [sample, y * x * token, x * token, token, self.dim]
+    }
+
+    /// Elements.
+    pub fn elements(&self) -> usize {
+        self.batch * self.strides()[0]
+    }
+
+    /// Elements from the first one to behind the last one of a tensor with these strides.
+    pub fn extent(&self, strides: [usize; 5]) -> usize {
+        if self.elements() == 0 {
+            return 0;
+        }
+        let last: usize =
+            strides.iter().zip(self.lengths()).map(|(stride, length)| stride * (length - 1)).sum();
+        last + self.dim
+    }
+}
+
+/// Something for each tensor that an attention reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operands<T> {
+    /// For the queries, `[batch, queries, heads, head_dim]`.
+    pub query: T,
+    /// For the keys, `[batch, keys, heads_kv, head_dim]`.
+    pub key: T,
+    /// For the values, `[batch, keys, heads_kv, head_dim_v]`.
+    pub value: T,
+    /// For the additional tokens: there if, and only if, [`Problem::additional`] is not zero.
+    pub additional: Option<KeyValue<T>>,
+}
+
+/// Something for keys and for values `[batch, tokens, heads_kv, head_dim(_v)]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyValue<T> {
+    /// For the keys.
+    pub key: T,
+    /// For the values.
+    pub value: T,
+}
+
+impl<T> KeyValue<T> {
+    /// What `of` makes of both.
+    pub fn map<U>(self, mut of: impl FnMut(T) -> U) -> KeyValue<U> {
+        KeyValue { key: of(self.key), value: of(self.value) }
+    }
+
+    /// The same by reference.
+    pub fn as_ref(&self) -> KeyValue<&T> {
+        KeyValue { key: &self.key, value: &self.value }
+    }
+}
+
+impl<T> Operands<T> {
+    /// Without additional tokens.
+    pub fn new(query: T, key: T, value: T) -> Self {
+        Self { query, key, value, additional: None }
+    }
+
+    /// What `of` makes of each.
+    pub fn map<U>(self, mut of: impl FnMut(Operand, T) -> U) -> Operands<U> {
+        Operands {
+            query: of(Operand::Query, self.query),
+            key: of(Operand::Key, self.key),
+            value: of(Operand::Value, self.value),
+            additional: self.additional.map(|KeyValue { key, value }| KeyValue {
+                key: of(Operand::AdditionalKey, key),
+                value: of(Operand::AdditionalValue, value),
+            }),
+        }
+    }
+
+    /// What `of` makes of each, or the first error.
+    pub fn try_map<U, E>(
+        self,
+        mut of: impl FnMut(Operand, T) -> Result<U, E>,
+    ) -> Result<Operands<U>, E> {
+        Ok(Operands {
+            query: of(Operand::Query, self.query)?,
+            key: of(Operand::Key, self.key)?,
+            value: of(Operand::Value, self.value)?,
+            additional: match self.additional {
+                Some(KeyValue { key, value }) => Some(KeyValue {
+                    key: of(Operand::AdditionalKey, key)?,
+                    value: of(Operand::AdditionalValue, value)?,
+                }),
+                None => None,
+            },
+        })
+    }
+
+    /// The same by reference.
+    pub fn as_ref(&self) -> Operands<&T> {
+        Operands {
+            query: &self.query,
+            key: &self.key,
+            value: &self.value,
+            additional: self.additional.as_ref().map(KeyValue::as_ref),
+        }
+    }
+
+    /// All of them, in the order of [`Operand`].
+    pub fn iter(&self) -> impl Iterator<Item = (Operand, &T)> {
+        let mut all = Vec::with_capacity(5);
+        self.as_ref().map(|operand, item| all.push((operand, item)));
+        all.into_iter()
+    }
+}
+
+/// Something for each result of a forward pass, or for their gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outputs<T> {
+    /// For the output, `[batch, queries, heads, head_dim_v]`.
+    pub out: T,
+    /// For the logsumexp, `[batch, queries, heads]`, `f32`.
+    pub lse: T,
+}
+
+impl<T> Outputs<T> {
+    /// What `of` makes of both.
+    pub fn map<U>(self, mut of: impl FnMut(T) -> U) -> Outputs<U> {
+        Outputs { out: of(self.out), lse: of(self.lse) }
+    }
+
+    /// The same by reference.
+    pub fn as_ref(&self) -> Outputs<&T> {
+        Outputs { out: &self.out, lse: &self.lse }
+    }
+}
+
+/// What a backward pass reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Saved<T> {
+    /// What the forward pass read.
+    pub operands: Operands<T>,
+    /// What it gave.
+    pub outputs: Outputs<T>,
+    /// The gradients of what it gave.
+    pub gradients: Outputs<T>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Axis;
+
+    #[test]
+    fn extents_end_behind_the_last_element() {
+        let shape = Shape { batch: 2, tokens: [1, 3, 5], heads: 4, dim: 8 };
+        assert_eq!(shape.extent(shape.strides()), shape.elements());
+        assert_eq!(shape.extent([0; 5]), 8);
+        // An axis of one element takes no step.
+        let mut strides = shape.strides();
+        strides[1] = 1 << 40;
+        assert_eq!(shape.extent(strides), shape.elements());
+        assert_eq!(Shape { batch: 0, ..shape }.extent([9; 5]), 0);
+    }
+
+    #[test]
+    fn every_operand_has_its_place() {
+        let problem = Problem {
+            batch: 1,
+            heads: 4,
+            heads_kv: 2,
+            head_dim: 8,
+            head_dim_v: 6,
+            additional: 3,
+            scale: 1.0,
+            axes: [Axis::UNIT, Axis::UNIT, Axis::dense(5, 7, false)],
+        };
+        let operands =
+            Operands { additional: Some(KeyValue { key: 3, value: 4 }), ..Operands::new(0, 1, 2) };
+        let places: Vec<_> =
+            operands.iter().map(|(operand, place)| (operand as usize, *place)).collect();
+        assert_eq!(places, (0..5).map(|place| (place, place)).collect::<Vec<_>>());
+        let elements = operands.map(|operand, _| operand.shape(&problem).elements());
+        assert_eq!((elements.query, elements.key, elements.value), (160, 112, 84));
+        assert_eq!(elements.additional, Some(KeyValue { key: 48, value: 36 }));
+    }
+}
