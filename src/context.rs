@@ -7,6 +7,7 @@ use burn_natten_kernels::tiling::Tiling;
 ///
 /// Set with [`Context::with_memory`]; the guide says what each tier [takes](crate::guide::memory).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum MemoryPreference {
     /// Up to the size of the scores of all windows.
     #[default]
@@ -36,7 +37,6 @@ pub enum MemoryPreference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Context {
     deterministic: bool,
-    kv_parallelism: bool,
     memory: MemoryPreference,
     tiling: Option<Tiling>,
     autotune: bool,
@@ -52,12 +52,11 @@ thread_local! {
 }
 
 impl Context {
-    /// The settings of a new process: not deterministic, parallel over keys, default memory,
+    /// The settings of a new process: not deterministic, default memory,
     /// measured choices, no TF32, no experimental paths.
     pub const fn new() -> Self {
         Self {
             deterministic: false,
-            kv_parallelism: true,
             memory: MemoryPreference::Default,
             tiling: None,
             autotune: true,
@@ -111,15 +110,6 @@ impl Context {
     /// choices](Self::with_autotune): a model, which always says the same, chooses among kernels that differ by rounding.
     pub const fn with_deterministic(mut self, deterministic: bool) -> Self {
         self.deterministic = deterministic;
-        self
-    }
-
-    /// Allows a backward pass to work on several keys of one query at a time, which takes atomics
-    /// or a workspace. On by default. The tiers that exist today are parallel over keys without
-    /// either, so that they do the same with it on or off: the Hopper tier has a kernel for the
-    /// gradient of the queries and one for those of keys and values.
-    pub const fn with_kv_parallelism(mut self, kv_parallelism: bool) -> Self {
-        self.kv_parallelism = kv_parallelism;
         self
     }
 
@@ -210,11 +200,6 @@ impl Context {
         self.deterministic
     }
 
-    /// Whether a pass may work on the keys of one query in parallel.
-    pub const fn kv_parallelism(&self) -> bool {
-        self.kv_parallelism
-    }
-
     /// The bound on memory beyond inputs and outputs.
     pub const fn memory(&self) -> MemoryPreference {
         self.memory
@@ -263,14 +248,14 @@ mod tests {
     #[test]
     fn scopes_nest_and_restore() {
         let outer = Context::new().with_deterministic(true);
-        let inner = outer.with_kv_parallelism(false);
+        let inner = outer.with_autotune(false);
         let before = Context::current();
         {
             let _outer = outer.scope();
             assert_eq!(Context::current(), outer);
             {
                 let _inner = inner.scope();
-                assert!(!Context::current().kv_parallelism());
+                assert!(!Context::current().autotune());
             }
             assert_eq!(Context::current(), outer);
             std::thread::spawn(move || assert_eq!(Context::current(), before))
@@ -302,9 +287,8 @@ mod tests {
         let off = on
             .with_deterministic(false)
             .with_allow_tf32(false)
-            .with_allow_experimental(false, false)
-            .with_kv_parallelism(false);
-        assert!(!off.deterministic() && !off.kv_parallelism() && !off.allow_tf32());
+            .with_allow_experimental(false, false);
+        assert!(!off.deterministic() && !off.allow_tf32());
         assert_eq!(off.allow_experimental(), (false, false));
     }
 }

@@ -67,8 +67,9 @@
 //!
 //! # Determinism
 //!
-//! No tier uses atomics: the same inputs on the same device give the same bits, forward and backward; from run to run too, unless the
-//! TensorCore tier chooses its kernels by measurement ([`Context::with_autotune`]).
+//! No tier sums by atomics: the same inputs on the same device give the same bits, forward and backward; from run to run too, unless the
+//! TensorCore tier chooses its kernels by measurement ([`Context::with_autotune`]). The one atomic counter there is, of Hopper's backward
+//! pass, says which multiprocessor takes the next tile, and not what comes out.
 //!
 //! # Guide
 //!
@@ -88,9 +89,9 @@ mod options;
 pub mod plan;
 mod problem;
 pub mod profile;
+mod tier;
 mod warm_up;
 
-pub use backend::dispatch::{Capabilities, TensorCores, Tier, select};
 pub use burn_natten_kernels::{Axis, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;
@@ -103,7 +104,8 @@ pub use nn::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
-pub use options::{AttentionOptions, NeighborhoodOptions, PerAxis, Strategy};
+pub use options::{AttentionOptions, CausalAlignment, NeighborhoodOptions, PerAxis, Strategy};
+pub use tier::{Capabilities, TensorCores, Tier, select};
 pub use warm_up::{warm_up, warm_up_training};
 
 /// The README's code runs as tests.

@@ -57,6 +57,7 @@ impl<const N: usize, T> From<[T; N]> for PerAxis<N, T> {
 /// assert_eq!(Strategy::Auto.to_string(), "auto");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Strategy {
     /// The fastest that runs on the device; degrades with one log line.
     #[default]
@@ -280,6 +281,34 @@ impl<const N: usize> NeighborhoodOptions<N> {
     }
 }
 
+/// Where the queries of causal attention stand among the keys, if there are more or fewer of them.
+///
+/// ```rust
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_natten::{AttentionOptions, CausalAlignment, attention};
+///
+/// let device = Device::flex();
+/// let random = |tokens| Tensor::<4>::random([1, tokens, 2, 8], Distribution::Default, &device);
+/// // One new token, which sees all nine keys of a cache; and the same as the first of nine.
+/// let (query, keys) = (random(1), random(9));
+/// let out = |options| attention(query.clone(), keys.clone(), keys.clone(), options);
+/// let causal = AttentionOptions::new().with_causal(true);
+/// let last = out(causal.clone());
+/// assert!(last.all_close(out(AttentionOptions::new()), None, None));
+/// let first = out(causal.with_causal_alignment(CausalAlignment::Start));
+/// assert!(first.all_close(keys.narrow(1, 0, 1), None, Some(1e-6)));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CausalAlignment {
+    /// The last query at the last key: query `i` sees the keys up to `i + keys - queries`, as with a cache of keys. With more
+    /// queries than keys, the first ones see none: their output is zero, their logsumexp `-inf`. Also called bottom-right.
+    #[default]
+    End,
+    /// The first query at the first key: query `i` sees the keys up to `i`. Also called top-left.
+    Start,
+}
+
 /// Parameters of [`attention`](crate::attention).
 ///
 /// ```rust
@@ -290,6 +319,7 @@ impl<const N: usize> NeighborhoodOptions<N> {
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
     pub(crate) is_causal: bool,
+    pub(crate) alignment: CausalAlignment,
     pub(crate) scale: Option<f64>,
     pub(crate) additional: AdditionalTokens,
     pub(crate) strategy: Strategy,
@@ -302,10 +332,16 @@ impl AttentionOptions {
         Self::default()
     }
 
-    /// Whether query `i` sees only keys `0..=i`, the first query and the first key being aligned;
-    /// `false` by default.
+    /// Whether a query sees only the keys up to where it stands; `false` by default. Where there are other queries than
+    /// keys, [`with_causal_alignment`](Self::with_causal_alignment) says where that is.
     pub fn with_causal(mut self, is_causal: bool) -> Self {
         self.is_causal = is_causal;
+        self
+    }
+
+    /// Where the queries of causal attention stand among the keys; [`CausalAlignment::End`] by default.
+    pub fn with_causal_alignment(mut self, alignment: CausalAlignment) -> Self {
+        self.alignment = alignment;
         self
     }
 

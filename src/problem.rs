@@ -2,7 +2,7 @@
 
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 
-use crate::AttentionError;
+use crate::{AttentionError, CausalAlignment};
 
 /// Names of the axes of a tensor around its spatial axes.
 const BATCH: &str = "batch";
@@ -50,9 +50,11 @@ pub(crate) fn neighborhood(
     for axis in 0..rank {
         axes[MAX_RANK - rank + axis] = window_axis(axis, space[axis], windows)?;
     }
+    // No axis restricts anything: one long axis saves kernels the arithmetic of three. Tensors are seen in it where their
+    // tokens lie in one line, and copied where not.
     if axes.iter().all(Axis::is_full) {
         let tokens = space.iter().product();
-        axes = dense_axes(tokens, tokens, false);
+        axes = [Axis::UNIT, Axis::UNIT, Axis::dense(tokens, tokens, false)];
     }
     finish(shapes, axes, scale)
 }
@@ -60,15 +62,16 @@ pub(crate) fn neighborhood(
 /// Dense attention: `[batch, tokens, heads, head_dim]`, where keys may be other tokens than queries.
 pub(crate) fn dense(
     shapes: Shapes<'_>,
-    is_causal: bool,
+    causal: Option<CausalAlignment>,
     scale: Option<f64>,
 ) -> Result<Problem, AttentionError> {
     same(shapes.value, "value", shapes.key, "key", 1, TOKENS)?;
-    finish(shapes, dense_axes(shapes.query[1], shapes.key[1], is_causal), scale)
-}
-
-fn dense_axes(queries: usize, keys: usize, is_causal: bool) -> [Axis; MAX_RANK] {
-    [Axis::UNIT, Axis::UNIT, Axis::dense(queries, keys, is_causal)]
+    let axis = Axis::dense(shapes.query[1], shapes.key[1], causal.is_some());
+    let axis = match causal {
+        Some(CausalAlignment::Start) => axis.with_origin(0),
+        _ => axis,
+    };
+    finish(shapes, [Axis::UNIT, Axis::UNIT, axis], scale)
 }
 
 /// Spatial axis number `axis`, of `length` tokens.

@@ -1,8 +1,11 @@
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 
+use crate::backend::Plan;
+#[cfg(feature = "cuda")]
+use crate::backend::warm_up_hopper;
 use crate::profile::Workload;
-use crate::{AttentionError, Capabilities, Context, Strategy, Tier, select};
+use crate::{AttentionError, Context, Strategy, Tier};
 
 /// Compiles what an operator will need for `problem` on a device, so that its first call does not
 /// wait. Returns the tier that will run. [`warm_up_training`] compiles the backward pass as well.
@@ -37,7 +40,7 @@ pub fn warm_up(
     strategy: Strategy,
     device: &Device,
 ) -> Result<Tier, AttentionError> {
-    prepare(problem, dtype, strategy, device, false)
+    warm(problem, dtype, strategy, device, false)
 }
 
 /// [`warm_up`] for both passes: compiles the kernels of the backward pass, too, so that the first step
@@ -71,30 +74,65 @@ pub fn warm_up_training(
     strategy: Strategy,
     device: &Device,
 ) -> Result<Tier, AttentionError> {
-    prepare(problem, dtype, strategy, device, true)
+    warm(problem, dtype, strategy, device, true)
 }
 
-fn prepare(
+fn warm(
     problem: &Problem,
     dtype: DType,
     strategy: Strategy,
     device: &Device,
     is_training: bool,
 ) -> Result<Tier, AttentionError> {
-    let Some(capabilities) = Capabilities::of(device) else {
-        let reason = format!("this build has no operators for {device:?}");
-        return Err(AttentionError::Strategy { strategy, reason });
-    };
-    let tier = select(problem, strategy, dtype, capabilities, Context::current())?;
-    #[cfg(feature = "cuda")]
-    if tier == Tier::Hopper {
-        crate::backend::hopper::warm_up(problem, dtype, device, is_training)
-            .map_err(|error| AttentionError::Strategy { strategy, reason: error.to_string() })?;
+    let plan = Plan::new(*problem, dtype, device, strategy, Context::current())?;
+    for tier in plan.forward.iter() {
+        match tier {
+            Tier::Hopper => match compile(&plan, dtype, device, is_training) {
+                Ok(()) => return Ok(tier),
+                Err(error) if strategy != Strategy::Auto => return Err(error),
+                // As the operator does, which says so.
+                Err(_) => continue,
+            },
+            Tier::TensorCore | Tier::Portable => {
+                run_once(problem, dtype, strategy, device, is_training)?;
+            }
+            Tier::Flex | Tier::Reference => {}
+        }
+        return Ok(tier);
     }
-    if matches!(tier, Tier::TensorCore | Tier::Portable) {
-        run_once(problem, dtype, strategy, device, is_training)?;
+    Ok(Tier::Reference)
+}
+
+/// Compiles native kernels that were asked for by name, so that what fails is an error of the operator, and no panic of the
+/// backend behind it.
+pub(crate) fn prepare(plan: &Plan, dtype: DType, device: &Device) -> Result<(), AttentionError> {
+    match plan.strategy {
+        Strategy::Hopper if !plan.is_empty() => compile(plan, dtype, device, device.is_autodiff()),
+        _ => Ok(()),
     }
-    Ok(tier)
+}
+
+#[cfg(feature = "cuda")]
+fn compile(
+    plan: &Plan,
+    dtype: DType,
+    device: &Device,
+    is_training: bool,
+) -> Result<(), AttentionError> {
+    warm_up_hopper(&plan.problem, dtype, device, plan.context, is_training).map_err(|error| {
+        AttentionError::Strategy { strategy: plan.strategy, reason: error.to_string() }
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn compile(
+    plan: &Plan,
+    _dtype: DType,
+    _device: &Device,
+    _is_training: bool,
+) -> Result<(), AttentionError> {
+    let reason = "this build has no native kernels".to_string();
+    Err(AttentionError::Strategy { strategy: plan.strategy, reason })
 }
 
 /// Runs the operator on random tensors, and waits for it.

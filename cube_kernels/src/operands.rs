@@ -21,6 +21,10 @@ pub enum Operand {
 }
 
 impl Operand {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Query, Self::Key, Self::Value, Self::AdditionalKey, Self::AdditionalValue];
+
     /// What an error calls it.
     pub fn name(self) -> &'static str {
         match self {
@@ -93,6 +97,24 @@ impl Shape {
     /// Elements.
     pub fn elements(&self) -> usize {
         self.batch * self.strides()[0]
+    }
+
+    /// The strides of a tensor with these strides, its tokens taken as one axis, the fastest; `None` where they lie in no
+    /// such order.
+    pub fn line(&self, [batch, z, y, x, head]: [usize; 5]) -> Option<[usize; 5]> {
+        // From the fastest to the slowest axis that has neighbors.
+        let (mut step, mut length) = (0, 1);
+        for (stride, size) in [(x, self.tokens[2]), (y, self.tokens[1]), (z, self.tokens[0])] {
+            if size == 1 {
+                continue;
+            }
+            if length > 1 && stride != step * length {
+                return None;
+            }
+            step = if length == 1 { stride } else { step };
+            length *= size;
+        }
+        Some([batch, 0, 0, step, head])
     }
 
     /// Elements from the first one to behind the last one of a tensor with these strides.
@@ -178,6 +200,20 @@ impl<T> Operands<T> {
         })
     }
 
+    /// Both for each; additional tokens where both have some.
+    pub fn zip<U>(self, other: Operands<U>) -> Operands<(T, U)> {
+        let additional = self
+            .additional
+            .zip(other.additional)
+            .map(|(a, b)| KeyValue { key: (a.key, b.key), value: (a.value, b.value) });
+        Operands {
+            query: (self.query, other.query),
+            key: (self.key, other.key),
+            value: (self.value, other.value),
+            additional,
+        }
+    }
+
     /// The same by reference.
     pub fn as_ref(&self) -> Operands<&T> {
         Operands {
@@ -243,6 +279,21 @@ mod tests {
         strides[1] = 1 << 40;
         assert_eq!(shape.extent(strides), shape.elements());
         assert_eq!(Shape { batch: 0, ..shape }.extent([9; 5]), 0);
+    }
+
+    #[test]
+    fn tokens_make_a_line_where_each_axis_continues_the_next() {
+        let of = |strides, tokens| {
+            Shape { batch: 1, tokens, heads: 4, dim: 3 }.line(strides).map(|strides| strides[3])
+        };
+        assert_eq!(of([0, 300, 60, 12, 3], [2, 5, 5]), Some(12));
+        // A crop along the fastest axis, and two axes exchanged.
+        assert_eq!(of([0, 300, 60, 12, 3], [2, 5, 4]), None);
+        assert_eq!(of([0, 300, 12, 60, 3], [2, 5, 5]), None);
+        // What has no neighbors may have any stride.
+        assert_eq!(of([0, 7, 60, 12, 3], [1, 5, 5]), Some(12));
+        assert_eq!(of([0, 300, 60, 7, 3], [2, 5, 1]), Some(60));
+        assert_eq!(of([0, 1, 2, 3, 3], [1, 1, 1]), Some(0));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use cubecl::server::Handle;
 
-use crate::{KernelError, MAX_RANK, Operands, Outputs, Problem, Saved, Shape};
+use crate::{KernelError, Operands, Outputs, Problem, Saved, Shape};
 
 /// A tensor `[batch, z, y, x, heads, vector]`, whose vectors are contiguous.
 #[derive(Clone, Debug)]
@@ -21,8 +21,8 @@ impl Strided {
     }
 
     /// The same with its tokens as one axis, the fastest; `None` where they lie in no such order.
-    pub fn line(&self, tokens: [usize; MAX_RANK]) -> Option<Self> {
-        let strides = line(self.strides, tokens)?;
+    pub fn line(&self, shape: Shape) -> Option<Self> {
+        let strides = shape.line(self.strides)?;
         Some(Self { handle: self.handle.clone(), strides })
     }
 
@@ -40,23 +40,6 @@ impl Strided {
     pub fn check(&self, name: &'static str, shape: Shape, size: usize) -> Result<(), KernelError> {
         check_buffer(name, &self.handle, size * shape.extent(self.strides))
     }
-}
-
-/// Strides of tokens as one axis, the fastest.
-fn line([batch, z, y, x, head]: [usize; 5], tokens: [usize; MAX_RANK]) -> Option<[usize; 5]> {
-    // From the fastest to the slowest axis that has neighbors.
-    let (mut step, mut length) = (0, 1);
-    for (stride, size) in [(x, tokens[2]), (y, tokens[1]), (z, tokens[0])] {
-        if size == 1 {
-            continue;
-        }
-        if length > 1 && stride != step * length {
-            return None;
-        }
-        step = if length == 1 { stride } else { step };
-        length *= size;
-    }
-    Some([batch, 0, 0, step, head])
 }
 
 /// Fails if a buffer is smaller than `expected` bytes.
@@ -136,22 +119,4 @@ pub(crate) fn check_gradients(
         check_buffer(name, handle, size * operand.shape(problem).elements())?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_make_a_line_where_each_axis_continues_the_next() {
-        let of = |strides, tokens| line(strides, tokens).map(|strides| strides[3]);
-        assert_eq!(of([0, 300, 60, 12, 3], [2, 5, 5]), Some(12));
-        // A crop along the fastest axis, and two axes exchanged.
-        assert_eq!(of([0, 300, 60, 12, 3], [2, 5, 4]), None);
-        assert_eq!(of([0, 300, 12, 60, 3], [2, 5, 5]), None);
-        // What has no neighbors may have any stride.
-        assert_eq!(of([0, 7, 60, 12, 3], [1, 5, 5]), Some(12));
-        assert_eq!(of([0, 300, 60, 7, 3], [2, 5, 1]), Some(60));
-        assert_eq!(of([0, 1, 2, 3, 3], [1, 1, 1]), Some(0));
-    }
 }

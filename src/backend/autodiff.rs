@@ -11,6 +11,9 @@
 //! A tap leaves the gradient of its output in a slot that it shares with the joint node. The tape
 //! runs by decreasing depth, so the joint node runs after every tap that was reached, and finds in
 //! the slots what arrived.
+//!
+//! An operator has as many places for inputs as it can have inputs, and some of them may be empty: the first one, which
+//! is not, then stands in for them on the tape. Integers, such as lists of blocks, are part of the operator itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,30 +23,36 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
+use burn_natten_kernels::{KeyValue, Operand, Operands, Outputs};
 
-use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan};
+use super::{AttentionBackwardOps, AttentionInputs, AttentionOps, AttentionResults, Plan};
 
 /// The gradients of `out` and `lse`, as far as they have arrived.
 type Slots<B> = Arc<Mutex<[Option<FloatTensor<B>>; 2]>>;
 
 /// A pair of outputs.
-type Pair<B> = (FloatTensor<B>, FloatTensor<B>);
+type Pair<B> = Outputs<FloatTensor<B>>;
 
-/// The backward pass of an operator with `N` inputs and the outputs `out` and `lse`.
+/// The tensors, or gradients, of `N` places.
+type Places<B, const N: usize> = [Option<FloatTensor<B>>; N];
+
+/// The backward pass of an operator with up to `N` inputs and the outputs `out` and `lse`.
 trait PairBackward<B: Backend, const N: usize>: std::fmt::Debug + Send + 'static {
+    /// The gradients of the inputs that there are; those that are not `wanted` may be left out.
     fn gradients(
         &self,
-        inputs: [FloatTensor<B>; N],
+        inputs: Places<B, N>,
+        wanted: [bool; N],
         outputs: Pair<B>,
         gradients: Pair<B>,
-    ) -> [FloatTensor<B>; N];
+    ) -> Places<B, N>;
 }
 
 #[derive(Debug)]
 struct Joint<K>(K);
 
 impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint<K> {
-    type State = ([NodeId; N], Pair<B>, Slots<B>);
+    type State = ([Option<NodeId>; N], Pair<B>, Slots<B>);
 
     fn backward(
         self,
@@ -53,8 +62,9 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
     ) {
         // The token that the first tap registered for this node.
         drop(grads.consume::<B>(&ops.node));
-        let (inputs, (out, lse), slots) = ops.state;
-        let inputs = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let (ids, outputs, slots) = ops.state;
+        let inputs =
+            ids.map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
         let [grad_out, grad_lse] =
             std::mem::take(&mut *slots.lock().unwrap_or_else(PoisonError::into_inner));
         let or_zeros = |gradient: Option<FloatTensor<B>>, like: &FloatTensor<B>| {
@@ -62,10 +72,15 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
                 B::float_zeros(like.shape(), &like.device(), like.dtype().into())
             })
         };
-        let gradients = (or_zeros(grad_out, &out), or_zeros(grad_lse, &lse));
-        let gradients = self.0.gradients(inputs, (out, lse), gradients);
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let Some(parent) = parent {
+        let gradients = Outputs {
+            out: or_zeros(grad_out, &outputs.out),
+            lse: or_zeros(grad_lse, &outputs.lse),
+        };
+        let wanted =
+            std::array::from_fn(|place| inputs[place].is_some() && ops.parents[place].is_some());
+        let gradients = self.0.gradients(inputs, wanted, outputs, gradients);
+        for ((parent, gradient), is_wanted) in ops.parents.into_iter().zip(gradients).zip(wanted) {
+            if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
                 grads.register::<B>(parent.id, gradient);
             }
         }
@@ -92,29 +107,32 @@ impl<B: Backend, const I: usize> Backward<B, 1> for Tap<I> {
     }
 }
 
-/// Puts an operator on the tape: its `inputs`, and the `outputs` that were computed from them.
+/// Puts an operator on the tape: its inputs, of which there is a `first` one, and the outputs that were computed from
+/// them.
 fn record<B, C, K, const N: usize>(
     kind: K,
-    inputs: [&FloatTensor<Autodiff<B, C>>; N],
-    (out, lse): Pair<B>,
+    first: &FloatTensor<Autodiff<B, C>>,
+    inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
+    outputs: Pair<B>,
 ) -> Pair<Autodiff<B, C>>
 where
     B: Backend,
     C: CheckpointStrategy,
     K: PairBackward<B, N>,
 {
-    let nodes = inputs.map(|input| input.node());
+    let nodes = inputs.map(|input| input.unwrap_or(first).node());
     match Joint(kind).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
-            let ids = inputs.map(|input| prep.checkpoint(input));
+            let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));
             let slots = Slots::<B>::default();
-            let state = (ids, (out.clone(), lse.clone()), slots.clone());
-            let joint = prep.finish(state, lse.clone());
-            (tap::<B, C, 0>(&joint, slots.clone(), out), tap::<B, C, 1>(&joint, slots, lse))
+            let state = (ids, outputs.clone(), slots.clone());
+            let joint = prep.finish(state, outputs.lse.clone());
+            Outputs {
+                out: tap::<B, C, 0>(&joint, slots.clone(), outputs.out),
+                lse: tap::<B, C, 1>(&joint, slots, outputs.lse),
+            }
         }
-        OpsKind::UnTracked(_) => {
-            (Autodiff::<B, C>::from_inner(out), Autodiff::<B, C>::from_inner(lse))
-        }
+        OpsKind::UnTracked(_) => outputs.map(Autodiff::<B, C>::from_inner),
     }
 }
 
@@ -132,36 +150,38 @@ fn tap<B: Backend, C: CheckpointStrategy, const I: usize>(
 #[derive(Debug)]
 struct Attention(Plan);
 
-impl<B: AttentionBackwardOps> PairBackward<B, 3> for Attention {
-    fn gradients(
-        &self,
-        [query, key, value]: [FloatTensor<B>; 3],
-        (out, lse): Pair<B>,
-        (grad_out, grad_lse): Pair<B>,
-    ) -> [FloatTensor<B>; 3] {
-        let none = AdditionalKv::None;
-        let (query, key, value, _) =
-            B::attention_backward(query, key, value, none, out, lse, grad_out, grad_lse, self.0);
-        [query, key, value]
-    }
+/// Places of the operands, in the order of [`Operand`].
+const OPERANDS: usize = Operand::ALL.len();
+
+fn places<T>(operands: Operands<T>) -> [Option<T>; OPERANDS] {
+    let Operands { query, key, value, additional } = operands;
+    let (more_keys, more_values) = match additional {
+        Some(KeyValue { key, value }) => (Some(key), Some(value)),
+        None => (None, None),
+    };
+    [Some(query), Some(key), Some(value), more_keys, more_values]
 }
 
-impl<B: AttentionBackwardOps> PairBackward<B, 5> for Attention {
+impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
     fn gradients(
         &self,
-        [query, key, value, more_keys, more_values]: [FloatTensor<B>; 5],
-        (out, lse): Pair<B>,
-        (grad_out, grad_lse): Pair<B>,
-    ) -> [FloatTensor<B>; 5] {
-        let tokens = AdditionalKv::Tokens { key: more_keys, value: more_values };
-        let (query, key, value, tokens) =
-            B::attention_backward(query, key, value, tokens, out, lse, grad_out, grad_lse, self.0);
-        match tokens {
-            AdditionalKv::Tokens { key: more_keys, value: more_values } => {
-                [query, key, value, more_keys, more_values]
-            }
-            AdditionalKv::None => unreachable!("the backward pass returns what it was given"),
-        }
+        inputs: Places<B, OPERANDS>,
+        _wanted: [bool; OPERANDS],
+        outputs: Pair<B>,
+        gradients: Pair<B>,
+    ) -> Places<B, OPERANDS> {
+        let [Some(query), Some(key), Some(value), more_keys, more_values] = inputs else {
+            unreachable!("an attention has a query, a key and a value")
+        };
+        let additional = more_keys.zip(more_values).map(|(key, value)| KeyValue { key, value });
+        let operands = Operands { additional, ..Operands::new(query, key, value) };
+        let gradients = B::attention_backward(
+            AttentionInputs::new(operands),
+            AttentionResults::new(outputs),
+            AttentionResults::new(gradients),
+            self.0,
+        );
+        places(gradients.operands())
     }
 }
 
@@ -171,12 +191,16 @@ struct Merge;
 impl<B: AttentionBackwardOps> PairBackward<B, 2> for Merge {
     fn gradients(
         &self,
-        [outs, lses]: [FloatTensor<B>; 2],
-        (out, lse): Pair<B>,
-        (grad_out, grad_lse): Pair<B>,
-    ) -> [FloatTensor<B>; 2] {
-        let (outs, lses) = B::merge_backward(outs, lses, out, lse, grad_out, grad_lse);
-        [outs, lses]
+        inputs: Places<B, 2>,
+        _wanted: [bool; 2],
+        Outputs { out, lse }: Pair<B>,
+        gradients: Pair<B>,
+    ) -> Places<B, 2> {
+        let [Some(outs), Some(lses)] = inputs else {
+            unreachable!("a merge has outputs and logsumexps")
+        };
+        let (outs, lses) = B::merge_backward(outs, lses, out, lse, gradients.out, gradients.lse);
+        [Some(outs), Some(lses)]
     }
 }
 
@@ -185,29 +209,25 @@ where
     B: AttentionOps + AttentionBackwardOps,
     C: CheckpointStrategy,
 {
-    fn attention_forward(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        additional: AdditionalKv<Self>,
-        plan: Plan,
-    ) -> Pair<Self> {
-        let inner = |tensor: &FloatTensor<Self>| tensor.primitive().clone();
-        let tokens = additional.map(inner);
-        let outputs = B::attention_forward(inner(&query), inner(&key), inner(&value), tokens, plan);
-        match &additional {
-            AdditionalKv::None => {
-                record::<B, C, _, 3>(Attention(plan), [&query, &key, &value], outputs)
-            }
-            AdditionalKv::Tokens { key: more_keys, value: more_values } => {
-                let inputs = [&query, &key, &value, more_keys, more_values];
-                record::<B, C, _, 5>(Attention(plan), inputs, outputs)
-            }
-        }
+    fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
+        let operands = inputs.operands();
+        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
+        let results = B::attention_forward(AttentionInputs::new(inner), plan);
+        AttentionResults::new(record::<B, C, _, OPERANDS>(
+            Attention(plan),
+            &operands.query,
+            places(operands.as_ref()),
+            results.outputs(),
+        ))
     }
 
-    fn merge_forward(outs: FloatTensor<Self>, lses: FloatTensor<Self>) -> Pair<Self> {
-        let outputs = B::merge_forward(outs.primitive().clone(), lses.primitive().clone());
-        record::<B, C, _, 2>(Merge, [&outs, &lses], outputs)
+    fn merge_forward(
+        outs: FloatTensor<Self>,
+        lses: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (out, lse) = B::merge_forward(outs.primitive().clone(), lses.primitive().clone());
+        let inputs = [Some(&outs), Some(&lses)];
+        let Outputs { out, lse } = record::<B, C, _, 2>(Merge, &outs, inputs, Outputs { out, lse });
+        (out, lse)
     }
 }

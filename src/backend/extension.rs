@@ -1,45 +1,9 @@
 //! The operators as an extension of Burn's backends.
 
-use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn_natten_kernels::Saved;
 
-use super::{Plan, merge, reference};
-
-/// The tokens that every query sees besides its window.
-#[derive(ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum AdditionalKv<B: Backend> {
-    /// There are none.
-    None,
-    /// Keys `[batch, tokens, heads_kv, head_dim]` and values `[batch, tokens, heads_kv,
-    /// head_dim_v]`.
-    Tokens {
-        /// The keys, or their gradient.
-        key: FloatTensor<B>,
-        /// The values, or their gradient.
-        value: FloatTensor<B>,
-    },
-}
-
-impl<B: Backend> AdditionalKv<B> {
-    /// What `of` makes of key and value; `None` if there are none.
-    pub(super) fn pair<T>(&self, of: impl Fn(&FloatTensor<B>) -> T) -> Option<(T, T)> {
-        match self {
-            Self::Tokens { key, value } => Some((of(key), of(value))),
-            Self::None => None,
-        }
-    }
-
-    /// The tensors that `of` makes of key and value.
-    pub(super) fn map<C: Backend>(
-        &self,
-        of: impl Fn(&FloatTensor<B>) -> FloatTensor<C>,
-    ) -> AdditionalKv<C> {
-        match self.pair(of) {
-            Some((key, value)) => AdditionalKv::Tokens { key, value },
-            None => AdditionalKv::None,
-        }
-    }
-}
+use super::{AttentionInputs, AttentionResults, Plan, merge, reference};
 
 /// Forward operators.
 #[backend_extension(
@@ -49,16 +13,13 @@ impl<B: Backend> AdditionalKv<B> {
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait AttentionOps: Backend {
-    /// Attention over the windows of `plan`: `(out, logsumexp)`.
+    /// Attention over the windows of `plan`.
     #[fusion(meta = meta::forward)]
     fn attention_forward(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        #[extension_type] additional: AdditionalKv<Self>,
+        #[extension_type] inputs: AttentionInputs<Self>,
         plan: Plan,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        reference::forward::<Self>(query, key, value, additional, &plan)
+    ) -> AttentionResults<Self> {
+        AttentionResults::new(reference::forward::<Self>(inputs.operands(), &plan))
     }
 
     /// Merges `outs` `[parts, rows, head_dim]` by their `lses` `[parts, rows]`: `(out [rows,
@@ -79,23 +40,16 @@ pub trait AttentionOps: Backend {
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait AttentionBackwardOps: Backend {
-    /// Gradients of query, key, value and the additional tokens, from the forward pass' inputs and
-    /// outputs and the gradients of both outputs.
-    #[allow(clippy::too_many_arguments)]
+    /// Gradients of the inputs, from the forward pass' inputs and results and the gradients of the latter.
     #[fusion(meta = meta::backward)]
     fn attention_backward(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        #[extension_type] additional: AdditionalKv<Self>,
-        out: FloatTensor<Self>,
-        lse: FloatTensor<Self>,
-        grad_out: FloatTensor<Self>,
-        grad_lse: FloatTensor<Self>,
+        #[extension_type] inputs: AttentionInputs<Self>,
+        #[extension_type] results: AttentionResults<Self>,
+        #[extension_type] gradients: AttentionResults<Self>,
         plan: Plan,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, AdditionalKv<Self>) {
-        let saved = reference::Saved { query, key, value, additional, out, lse };
-        reference::backward::<Self>(saved, grad_out, grad_lse, &plan)
+    ) -> AttentionInputs<Self> {
+        let saved = saved(inputs, results, gradients);
+        AttentionInputs::new(reference::backward::<Self>(saved, &plan))
     }
 
     /// Gradients of `outs` and `lses`.
@@ -112,43 +66,46 @@ pub trait AttentionBackwardOps: Backend {
     }
 }
 
+/// All that a backward pass reads.
+pub(super) fn saved<B: Backend>(
+    inputs: AttentionInputs<B>,
+    results: AttentionResults<B>,
+    gradients: AttentionResults<B>,
+) -> Saved<FloatTensor<B>> {
+    Saved {
+        operands: inputs.operands(),
+        outputs: results.outputs(),
+        gradients: gradients.outputs(),
+    }
+}
+
 /// What fusion must know of an output before it is computed.
 #[cfg(feature = "fusion")]
 mod meta {
-    use super::{AdditionalKvMetadata, Plan};
-    use crate::backend::dispatch::accumulator;
+    use super::Plan;
+    use crate::backend::accumulator;
+    use crate::backend::operands::{AttentionInputsMetadata, AttentionResultsMetadata};
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
-    pub fn forward(
-        query: &TensorSpec,
-        _key: &TensorSpec,
-        value: &TensorSpec,
-        _additional: &AdditionalKvMetadata,
-        _plan: &Plan,
-    ) -> (TensorSpec, TensorSpec) {
+    pub fn forward(inputs: &AttentionInputsMetadata, _plan: &Plan) -> AttentionResultsMetadata {
+        let AttentionInputsMetadata { query, value, .. } = inputs;
         let rows = &query.shape.as_slice()[..query.shape.num_dims() - 1];
         let head_dim_v = value.shape[value.shape.num_dims() - 1];
         let out = Shape::from([rows, &[head_dim_v]].concat());
-        (
-            TensorSpec::new(out, query.dtype),
-            TensorSpec::new(Shape::from(rows.to_vec()), accumulator(query.dtype)),
-        )
+        AttentionResultsMetadata {
+            out: TensorSpec::new(out, query.dtype),
+            lse: TensorSpec::new(Shape::from(rows.to_vec()), accumulator(query.dtype)),
+        }
     }
 
-    #[allow(clippy::too_many_arguments)]
     pub fn backward(
-        query: &TensorSpec,
-        key: &TensorSpec,
-        value: &TensorSpec,
-        additional: &AdditionalKvMetadata,
-        _out: &TensorSpec,
-        _lse: &TensorSpec,
-        _grad_out: &TensorSpec,
-        _grad_lse: &TensorSpec,
+        inputs: &AttentionInputsMetadata,
+        _results: &AttentionResultsMetadata,
+        _gradients: &AttentionResultsMetadata,
         _plan: &Plan,
-    ) -> (TensorSpec, TensorSpec, TensorSpec, AdditionalKvMetadata) {
-        (query.clone(), key.clone(), value.clone(), additional.clone())
+    ) -> AttentionInputsMetadata {
+        inputs.clone()
     }
 
     pub fn merge(outs: &TensorSpec, lses: &TensorSpec) -> (TensorSpec, TensorSpec) {

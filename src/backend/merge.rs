@@ -11,7 +11,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, get_device_settings};
 use burn::tensor::Shape;
 
-use super::dispatch::accumulator;
+use super::accumulator;
 
 pub(crate) fn forward<B: Backend>(
     outs: FloatTensor<B>,

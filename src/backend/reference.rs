@@ -8,21 +8,10 @@
 use burn::backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_device_settings};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice, TensorData};
-use burn_natten_kernels::Problem;
+use burn_natten_kernels::{KeyValue, Operands, Outputs, Problem, Saved};
 
-use super::dispatch::accumulator;
-use super::{AdditionalKv, Plan};
+use super::{Plan, accumulator};
 use crate::MemoryPreference;
-
-/// Tensors that the backward pass needs of the forward pass.
-pub(crate) struct Saved<B: Backend> {
-    pub query: FloatTensor<B>,
-    pub key: FloatTensor<B>,
-    pub value: FloatTensor<B>,
-    pub additional: AdditionalKv<B>,
-    pub out: FloatTensor<B>,
-    pub lse: FloatTensor<B>,
-}
 
 /// The slot axis of a block; blocks are `[batch, queries, slots, heads_kv, group, head_dim]`.
 const SLOTS: usize = 2;
@@ -30,18 +19,16 @@ const SLOTS: usize = 2;
 const DIM: usize = 5;
 
 pub(crate) fn forward<B: Backend>(
-    query: FloatTensor<B>,
-    key: FloatTensor<B>,
-    value: FloatTensor<B>,
-    additional: AdditionalKv<B>,
+    operands: Operands<FloatTensor<B>>,
     plan: &Plan,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+) -> Outputs<FloatTensor<B>> {
+    let query = operands.query.clone();
     if plan.is_empty() {
         return empty_forward::<B>(&query, plan);
     }
     let dtype = query.dtype();
     let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
-    let windows = Windows::<B>::new(&query, key, value, additional, plan);
+    let windows = Windows::<B>::new(operands, plan);
     let problem = windows.problem;
     let query = windows.rows(query, problem.head_dim);
 
@@ -67,32 +54,37 @@ pub(crate) fn forward<B: Backend>(
     let out = out.expect("a window has at least one slot");
     let lse = B::float_add(B::float_log(sum), max);
     let out_shape = Shape::from([rows.as_slice(), &[problem.head_dim_v]].concat());
-    (
-        B::float_cast(B::float_reshape(out, out_shape), dtype.into()),
-        B::float_reshape(lse, Shape::from(rows)),
-    )
+    let (out, lse) = windows.without_blind(out, lse);
+    Outputs {
+        out: B::float_cast(B::float_reshape(out, out_shape), dtype.into()),
+        lse: B::float_reshape(lse, Shape::from(rows)),
+    }
 }
 
-/// Gradients of query, key, value and additional tokens.
+/// Gradients of all operands.
 pub(crate) fn backward<B: Backend>(
-    saved: Saved<B>,
-    grad_out: FloatTensor<B>,
-    grad_lse: FloatTensor<B>,
+    saved: Saved<FloatTensor<B>>,
     plan: &Plan,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, AdditionalKv<B>) {
+) -> Operands<FloatTensor<B>> {
+    let Saved { operands, outputs, gradients } = saved;
     if plan.is_empty() {
-        return empty_backward(&saved);
+        return operands.as_ref().map(|_, tensor| {
+            B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+        });
     }
-    let Saved { query, key, value, additional, out, lse } = saved;
-    let (dtype, query_shape) = (query.dtype(), query.shape());
-    let (key_shape, value_shape) = (key.shape(), value.shape());
-    let windows = Windows::<B>::new(&query, key, value, additional, plan);
+    let Outputs { out, lse } = outputs;
+    let Outputs { out: grad_out, lse: grad_lse } = gradients;
+    let query = operands.query.clone();
+    let dtype = query.dtype();
+    let shapes = operands.as_ref().map(|_, tensor| tensor.shape());
+    let windows = Windows::<B>::new(operands, plan);
     let problem = windows.problem;
 
     let query = windows.rows(query, problem.head_dim);
     let out = windows.rows(out, problem.head_dim_v);
     let grad_out = windows.rows(grad_out, problem.head_dim_v);
-    let lse = windows.rows(lse, 1);
+    // A query that sees nothing weighs nothing.
+    let lse = windows.without_infinity(windows.rows(lse, 1));
     let grad_lse = windows.rows(grad_lse, 1);
     // delta = rowsum(dout * out) - dlse
     let delta = B::float_sum_dim(B::float_mul(grad_out.clone(), out), DIM);
@@ -115,22 +107,11 @@ pub(crate) fn backward<B: Backend>(
             B::float_mul(weights, grad_out.clone()),
         );
     }
-    let finish = |tensor: FloatTensor<B>, shape: Shape| {
-        B::float_cast(B::float_reshape(tensor, shape), dtype.into())
-    };
-    let additional = match (grads.additional, &windows.additional) {
-        (Some((key, value)), Some(tokens)) => AdditionalKv::Tokens {
-            key: finish(key, tokens.key.shape()),
-            value: finish(value, tokens.value.shape()),
-        },
-        _ => AdditionalKv::None,
-    };
-    (
-        finish(grads.query, query_shape),
-        finish(grads.key, key_shape),
-        finish(grads.value, value_shape),
-        additional,
-    )
+    let additional = grads.additional.map(|(key, value)| KeyValue { key, value });
+    let grads = Operands { additional, ..Operands::new(grads.query, grads.key, grads.value) };
+    grads
+        .zip(shapes)
+        .map(|_, (tensor, shape)| B::float_cast(B::float_reshape(tensor, shape), dtype.into()))
 }
 
 /// Keys and values with their space flattened, in the accumulator's type.
@@ -165,14 +146,9 @@ enum Source<B: Backend> {
 }
 
 impl<B: Backend> Windows<B> {
-    fn new(
-        query: &FloatTensor<B>,
-        key: FloatTensor<B>,
-        value: FloatTensor<B>,
-        additional: AdditionalKv<B>,
-        plan: &Plan,
-    ) -> Self {
+    fn new(operands: Operands<FloatTensor<B>>, plan: &Plan) -> Self {
         let problem = plan.problem;
+        let Operands { query, key, value, additional } = operands;
         let dtype: FloatDType = accumulator(query.dtype()).into();
         let flat = |key: FloatTensor<B>, value: FloatTensor<B>, tokens: usize| {
             let shape = |dim| Shape::new([problem.batch, tokens, problem.heads_kv, dim]);
@@ -184,16 +160,44 @@ impl<B: Backend> Windows<B> {
         Self {
             problem,
             space: flat(key, value, problem.keys()),
-            additional: match additional {
-                AdditionalKv::Tokens { key, value } if problem.additional > 0 => {
-                    Some(flat(key, value, problem.additional))
-                }
-                _ => None,
-            },
+            additional: additional
+                .map(|KeyValue { key, value }| flat(key, value, problem.additional)),
             device: query.device(),
             dtype,
             block: keys_at_a_time(&problem, plan.context.memory()),
         }
+    }
+
+    /// The results `[batch, queries, 1, heads_kv, group, dim]` with zeros and `-inf` for queries that see no key.
+    fn without_blind(
+        &self,
+        out: FloatTensor<B>,
+        lse: FloatTensor<B>,
+    ) -> (FloatTensor<B>, FloatTensor<B>) {
+        let problem = &self.problem;
+        let is_blind = |query| {
+            let query = problem.query_coordinates(query);
+            (0..3).any(|axis| problem.axes[axis].window(query[axis]).1 == 0)
+        };
+        let blind: Vec<bool> = (0..problem.queries()).map(is_blind).collect();
+        if problem.additional > 0 || !blind.contains(&true) {
+            return (out, lse);
+        }
+        let settings = get_device_settings::<B>(&self.device);
+        let data = TensorData::new(blind, [1, problem.queries(), 1, 1, 1, 1]);
+        let blind = B::bool_from_data(data.convert_dtype(settings.bool_dtype.into()), &self.device);
+        let fill = |tensor: FloatTensor<B>, value: f32| {
+            let mask = B::bool_expand(blind.clone(), tensor.shape());
+            B::float_mask_fill(tensor, mask, value.into())
+        };
+        (fill(out, 0.0), fill(lse, f32::NEG_INFINITY))
+    }
+
+    /// A logsumexp with 0 where it is `-inf`.
+    fn without_infinity(&self, lse: FloatTensor<B>) -> FloatTensor<B> {
+        let bool_dtype = get_device_settings::<B>(&self.device).bool_dtype;
+        let no_key = B::float_equal_elem(lse.clone(), f32::NEG_INFINITY.into(), bool_dtype);
+        B::float_mask_fill(lse, no_key, 0f32.into())
     }
 
     /// A tensor of the queries as `[batch, queries, 1, heads_kv, group, dim]`.
@@ -399,26 +403,13 @@ impl<B: Backend> Grads<B> {
 }
 
 /// The result of an empty problem: outputs are zero, logsumexps `-inf`.
-fn empty_forward<B: Backend>(
-    query: &FloatTensor<B>,
-    plan: &Plan,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+fn empty_forward<B: Backend>(query: &FloatTensor<B>, plan: &Plan) -> Outputs<FloatTensor<B>> {
     let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
     let (device, dtype) = (query.device(), query.dtype());
     let out = Shape::from([rows.as_slice(), &[plan.problem.head_dim_v]].concat());
     let no_key = f32::NEG_INFINITY.into();
-    (
-        B::float_zeros(out, &device, dtype.into()),
-        B::float_full(Shape::from(rows), no_key, &device, accumulator(dtype).into()),
-    )
-}
-
-/// The gradients of an empty problem: zero.
-fn empty_backward<B: Backend>(
-    saved: &Saved<B>,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, AdditionalKv<B>) {
-    let zeros = |tensor: &FloatTensor<B>| {
-        B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
-    };
-    (zeros(&saved.query), zeros(&saved.key), zeros(&saved.value), saved.additional.map(zeros))
+    Outputs {
+        out: B::float_zeros(out, &device, dtype.into()),
+        lse: B::float_full(Shape::from(rows), no_key, &device, accumulator(dtype).into()),
+    }
 }

@@ -59,8 +59,8 @@ pub fn attention(
 
 /// [`attention`], with the logsumexp beside the output.
 ///
-/// A query that sees no key, which only happens when there is none, has the output zero and the
-/// logsumexp `-inf`.
+/// A query that sees no key, since there is none or it stands before the first one
+/// ([`CausalAlignment`](crate::CausalAlignment)), has the output zero, the logsumexp `-inf`, and no gradient.
 ///
 /// # Errors
 ///
@@ -113,6 +113,7 @@ impl Inputs<4> {
             value: &self.value.dims(),
             additional: self.additional.as_ref().map(|(key, value)| (key.dims(), value.dims())),
         };
-        problem::dense(shapes, options.is_causal, options.scale)
+        let causal = options.is_causal.then_some(options.alignment);
+        problem::dense(shapes, causal, options.scale)
     }
 }

@@ -2,11 +2,11 @@
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
-use burn_natten_kernels::Problem;
+use burn_natten_kernels::{KeyValue, Operands, Problem};
 
-use crate::backend::dispatch::{Capabilities, Plan, select};
-use crate::backend::{AdditionalKv, AttentionOps};
+use crate::backend::{AttentionInputs, AttentionOps, Plan};
 use crate::options::{AdditionalTokens, AttentionOptions};
+use crate::warm_up::prepare;
 use crate::{AttentionError, Context};
 
 /// The additional keys and values, both or neither.
@@ -100,24 +100,20 @@ impl<const D: usize> Inputs<D> {
         problem: Problem,
         options: &AttentionOptions,
     ) -> Result<(Tensor<D>, Tensor<L>), AttentionError> {
-        let device = self.query.device();
-        let capabilities = Capabilities::of(&device)
-            .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
         let context = options.context.unwrap_or_else(Context::current);
-        let tier = select(&problem, options.strategy, self.query.dtype(), capabilities, context)?;
-        let additional = match self.additional {
-            Some((key, value)) if problem.additional > 0 => {
-                AdditionalKv::Tokens { key: key.into_dispatch(), value: value.into_dispatch() }
-            }
-            _ => AdditionalKv::None,
-        };
-        let (out, lse) = Dispatch::attention_forward(
+        let (device, dtype) = (self.query.device(), self.query.dtype());
+        let plan = Plan::new(problem, dtype, &device, options.strategy, context)?;
+        prepare(&plan, dtype, &device)?;
+        let operands = Operands::new(
             self.query.into_dispatch(),
             self.key.into_dispatch(),
             self.value.into_dispatch(),
-            additional,
-            Plan { problem, tier, context },
         );
-        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+        let additional = self.additional.filter(|_| problem.additional > 0).map(|(key, value)| {
+            KeyValue { key: key.into_dispatch(), value: value.into_dispatch() }
+        });
+        let inputs = AttentionInputs::new(Operands { additional, ..operands });
+        let results = Dispatch::attention_forward(inputs, plan);
+        Ok((Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse)))
     }
 }

@@ -3,8 +3,8 @@ use burn::tensor::Tensor;
 
 use super::inputs::{is_float, matches, same_device};
 use crate::AttentionError;
-use crate::backend::AttentionOps;
-use crate::backend::dispatch::{Capabilities, accumulator};
+use crate::Capabilities;
+use crate::backend::{AttentionOps, accumulator};
 use crate::problem::same;
 
 /// Merges attentions of the same queries to disjoint sets of keys into the attention to all keys.

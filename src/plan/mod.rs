@@ -21,6 +21,7 @@ use crate::{AttentionError, Capabilities, Context, Strategy, TensorCores, Tier, 
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Target {
     /// Burn's Flex backend.
     Cpu,
@@ -55,17 +56,15 @@ impl Target {
 
     /// What the selection of an implementation knows of such a device.
     pub fn capabilities(self) -> Capabilities {
-        Capabilities {
-            is_flex: self == Self::Cpu,
-            is_cube: self != Self::Cpu,
-            // Of other runtimes some have 64-bit indices; a plan must not count on it.
-            has_wide_indices: self != Self::Gpu,
-            tensor_cores: match self {
-                Self::Cuda { sm } => TensorCores::cuda(sm),
-                Self::Cpu | Self::Gpu => None,
-            },
+        match self {
+            Self::Cpu => Capabilities::flex(),
             // As if the feature `cuda` were on and NVRTC installed.
-            has_hopper: self == Self::Cuda { sm: 90 },
+            Self::Cuda { sm } => Capabilities::cube()
+                .with_wide_indices(true)
+                .with_tensor_cores(TensorCores::cuda(sm))
+                .with_hopper(sm == 90),
+            // Of other runtimes some have 64-bit indices; a plan must not count on it.
+            Self::Gpu => Capabilities::cube(),
         }
     }
 
@@ -103,6 +102,7 @@ impl fmt::Display for Target {
 
 /// One way to compute a problem.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Candidate {
     /// The implementation.
     pub tier: Tier,
@@ -130,6 +130,7 @@ pub struct Candidate {
 
 /// A kernel of a backward pass.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct BackwardKernel {
     /// The gradients that it writes, such as `dk, dv`.
     pub writes: String,
@@ -146,6 +147,7 @@ pub struct BackwardKernel {
 
 /// What would run for a problem, and what else could.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Explanation {
     /// What is computed.
     pub problem: Problem,
@@ -206,7 +208,7 @@ pub fn explain(
     let capabilities = target.capabilities();
     let tier = |strategy| select(problem, strategy, dtype, capabilities, context);
     let mut tiers = vec![(tier(strategy)?, strategy)];
-    for other in PREFERENCE {
+    for other in Tier::ALL.map(Tier::strategy) {
         match tier(other) {
             Ok(tier) if tiers.iter().all(|(known, _)| *known != tier) => tiers.push((tier, other)),
             _ => {}
@@ -223,15 +225,6 @@ pub fn explain(
     let alternatives = candidates.collect();
     Ok(Explanation { problem: *problem, chosen, alternatives, device })
 }
-
-/// Strategies by name, the fastest first.
-const PREFERENCE: [Strategy; 5] = [
-    Strategy::Blackwell,
-    Strategy::Hopper,
-    Strategy::TensorCore,
-    Strategy::Portable,
-    Strategy::Reference,
-];
 
 #[cfg(test)]
 mod tests;

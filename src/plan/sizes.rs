@@ -1,7 +1,7 @@
 use burn_natten_kernels::Problem;
 
-use crate::AttentionError;
 use crate::problem::{self, Shapes, Windows};
+use crate::{AttentionError, CausalAlignment};
 
 /// The sizes of the tensors of an attention, without their spatial axes.
 ///
@@ -67,7 +67,7 @@ impl Sizes {
         self.problem(space, space, |shapes| problem::neighborhood(shapes, windows, scale))
     }
 
-    /// The problem of [`attention`](crate::attention) on tensors of these sizes. The scale is
+    /// The problem of [`attention`](crate::attention) on tensors of these sizes, causal ones aligned at the end. The scale is
     /// `head_dim^-0.5` without another one.
     ///
     /// # Errors
@@ -80,7 +80,9 @@ impl Sizes {
         is_causal: bool,
         scale: Option<f64>,
     ) -> Result<Problem, AttentionError> {
-        self.problem(&[queries], &[keys], |shapes| problem::dense(shapes, is_causal, scale))
+        self.problem(&[queries], &[keys], |shapes| {
+            problem::dense(shapes, is_causal.then_some(CausalAlignment::End), scale)
+        })
     }
 
     fn problem(

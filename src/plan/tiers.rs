@@ -12,8 +12,7 @@ use burn_natten_kernels::tiling::Tiling;
 use burn_natten_kernels::{MAX_RANK, Problem};
 
 use super::{BackwardKernel, Candidate, Target};
-use crate::backend::dispatch::accumulator;
-use crate::backend::reference;
+use crate::backend::{accumulator, reference};
 use crate::{Context, Strategy, Tier};
 
 /// Neighboring queries, or keys, whose scores the Flex tier computes together.

@@ -1,12 +1,11 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorCreationOptions};
-use burn_natten_kernels::{Axis, MAX_RANK, Problem};
+use burn_natten_kernels::{Axis, KeyValue, MAX_RANK, Operands, Problem};
 
-use crate::backend::dispatch::{Capabilities, Plan, accumulator, select};
-use crate::backend::{AdditionalKv, AttentionBackwardOps};
+use crate::backend::{AttentionBackwardOps, AttentionInputs, AttentionResults, Plan, accumulator};
 use crate::{
-    AttentionError, AttentionOptions, Context, NeighborhoodOptions, Strategy, Tier, try_attention,
-    try_na1d, try_na2d, try_na3d,
+    AttentionError, AttentionOptions, CausalAlignment, Context, NeighborhoodOptions, Strategy,
+    Tier, try_attention, try_na1d, try_na2d, try_na3d,
 };
 
 /// What is to be timed: a problem, and how it is computed.
@@ -55,9 +54,11 @@ impl Workload {
     ///
     /// [`AttentionError`] if the strategy cannot run there.
     pub fn tier(&self, device: &Device) -> Result<Tier, AttentionError> {
-        let capabilities = Capabilities::of(device)
-            .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
-        select(&self.problem, self.strategy, self.dtype, capabilities, self.context)
+        Ok(self.plan(device)?.forward.first())
+    }
+
+    fn plan(&self, device: &Device) -> Result<Plan, AttentionError> {
+        Plan::new(self.problem, self.dtype, device, self.strategy, self.context)
     }
 
     /// Standard normal inputs, made on the device. The same seed gives the same values, unless
@@ -96,9 +97,9 @@ impl Workload {
     /// What the operator returns.
     pub fn forward(&self, inputs: &Inputs) -> Result<Outputs, AttentionError> {
         let [first, second, third] = self.problem.axes;
-        let is_dense = Axis::dense(third.queries, third.keys, third.is_causal) == third;
+        let is_dense = third.is_dense();
         match self.problem.rank() {
-            1 if is_dense => self.dense(inputs, third.is_causal),
+            1 if is_dense => self.dense(inputs, &third),
             1 => {
                 let [query, key, value] = self.spread(inputs, [third]);
                 let output = try_na1d(query, key, value, self.options(inputs, [third]))?;
@@ -135,8 +136,7 @@ impl Workload {
             let dense = Axis::dense(problem.queries(), problem.keys(), false);
             problem.axes = [Axis::UNIT, Axis::UNIT, dense];
         }
-        let tier = Self { problem, ..*self }.tier(&inputs.query.device())?;
-        let plan = Plan { problem, tier, context: self.context };
+        let plan = Self { problem, ..*self }.plan(&inputs.query.device())?;
         // The operators' tensors have the axes of the space.
         Ok(match problem.rank() {
             1 => differentiate::<1, 4, 3>(inputs, outputs, upstream, plan),
@@ -145,11 +145,14 @@ impl Workload {
         })
     }
 
-    fn dense(&self, inputs: &Inputs, is_causal: bool) -> Result<Outputs, AttentionError> {
+    fn dense(&self, inputs: &Inputs, axis: &Axis) -> Result<Outputs, AttentionError> {
+        let alignment =
+            if axis.origin == 0 { CausalAlignment::Start } else { CausalAlignment::End };
         let Inputs { query, key, value, additional } = inputs.clone();
         let (more_keys, more_values) = additional.unzip();
         let options = AttentionOptions::new()
-            .with_causal(is_causal)
+            .with_causal(axis.is_causal)
+            .with_causal_alignment(alignment)
             .with_scale(self.problem.scale)
             .with_additional_kv(more_keys, more_values)
             .with_strategy(self.strategy)
@@ -215,35 +218,35 @@ fn differentiate<const N: usize, const D: usize, const L: usize>(
     let (queries, keys) = (space(|axis| axis.queries), space(|axis| axis.keys));
     let vectors = |tensor: &Tensor<4>, space| spread::<N, 4, D>(tensor, space).into_dispatch();
     let numbers = |tensor: &Tensor<3>| spread::<N, 3, L>(tensor, queries).into_dispatch();
-    let additional = match inputs.additional.clone() {
-        Some((key, value)) => {
-            AdditionalKv::Tokens { key: key.into_dispatch(), value: value.into_dispatch() }
-        }
-        None => AdditionalKv::None,
+    let pair = |of: &Outputs| AttentionResults {
+        out: vectors(&of.out, queries),
+        lse: numbers(&of.logsumexp),
     };
-    let (query, key, value, additional) = Dispatch::attention_backward(
+    let additional = inputs
+        .additional
+        .clone()
+        .map(|(key, value)| KeyValue { key: key.into_dispatch(), value: value.into_dispatch() });
+    let operands = Operands::new(
         vectors(&inputs.query, queries),
         vectors(&inputs.key, keys),
         vectors(&inputs.value, keys),
-        additional,
-        vectors(&outputs.out, queries),
-        numbers(&outputs.logsumexp),
-        vectors(&upstream.out, queries),
-        numbers(&upstream.logsumexp),
+    );
+    let gradients = Dispatch::attention_backward(
+        AttentionInputs::new(Operands { additional, ..operands }),
+        pair(outputs),
+        pair(upstream),
         plan,
     );
+    let Operands { query, key, value, additional } = gradients.operands();
     let flat =
         |gradient, like: &Tensor<4>| Tensor::<D>::from_dispatch(gradient).reshape(like.dims());
     Gradients {
         query: flat(query, &inputs.query),
         key: flat(key, &inputs.key),
         value: flat(value, &inputs.value),
-        additional: match additional {
-            AdditionalKv::Tokens { key, value } => {
-                Some((Tensor::from_dispatch(key), Tensor::from_dispatch(value)))
-            }
-            AdditionalKv::None => None,
-        },
+        additional: additional.map(|KeyValue { key, value }| {
+            (Tensor::from_dispatch(key), Tensor::from_dispatch(value))
+        }),
     }
 }
 

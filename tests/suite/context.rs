@@ -40,14 +40,9 @@ fn contexts() -> Vec<Context> {
     let memory =
         [MemoryPreference::Default, MemoryPreference::Strict, MemoryPreference::Unrestricted];
     let with = |memory| {
-        [(false, true), (true, true), (false, false), (true, false)].map(
-            |(deterministic, parallel)| {
-                Context::new()
-                    .with_memory(memory)
-                    .with_deterministic(deterministic)
-                    .with_kv_parallelism(parallel)
-            },
-        )
+        [false, true].map(|deterministic| {
+            Context::new().with_memory(memory).with_deterministic(deterministic)
+        })
     };
     memory.into_iter().flat_map(with).collect()
 }

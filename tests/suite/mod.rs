@@ -17,4 +17,5 @@ mod nat;
 mod natten_shapes;
 mod properties;
 mod relations;
+mod views;
 mod windows;

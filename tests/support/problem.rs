@@ -27,7 +27,10 @@ impl Axis {
     pub fn sees(&self, query: usize, key: usize) -> bool {
         let (i, j) = (query as i64, key as i64);
         match *self {
-            Axis::Dense { is_causal, .. } => !is_causal || j <= i,
+            // Aligned at the end.
+            Axis::Dense { queries, keys, is_causal } => {
+                !is_causal || j <= i + keys as i64 - queries as i64
+            }
             Axis::Window { length, kernel_size, stride, dilation, is_causal } => {
                 let (length, k) = (length as i64, kernel_size as i64);
                 let (s, d) = (stride as i64, dilation as i64);

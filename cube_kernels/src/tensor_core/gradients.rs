@@ -144,10 +144,9 @@ fn run(
         }
     }
     let dtype = stored(dtype);
-    let queries = problem.axes.map(|axis| axis.queries);
     let line = |name, tensor: &Strided| {
         let reason = "with additional tokens, its own have to lie in one line";
-        tensor.line(queries).ok_or(KernelError::Layout { name, reason })
+        tensor.line(Shape::out(problem)).ok_or(KernelError::Layout { name, reason })
     };
     let lines = match problem.additional {
         0 => None,

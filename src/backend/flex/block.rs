@@ -115,6 +115,12 @@ impl Meeting {
         Self { outer, group, columns }
     }
 
+    /// Whether token `i` of the block has no partner.
+    pub fn is_blind(&self, i: usize) -> bool {
+        let [z, y] = self.outer;
+        z.1 == 0 || y.1 == 0 || self.columns.own[i].is_empty()
+    }
+
     /// The lines of a grid that hold partners.
     pub fn rows(&self, grid: &Grid) -> impl Iterator<Item = usize> + use<> {
         let (inner, [z, y]) = (grid.outer[1], self.outer);

@@ -56,17 +56,26 @@ fn run_task<'a, S: Simd, A: Real>(
         let mut softmax = Softmax { max: [A::neg_infinity(); BLOCK], sum: [A::zero(); BLOCK] };
         let head = task.head / problem.group_size();
         let meeting = Meeting::keys(&problem.axes, outer, block.group, block.positions());
+        let is_blind = |i: usize| pass.additional.is_none() && meeting.is_blind(i);
         attend::<S, A>(&pass.space, &meeting, Place { head, ..place }, scratch, &mut softmax);
         if let Some(additional) = &pass.additional {
-            let meeting = Meeting::whole(additional.key.grid, 0);
+            let whole = Meeting::whole(additional.key.grid, 0);
             let place = Place { head, group: 0, ..place };
-            attend::<S, A>(additional, &meeting, place, scratch, &mut softmax);
+            attend::<S, A>(additional, &whole, place, scratch, &mut softmax);
         }
         let dim = problem.head_dim_v;
         for (i, sums) in scratch.sums[1].chunks(dim).take(block.live).enumerate() {
             let place = Place { position: block.first + i, ..place };
             let row = pass.query.row_at(place) / problem.head_dim;
             let (sum, max) = (softmax.sum[i], softmax.max[i]);
+            if is_blind(i) {
+                // SAFETY: as below.
+                unsafe {
+                    out.write(row * dim, sums.iter().map(|_| A::zero()));
+                    lse.write(row, [A::neg_infinity()].into_iter());
+                }
+                continue;
+            }
             // SAFETY: a query belongs to one block, and a block to one task.
             unsafe {
                 out.write(row * dim, sums.iter().map(|value| *value / sum));

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::tensor::{DType, Element, Shape, TensorData, bf16, f16};
-use burn_natten_kernels::Problem;
+use burn_natten_kernels::{KeyValue, Operands, Outputs, Problem, Saved};
 use bytemuck::Pod;
 use num_traits::Zero;
 use rayon::prelude::*;
@@ -25,70 +25,53 @@ use self::backward::{KeyPass, QueryPass};
 use self::forward::Forward;
 use self::operand::{Grid, Operand, Tokens};
 use self::simd::Real;
-use super::reference::{self, Saved};
-use super::{AdditionalKv, AttentionBackwardOps, AttentionOps, Plan};
+use super::extension::saved;
+use super::{
+    AttentionBackwardOps, AttentionInputs, AttentionOps, AttentionResults, Plan, reference,
+};
 use crate::Tier;
 
 impl AttentionOps for Flex {
-    fn attention_forward(
-        query: FlexTensor,
-        key: FlexTensor,
-        value: FlexTensor,
-        additional: AdditionalKv<Self>,
-        plan: Plan,
-    ) -> (FlexTensor, FlexTensor) {
-        if plan.tier == Tier::Reference || plan.is_empty() {
-            return reference::forward::<Self>(query, key, value, additional, &plan);
+    fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
+        let operands = inputs.operands();
+        if plan.forward.first() == Tier::Reference || plan.is_empty() {
+            return AttentionResults::new(reference::forward::<Self>(operands, &plan));
         }
-        let inputs = Inputs { query, key, value, additional };
-        match inputs.query.dtype() {
-            DType::F64 => forward::<f64>(inputs, &plan),
-            DType::F16 => forward::<f16>(inputs, &plan),
-            DType::BF16 => forward::<bf16>(inputs, &plan),
-            _ => forward::<f32>(inputs, &plan),
-        }
+        let operands = operands.map(|_, tensor| tensor.to_contiguous());
+        AttentionResults::new(match operands.query.dtype() {
+            DType::F64 => forward::<f64>(operands, &plan),
+            DType::F16 => forward::<f16>(operands, &plan),
+            DType::BF16 => forward::<bf16>(operands, &plan),
+            _ => forward::<f32>(operands, &plan),
+        })
     }
 }
 
 impl AttentionBackwardOps for Flex {
     fn attention_backward(
-        query: FlexTensor,
-        key: FlexTensor,
-        value: FlexTensor,
-        additional: AdditionalKv<Self>,
-        out: FlexTensor,
-        lse: FlexTensor,
-        grad_out: FlexTensor,
-        grad_lse: FlexTensor,
+        inputs: AttentionInputs<Self>,
+        results: AttentionResults<Self>,
+        gradients: AttentionResults<Self>,
         plan: Plan,
-    ) -> (FlexTensor, FlexTensor, FlexTensor, AdditionalKv<Self>) {
-        if plan.tier == Tier::Reference || plan.is_empty() {
-            let saved = Saved { query, key, value, additional, out, lse };
-            return reference::backward::<Self>(saved, grad_out, grad_lse, &plan);
+    ) -> AttentionInputs<Self> {
+        let saved = saved(inputs, results, gradients);
+        if plan.backward.first() == Tier::Reference || plan.is_empty() {
+            return AttentionInputs::new(reference::backward::<Self>(saved, &plan));
         }
-        let inputs = Inputs { query, key, value, additional };
-        let outputs = Outputs { out, lse, grad_out, grad_lse };
-        match inputs.query.dtype() {
-            DType::F64 => backward::<f64>(inputs, outputs, &plan),
-            DType::F16 => backward::<f16>(inputs, outputs, &plan),
-            DType::BF16 => backward::<bf16>(inputs, outputs, &plan),
-            _ => backward::<f32>(inputs, outputs, &plan),
-        }
+        let Saved { operands, outputs, gradients } = saved;
+        let contiguous = |tensor: FlexTensor| tensor.to_contiguous();
+        let saved = Saved {
+            operands: operands.map(|_, tensor| contiguous(tensor)),
+            outputs: outputs.map(contiguous),
+            gradients: gradients.map(contiguous),
+        };
+        AttentionInputs::new(match saved.operands.query.dtype() {
+            DType::F64 => backward::<f64>(saved, &plan),
+            DType::F16 => backward::<f16>(saved, &plan),
+            DType::BF16 => backward::<bf16>(saved, &plan),
+            _ => backward::<f32>(saved, &plan),
+        })
     }
-}
-
-struct Inputs {
-    query: FlexTensor,
-    key: FlexTensor,
-    value: FlexTensor,
-    additional: AdditionalKv<Flex>,
-}
-
-struct Outputs {
-    out: FlexTensor,
-    lse: FlexTensor,
-    grad_out: FlexTensor,
-    grad_lse: FlexTensor,
 }
 
 /// An element type, and the type in which its sums are held.
@@ -175,16 +158,16 @@ fn tokens<'a, E: Storage>(
     }
 }
 
-fn forward<E: Storage>(inputs: Inputs, plan: &Plan) -> (FlexTensor, FlexTensor) {
+/// The forward pass on contiguous tensors.
+fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<FlexTensor> {
     let problem = &plan.problem;
-    let [query, key, value] = [inputs.query, inputs.key, inputs.value].map(contiguous);
-    let additional = additional_tensors(inputs.additional);
+    let Operands { query, key, value, additional } = operands;
     let grids = Grids::new(problem);
     let pass = Forward {
         problem,
         query: Operand::new(rows::<E>(&query), &grids.query, problem.heads, problem.head_dim),
         space: tokens::<E>(&key, &value, &grids.key, problem).for_forward(problem.batch),
-        additional: additional.as_ref().map(|[key, value]| {
+        additional: additional.as_ref().map(|KeyValue { key, value }| {
             tokens::<E>(key, value, &grids.additional, problem).for_forward(problem.batch)
         }),
     };
@@ -196,20 +179,17 @@ fn forward<E: Storage>(inputs: Inputs, plan: &Plan) -> (FlexTensor, FlexTensor) 
     let query_shape = shape(&query);
     let lse_shape = query_shape.as_slice()[..query_shape.num_dims() - 1].to_vec();
     let out_shape = Shape::from([lse_shape.as_slice(), &[problem.head_dim_v]].concat());
-    (tensor(E::narrow(out), out_shape), tensor(lse, Shape::from(lse_shape)))
+    Outputs { out: tensor(E::narrow(out), out_shape), lse: tensor(lse, Shape::from(lse_shape)) }
 }
 
-fn backward<E: Storage>(
-    inputs: Inputs,
-    outputs: Outputs,
-    plan: &Plan,
-) -> (FlexTensor, FlexTensor, FlexTensor, AdditionalKv<Flex>) {
+/// The backward pass on contiguous tensors.
+fn backward<E: Storage>(saved: Saved<FlexTensor>, plan: &Plan) -> Operands<FlexTensor> {
     let problem = &plan.problem;
     let (batch, heads) = (problem.batch, problem.heads);
-    let [query, key, value] = [inputs.query, inputs.key, inputs.value].map(contiguous);
-    let additional = additional_tensors(inputs.additional);
-    let [out, lse, grad_out, grad_lse] =
-        [outputs.out, outputs.lse, outputs.grad_out, outputs.grad_lse].map(contiguous);
+    let Saved { operands, outputs, gradients } = saved;
+    let Operands { query, key, value, additional } = operands;
+    let Outputs { out, lse } = outputs;
+    let Outputs { out: grad_out, lse: grad_lse } = gradients;
     let grids = Grids::new(problem);
     let operand = |rows, dim| Operand::new(rows, &grids.query, heads, dim);
 
@@ -219,8 +199,9 @@ fn backward<E: Storage>(
     let lse = operand(rows::<E::Sum>(&lse), 1);
     let query_rows = operand(rows::<E>(&query), problem.head_dim);
     let space = tokens::<E>(&key, &value, &grids.key, problem);
-    let more =
-        additional.as_ref().map(|[key, value]| tokens::<E>(key, value, &grids.additional, problem));
+    let more = additional
+        .as_ref()
+        .map(|KeyValue { key, value }| tokens::<E>(key, value, &grids.additional, problem));
 
     // Each pass has the panels of what its tokens meet, and no others.
     let (space, more) = (space.for_query_pass(batch), more.map(|more| more.for_query_pass(batch)));
@@ -258,14 +239,11 @@ fn backward<E: Storage>(
     };
     let (dk, dv) = key_pass(&space, false);
     let (dk, dv) = (tensor(dk, shape(&key)), tensor(dv, shape(&value)));
-    let more = match (&more, &additional) {
-        (Some(more), Some([key, value])) => {
-            let (dk, dv) = key_pass(more, true);
-            AdditionalKv::Tokens { key: tensor(dk, shape(key)), value: tensor(dv, shape(value)) }
-        }
-        _ => AdditionalKv::None,
-    };
-    (dq, dk, dv, more)
+    let additional = more.as_ref().zip(additional.as_ref()).map(|(more, like)| {
+        let (dk, dv) = key_pass(more, true);
+        KeyValue { key: tensor(dk, shape(&like.key)), value: tensor(dv, shape(&like.value)) }
+    });
+    Operands { additional, ..Operands::new(dq, dk, dv) }
 }
 
 /// `rowsum(dout * out) - dlse`
@@ -278,15 +256,4 @@ fn delta<A: Real>(grad_out: &[A], out: &[A], grad_lse: &[A]) -> Vec<A> {
             sum - *grad_lse
         })
         .collect()
-}
-
-fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    tensor.to_contiguous()
-}
-
-fn additional_tensors(additional: AdditionalKv<Flex>) -> Option<[FlexTensor; 2]> {
-    match additional {
-        AdditionalKv::Tokens { key, value } => Some([key, value].map(contiguous)),
-        AdditionalKv::None => None,
-    }
 }

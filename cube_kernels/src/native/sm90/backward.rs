@@ -50,9 +50,10 @@ pub fn warm_up_backward(
     client: &Client,
     problem: &Problem,
     element: Element,
+    tiling: Option<Tiling>,
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    let plan = planned(problem, element, None)?;
+    let plan = planned(problem, element, tiling)?;
     Program::Delta(element, problem.head_dim_v).load(&device)?;
     load(plan.schedules(), &device).map(drop)
 }
@@ -105,10 +106,9 @@ pub fn backward_with(
     // Another problem on the same tensors: the additional tokens are its keys.
     let dense = match (dense(problem), &operands.additional, &outputs.additional) {
         (Some(dense), Some(more), Some(KeyValue { key: dk, value: dv })) => {
-            let queries = problem.axes.map(|axis| axis.queries);
             let line = |name, tensor: &Strided| {
                 let reason = "with additional tokens, its own have to lie in one line";
-                tensor.line(queries).ok_or(KernelError::Layout { name, reason })
+                tensor.line(Shape::out(problem)).ok_or(KernelError::Layout { name, reason })
             };
             let inputs = Saved {
                 operands: Operands::new(

@@ -71,9 +71,14 @@ fn schedule(
 /// # Errors
 ///
 /// [`KernelError`] if the problem cannot run on the device.
-pub fn warm_up(client: &Client, problem: &Problem, element: Element) -> Result<(), KernelError> {
+pub fn warm_up(
+    client: &Client,
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    Program::Attention(schedule(problem, element, None)?).load(&device)?;
+    Program::Attention(schedule(problem, element, tiling)?).load(&device)?;
     Ok(())
 }
 

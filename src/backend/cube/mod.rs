@@ -1,0 +1,151 @@
+//! The tiers on Burn's CubeCL backend, which covers every CubeCL runtime: each pass goes down the ladder of its plan until
+//! a tier has launched it.
+
+#[cfg(feature = "cuda")]
+mod hopper;
+mod memory;
+mod portable;
+mod tensor_core;
+
+use std::sync::atomic::Ordering;
+
+use burn::backend::{DType, TensorMetadata};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Problem, Saved, Strided};
+use cubecl::client::Client;
+use cubecl::server::Handle;
+
+#[cfg(feature = "cuda")]
+pub(crate) use hopper::warm_up as warm_up_hopper;
+use memory::{Lay, empty_gradients, empty_outputs};
+
+use super::extension::saved;
+use super::{
+    AttentionBackwardOps, AttentionInputs, AttentionOps, AttentionResults, FALLBACKS, Plan,
+    log_once, reference,
+};
+use crate::tier::Ladder;
+use crate::{AttentionError, Context, Strategy, Tier};
+
+/// What a tier is told of a launch besides its tensors.
+struct Launch<'a> {
+    client: &'a Client,
+    problem: &'a Problem,
+    dtype: DType,
+    context: Context,
+}
+
+impl Launch<'_> {
+    fn forward(
+        &self,
+        tier: Tier,
+        operands: &Operands<Strided>,
+        outputs: &Outputs<Handle>,
+    ) -> Result<(), KernelError> {
+        match tier {
+            #[cfg(feature = "cuda")]
+            Tier::Hopper => hopper::forward(self, operands, outputs),
+            Tier::TensorCore => tensor_core::forward(self, operands, outputs),
+            _ => portable::forward(self, operands, outputs),
+        }
+    }
+
+    fn backward(
+        &self,
+        tier: Tier,
+        saved: &Saved<Strided>,
+        gradients: &Operands<Handle>,
+    ) -> Result<(), KernelError> {
+        match tier {
+            #[cfg(feature = "cuda")]
+            Tier::Hopper => hopper::backward(self, saved, gradients),
+            Tier::TensorCore => tensor_core::backward(self, saved, gradients),
+            _ => portable::backward(self, saved, gradients),
+        }
+    }
+}
+
+/// Launches on tensors as they lie, so that a slice of a fused query-key-value projection is not copied, or else on
+/// contiguous copies, which every kernel can read.
+fn as_they_lie(launch: impl Fn(Lay) -> Result<(), KernelError>) -> Result<(), KernelError> {
+    match launch(Lay::AsTheyAre) {
+        Err(KernelError::Layout { .. }) => launch(Lay::Contiguous),
+        result => result,
+    }
+}
+
+/// The first tier of a ladder that launches a pass; `false` if none but the Reference tier is left.
+///
+/// # Panics
+///
+/// If a strategy that was asked for by name fails.
+fn descend(plan: &Plan, ladder: Ladder, launch: impl Fn(Tier) -> Result<(), KernelError>) -> bool {
+    let mut failure: Option<KernelError> = None;
+    for tier in ladder.iter() {
+        if let Some(error) = failure.take() {
+            FALLBACKS.fetch_add(1, Ordering::Relaxed);
+            log_once(format!("using {}, because {error}", tier.kernels()));
+        }
+        if tier == Tier::Reference {
+            return false;
+        }
+        match launch(tier) {
+            Ok(()) => return true,
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) if plan.strategy != Strategy::Auto => {
+            let reason = error.to_string();
+            panic!("{}", AttentionError::Strategy { strategy: plan.strategy, reason })
+        }
+        _ => false,
+    }
+}
+
+impl AttentionOps for CubeBackend {
+    fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
+        let operands = inputs.operands();
+        let outputs = (!plan.is_empty()).then(|| empty_outputs(&operands.query, &plan.problem));
+        let is_launched = outputs.as_ref().is_some_and(|outputs| {
+            let query = &operands.query;
+            let Plan { problem, context, .. } = &plan;
+            let launch =
+                Launch { client: &query.client, problem, dtype: query.dtype(), context: *context };
+            let handles = outputs.as_ref().map(|tensor| tensor.handle.clone());
+            descend(&plan, plan.forward, |tier| {
+                as_they_lie(|lay| launch.forward(tier, &lay.operands(problem, &operands), &handles))
+            })
+        });
+        AttentionResults::new(match outputs {
+            Some(outputs) if is_launched => outputs,
+            _ => reference::forward::<Self>(operands, &plan),
+        })
+    }
+}
+
+impl AttentionBackwardOps for CubeBackend {
+    fn attention_backward(
+        inputs: AttentionInputs<Self>,
+        results: AttentionResults<Self>,
+        gradients: AttentionResults<Self>,
+        plan: Plan,
+    ) -> AttentionInputs<Self> {
+        let saved = saved(inputs, results, gradients);
+        let gradients = (!plan.is_empty()).then(|| empty_gradients(&saved.operands));
+        let is_launched = gradients.as_ref().is_some_and(|gradients| {
+            let query = &saved.operands.query;
+            let Plan { problem, context, .. } = &plan;
+            let launch =
+                Launch { client: &query.client, problem, dtype: query.dtype(), context: *context };
+            let handles = gradients.as_ref().map(|_, tensor: &CubeTensor| tensor.handle.clone());
+            descend(&plan, plan.backward, |tier| {
+                as_they_lie(|lay| launch.backward(tier, &lay.saved(problem, &saved), &handles))
+            })
+        });
+        AttentionInputs::new(match gradients {
+            Some(gradients) if is_launched => gradients,
+            _ => reference::backward::<Self>(saved, &plan),
+        })
+    }
+}

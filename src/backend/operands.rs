@@ -1,0 +1,79 @@
+//! The tensors of an attention on a Burn backend: [`Operands`] and [`Outputs`] in the form in which Burn can route them
+//! between backends.
+
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+use burn_natten_kernels::{KeyValue, Operands, Outputs};
+
+/// What an attention reads, or the gradients of that.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct AttentionInputs<B: Backend> {
+    /// `[batch, *space, heads, head_dim]`
+    pub query: FloatTensor<B>,
+    /// `[batch, *space, heads_kv, head_dim]`
+    pub key: FloatTensor<B>,
+    /// `[batch, *space, heads_kv, head_dim_v]`
+    pub value: FloatTensor<B>,
+    /// The tokens that every query sees besides its window.
+    #[extension_type]
+    pub additional: AdditionalKv<B>,
+}
+
+/// The tokens that every query sees besides its window.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum AdditionalKv<B: Backend> {
+    /// There are none.
+    None,
+    /// Keys `[batch, tokens, heads_kv, head_dim]` and values `[batch, tokens, heads_kv,
+    /// head_dim_v]`.
+    Tokens {
+        /// The keys, or their gradient.
+        key: FloatTensor<B>,
+        /// The values, or their gradient.
+        value: FloatTensor<B>,
+    },
+}
+
+/// What an attention gives, or the gradients of that.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct AttentionResults<B: Backend> {
+    /// `[batch, *space, heads, head_dim_v]`
+    pub out: FloatTensor<B>,
+    /// `[batch, *space, heads]`
+    pub lse: FloatTensor<B>,
+}
+
+impl<B: Backend> AttentionInputs<B> {
+    /// The tensors by operand.
+    pub(crate) fn operands(self) -> Operands<FloatTensor<B>> {
+        let additional = match self.additional {
+            AdditionalKv::Tokens { key, value } => Some(KeyValue { key, value }),
+            AdditionalKv::None => None,
+        };
+        Operands { additional, ..Operands::new(self.query, self.key, self.value) }
+    }
+
+    /// The other way round.
+    pub(crate) fn new(operands: Operands<FloatTensor<B>>) -> Self {
+        let Operands { query, key, value, additional } = operands;
+        let additional = match additional {
+            Some(KeyValue { key, value }) => AdditionalKv::Tokens { key, value },
+            None => AdditionalKv::None,
+        };
+        Self { query, key, value, additional }
+    }
+}
+
+impl<B: Backend> AttentionResults<B> {
+    /// The tensors by what they are.
+    pub(crate) fn outputs(self) -> Outputs<FloatTensor<B>> {
+        Outputs { out: self.out, lse: self.lse }
+    }
+
+    /// The other way round.
+    pub(crate) fn new(Outputs { out, lse }: Outputs<FloatTensor<B>>) -> Self {
+        Self { out, lse }
+    }
+}
