@@ -54,20 +54,20 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
   const u16* second = INVERSE ? params.value : params.dout;
   load_row(row, first + offset(INVERSE ? params.key_strides : params.query_strides, tile.batch, here, tile.head),
            second + offset(INVERSE ? params.value_strides : params.dout_strides, tile.batch, here, tile.head), lane);
-  const Window wx = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
+  const Window wz = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
   const Window wy = RANK >= 2 ? window_of<1>(space, tile, at[1]) : Window{0, 1};
-  const Window wz = window_of<2>(space, tile, at[2]);
+  const Window wx = window_of<2>(space, tile, at[2]);
 #pragma unroll 1
   for (int pass = 0; pass < passes(params); pass++) {
     const int head = column_head(params, tile, pass);
 #pragma unroll 1
-    for (int x = wx.start; x < wx.end; x++)
+    for (int z = wz.start; z < wz.end; z++)
 #pragma unroll 1
       for (int y = wy.start; y < wy.end; y++)
 #pragma unroll 1
-        for (int z = wz.start; z < wz.end; z++) {
-          const int there[3] = {token(space, tile, 0, x), token(space, tile, 1, y), token(space, tile, 2, z)};
-          const int seen[3] = {x, y, z};
+        for (int x = wx.start; x < wx.end; x++) {
+          const int there[3] = {token(space, tile, 0, z), token(space, tile, 1, y), token(space, tile, 2, x)};
+          const int seen[3] = {z, y, x};
           const float4 statistics = INVERSE ? statistics_of(params, tile, head, seen) : statistics_of(params, tile, tile.head, at);
           see(sum, row,
               (INVERSE ? params.query : params.key) + offset(INVERSE ? params.query_strides : params.key_strides, tile.batch, there, head),

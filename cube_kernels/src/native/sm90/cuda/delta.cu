@@ -15,7 +15,7 @@ struct Params {
   const u16 *out, *dout;
   const float *lse, *dlse;              // [batch, queries, heads]
   int* taken;
-  i64 out_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
+  i64 out_strides[5], dout_strides[5];  // elements: batch, z, y, x, head
   int queries[3], dilation[3], pitch[3];
   int heads, blocks;                   // CTAs of a sample
   int launches;

@@ -2,7 +2,7 @@ struct Params {
   void* out;
   float* lse;
   const u16 *query, *key, *value, *more_key, *more_value;
-  i64 query_strides[5], key_strides[5], value_strides[5];  // elements: batch, x, y, z, head
+  i64 query_strides[5], key_strides[5], value_strides[5];  // elements: batch, z, y, x, head
   i64 more_key_strides[3], more_value_strides[3];          // batch, token, head
   Space space;
   int group_size;                // query heads to a key head

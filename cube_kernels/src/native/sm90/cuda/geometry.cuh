@@ -2,8 +2,8 @@
 // columns what it sweeps over: queries and keys, or, with INVERSE, keys and the queries that see them.
 // All positions are those inside a dilation group; see window.rs for the semantics.
 //
-// Compile-time parameters: RANK, CAUSAL (bit a: axis a is causal), STRIDED, DILATED, INVERSE, ROW_X
-// ROW_Y ROW_Z (the 64 rows of a warpgroup), COLUMN_X COLUMN_Y COLUMN_Z (the 64 columns of a block), STACK
+// Compile-time parameters: RANK, CAUSAL (bit a: axis a is causal), STRIDED, DILATED, INVERSE, ROW_Z
+// ROW_Y ROW_X (the 64 rows of a warpgroup), COLUMN_Z COLUMN_Y COLUMN_X (the 64 columns of a block), STACK
 // (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers).
 
 // Values of MASK, see mask.cuh.
@@ -30,11 +30,11 @@ struct Space {
   int heads;             // of the rows
   int chunk;             // (sample, head) pairs that advance together through space
   int tiles;             // CTA tiles of the launch
-  int batch_step;        // TMA coordinate of a sample's origin along x
+  int batch_step;        // TMA coordinate of a sample's origin along z
 };
 
-DEVICE constexpr int row_extent(int a) { return a == 0 ? ROW_X : a == 1 ? ROW_Y : ROW_Z; }
-DEVICE constexpr int column_extent(int a) { return a == 0 ? COLUMN_X : a == 1 ? COLUMN_Y : COLUMN_Z; }
+DEVICE constexpr int row_extent(int a) { return a == 0 ? ROW_Z : a == 1 ? ROW_Y : ROW_X; }
+DEVICE constexpr int column_extent(int a) { return a == 0 ? COLUMN_Z : a == 1 ? COLUMN_Y : COLUMN_X; }
 DEVICE constexpr int cta_extent(int a) { return row_extent(a) * (a == STACK ? WARPGROUPS : 1); }
 
 // Blocks of columns are visited with the stacking axis slowest, so that what a warpgroup sees is one range.

@@ -18,22 +18,22 @@
 // none where a CTA holds one row and a block one column: the blocks are then just that row's window.
 #define FOURS(extent) (((extent) + 3) / 4 * 4)
 #define SLOTS(axis, rows, columns) ((rows) == 1 && (columns) == 1 && STACK != axis ? 0 : FOURS(columns))
-#define SLOTS_X SLOTS(0, ROW_X, COLUMN_X)
+#define SLOTS_Z SLOTS(0, ROW_Z, COLUMN_Z)
 #define SLOTS_Y SLOTS(1, ROW_Y, COLUMN_Y)
-#define SLOTS_Z SLOTS(2, ROW_Z, COLUMN_Z)
+#define SLOTS_X SLOTS(2, ROW_X, COLUMN_X)
 #define TRUSTED_SCORE 16777216.f
 #define ONE_HOT_BYTES (MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0)
 
-DEVICE int slot_axis(int slot) { return slot < SLOTS_X ? 0 : slot < SLOTS_X + SLOTS_Y ? 1 : slot < SLOTS_X + SLOTS_Y + SLOTS_Z ? 2 : 3; }
+DEVICE int slot_axis(int slot) { return slot < SLOTS_Z ? 0 : slot < SLOTS_Z + SLOTS_Y ? 1 : slot < SLOTS_Z + SLOTS_Y + SLOTS_X ? 2 : 3; }
 DEVICE int slot_coordinate(int slot) {
-  return slot < SLOTS_X ? slot : slot < SLOTS_X + SLOTS_Y ? slot - SLOTS_X : slot - SLOTS_X - SLOTS_Y;
+  return slot < SLOTS_Z ? slot : slot < SLOTS_Z + SLOTS_Y ? slot - SLOTS_Z : slot - SLOTS_Z - SLOTS_Y;
 }
 
 // Writes B. Called by all threads of the CTA.
 DEVICE void write_one_hot(u8* table) {
   for (int i = threadIdx.x; i < BLOCKS * 64 * 32; i += blockDim.x) {
     const int n = i / 32, k = i % 32, column = n % 64, slot = k % 16;
-    const int at[3] = {column / (COLUMN_Y * COLUMN_Z), column / COLUMN_Z % COLUMN_Y, column % COLUMN_Z};
+    const int at[3] = {column / (COLUMN_Y * COLUMN_X), column / COLUMN_X % COLUMN_Y, column % COLUMN_X};
     const int axis = slot_axis(slot);
     const bool hot = k / 16 == n / 64 && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
     table[n / 8 * 256 + k / 16 * 128 + n % 8 * 16 + slot] = hot ? 0x7B : 0;
@@ -70,7 +70,7 @@ struct OneHotRows {
   DEVICE void aim(const Tile& tile, Walk& walk) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
-      const int offset = axis == 0 ? walk.at[0] * COLUMN_X : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_Z : 0;
+      const int offset = axis == 0 ? walk.at[0] * COLUMN_Z : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_X : 0;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         shifts[4 * block + 2 * r] = max_(0, 32 - 8 * max_(0, start[r] - offset));

@@ -63,9 +63,9 @@ DEVICE void rows_of_lane(const Tile& tile, int warpgroup, int warp, int lane, in
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int member = warp * 16 + lane / 4 + 8 * r;
-    at[r][0] = tile.row[0] + member / (ROW_Y * ROW_Z);
-    at[r][1] = tile.row[1] + member / ROW_Z % ROW_Y;
-    at[r][2] = tile.row[2] + member % ROW_Z;
+    at[r][0] = tile.row[0] + member / (ROW_Y * ROW_X);
+    at[r][1] = tile.row[1] + member / ROW_X % ROW_Y;
+    at[r][2] = tile.row[2] + member % ROW_X;
     at[r][STACK] += warpgroup * row_extent(STACK);
   }
 }

@@ -55,11 +55,11 @@ DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;
 
 // ---- TMA: a box of a five-dimensional tensor into shared memory
 
-DEVICE void tma_load(u32 destination, const TensorMap* map, u32 barrier, int d, int z, int y, int x, int head) {
+DEVICE void tma_load(u32 destination, const TensorMap* map, u32 barrier, int d, int x, int y, int z, int head) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-      ::"r"(destination), "l"(map), "r"(barrier), "r"(d), "r"(z), "r"(y), "r"(x), "r"(head) : "memory");
+      ::"r"(destination), "l"(map), "r"(barrier), "r"(d), "r"(x), "r"(y), "r"(z), "r"(head) : "memory");
 }
 DEVICE void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
