@@ -75,9 +75,8 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
               statistics.x, statistics.y, params.scale_log2, lane);
         }
   }
-#if ADDITIONAL
 #pragma unroll 1
-  for (int t = 0; t < params.additional; t++) {
+  for (int t = 0; ADDITIONAL && t < params.additional; t++) {
     const int head = column_head(params, tile, 0);
     const float4 statistics = statistics_of(params, tile, tile.head, at);
     see(sum, row,
@@ -85,15 +84,10 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head * params.more_value_strides[2],
         statistics.x, statistics.y, params.scale_log2, lane);
   }
-#endif
-#if WITH_FIRST
 #pragma unroll
-  for (int i = FIRST_START / 32; i < (FIRST_START + FIRST_DIM + 31) / 32; i++)
+  for (int i = FIRST_START / 32; WITH_FIRST && i < (FIRST_START + FIRST_DIM + 31) / 32; i++)
     if (i * 32 + lane < FIRST_START + FIRST_DIM) ((u16*)params.first)[place * DIM + i * 32 + lane] = (u16)pack(sum.values[i] * params.scale, 0.f);
-#endif
-#if WITH_SECOND
 #pragma unroll
-  for (int i = 0; i < (DIM_V + 31) / 32; i++)
+  for (int i = 0; WITH_SECOND && i < (DIM_V + 31) / 32; i++)
     if (i * 32 + lane < DIM_V) ((u16*)params.second)[place * DIM_V + i * 32 + lane] = (u16)pack(sum.values_v[i], 0.f);
-#endif
 }

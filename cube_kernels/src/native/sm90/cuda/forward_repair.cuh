@@ -53,14 +53,12 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
         see(sum, q, params.key + offset(params.key_strides, tile.batch, tz, ty, tx, head_kv),
             params.value + offset(params.value_strides, tile.batch, tz, ty, tx, head_kv), params.scale_log2, lane);
       }
-#if ADDITIONAL
 #pragma unroll 1
-  for (int t = 0; t < params.additional; t++)
+  for (int t = 0; ADDITIONAL && t < params.additional; t++)
     see(sum, q,
         params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head_kv * params.more_key_strides[2],
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head_kv * params.more_value_strides[2],
         params.scale_log2, lane);
-#endif
   const float inverse = 1.f / sum.sum;
   u16* out = (u16*)params.out + row * DIM_V;
 #pragma unroll

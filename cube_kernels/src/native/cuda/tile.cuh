@@ -1,18 +1,13 @@
-// Which columns a row of scores sees, and how the rows are cut into tiles. Rows are what a CTA keeps,
-// columns what it sweeps over: queries and keys, or, with INVERSE, keys and the queries that see them.
-// All positions are those inside a dilation group; see window.rs for the semantics.
+// How the rows are cut into tiles, and where a tile lies. Rows are what a CTA keeps, columns what it sweeps over:
+// queries and keys, or, with INVERSE, keys and the queries that see them. All positions are those inside a
+// dilation group, see window.rs. Axes are z, y, x, the fastest last.
 //
 // Compile-time parameters: RANK, CAUSAL (bit a: axis a is causal), STRIDED, DILATED, INVERSE, ROW_Z
 // ROW_Y ROW_X (the 64 rows of a warpgroup), COLUMN_Z COLUMN_Y COLUMN_X (the 64 columns of a block), STACK
-// (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers).
+// (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers), BLOCKS (of a step).
 
-// Values of MASK, see mask.cuh.
-#define NONE 0
-#define LINEAR 1
-#define ONE_HOT 2
-
-#define FIRST_AXIS (3 - RANK)
-#define IS_CAUSAL(a) (((CAUSAL) >> (a)) & 1)
+constexpr int FIRST_AXIS = 3 - RANK;
+DEVICE constexpr bool is_causal(int a) { return CAUSAL >> a & 1; }
 
 struct AxisParams {
   int queries, keys;     // of the axis
@@ -38,63 +33,7 @@ DEVICE constexpr int column_extent(int a) { return a == 0 ? COLUMN_Z : a == 1 ? 
 DEVICE constexpr int cta_extent(int a) { return row_extent(a) * (a == STACK ? WARPGROUPS : 1); }
 
 // Blocks of columns are visited with the stacking axis slowest, so that what a warpgroup sees is one range.
-#define SLOW STACK
-#define MIDDLE (STACK == 0 ? 1 : 0)
-#define FAST (STACK == 2 ? 1 : 2)
-
-struct Window { int start, end; };
-
-#if INVERSE
-// First position of the first stride group whose leader, `offset` behind its first member, is at `leader`
-// or later.
-DEVICE int first_with_leader(const AxisParams& axis, int leader, int offset) {
-  leader = max_(leader - offset, 0);
-#if STRIDED
-  return (leader + axis.stride - 1) / axis.stride * axis.stride;
-#else
-  return leader;
-#endif
-}
-
-// The queries that see the key at position `row`, which is clamped into its group. Empty where the end
-// is not behind the start: of causal attention with fewer queries than keys nobody sees the last keys.
-template <int A> DEVICE Window window(const AxisParams& axis, int row, int keys, int queries) {
-  row = min_(row, keys - 1);
-  const int behind = axis.kernel / 2, half = axis.stride / 2;
-  Window w = {0, queries};
-  if (IS_CAUSAL(A)) {
-    w.start = row;
-    if (row + axis.kernel < keys) w.end = first_with_leader(axis, row + axis.kernel, axis.stride - 1);
-  } else {
-    if (row >= axis.kernel) w.start = first_with_leader(axis, row + 1 - axis.kernel + behind, half);
-    if (row + axis.kernel < keys) w.end = first_with_leader(axis, row + 1 + behind, half);
-  }
-  w.start = min_(w.start, queries);
-  w.end = min_(w.end, queries);
-  return w;
-}
-#else
-// The keys that the query at position `row` sees, which is clamped into its group.
-template <int A> DEVICE Window window(const AxisParams& axis, int row, int queries, int keys) {
-  row = min_(row, queries - 1);
-#if STRIDED
-  const int first = row / axis.stride * axis.stride;
-#else
-  const int first = row;
-#endif
-  Window w;
-  if (IS_CAUSAL(A)) {
-    const int leader = min_(first + axis.stride - 1, keys - 1);
-    w.start = max_(leader - axis.kernel + 1, 0);
-    w.end = min_(row + 1, keys);
-  } else {
-    const int leader = min_(first + axis.stride / 2, keys - 1);
-    w.start = min_(max_(leader - axis.kernel / 2, 0), keys - axis.kernel);
-    w.end = w.start + axis.kernel;
-  }
-  return w;
-}
-#endif
+constexpr int SLOW = STACK, MIDDLE = STACK == 0 ? 1 : 0, FAST = STACK == 2 ? 1 : 2;
 
 // What a CTA works on: 64 * WARPGROUPS rows of one head and the blocks of columns they see.
 struct __align__(128) Tile {
@@ -109,8 +48,11 @@ struct __align__(128) Tile {
 };
 static_assert(sizeof(Tile) == 128, "the kernels' shared memory has 128 bytes for it");
 
+// The columns that the row at a position sees along an axis.
 template <int A> DEVICE Window window_of(const Space& space, const Tile& tile, int row) {
-  return window<A>(space.axes[A], row, tile.rows[A], tile.columns[A]);
+  const AxisParams& axis = space.axes[A];
+  if constexpr (INVERSE) return window_of_key<is_causal(A), STRIDED>(axis, row, tile.rows[A], tile.columns[A]);
+  else return window_of_query<is_causal(A), STRIDED>(axis, row, tile.rows[A], tile.columns[A]);
 }
 
 template <int A> DEVICE void locate(const Space& space, Tile& tile, int index, int group) {
@@ -121,14 +63,14 @@ template <int A> DEVICE void locate(const Space& space, Tile& tile, int index, i
   }
   const AxisParams& axis = space.axes[A];
   int queries = opaque(axis.queries), keys = opaque(axis.keys);
-#if DILATED
-  const int g = axis.groups == 1 ? axis.residue : group;
-  queries = (queries - g + axis.dilation - 1) / axis.dilation;
-  keys = (keys - g + axis.dilation - 1) / axis.dilation;
-  tile.group[A] = g;
-#else
-  tile.group[A] = 0;
-#endif
+  if constexpr (DILATED) {
+    const int g = axis.groups == 1 ? axis.residue : group;
+    queries = (queries - g + axis.dilation - 1) / axis.dilation;
+    keys = (keys - g + axis.dilation - 1) / axis.dilation;
+    tile.group[A] = g;
+  } else {
+    tile.group[A] = 0;
+  }
   tile.rows[A] = INVERSE ? keys : queries;
   tile.columns[A] = INVERSE ? queries : keys;
   tile.row[A] = index * cta_extent(A);
@@ -139,28 +81,31 @@ template <int A> DEVICE void locate(const Space& space, Tile& tile, int index, i
   if (tile.row[A] >= tile.rows[A]) tile.blocks[A] = 0;
 }
 
+// Takes the tile along an axis out of an index.
+template <int A> DEVICE int take_tile(const Space& space, int& index) {
+  if (A < FIRST_AXIS) return 0;
+  const int at = index % space.axes[A].tiles;
+  index /= space.axes[A].tiles;
+  return is_causal(A) && !INVERSE ? space.axes[A].tiles - 1 - at : at;
+}
+
 // Finds the tile of an index. From fast to slow: head within its chunk, the fast, middle and slow axis, the
 // dilation group, the chunk. Along a causal axis the rows that see most come first, which are the last
 // queries or the first keys: the tiles that are left for the end of the launch are short ones.
 DEVICE void decode_tile(const Space& space, int index, Tile& tile) {
-  int at[3] = {0, 0, 0}, group[3] = {0, 0, 0};
+  int at[3], group[3] = {0, 0, 0};
   const int member = index % space.chunk;
   index /= space.chunk;
-#define TAKE(A)                                                                  \
-  if (A >= FIRST_AXIS) {                                                         \
-    at[A] = index % space.axes[A].tiles;                                         \
-    index /= space.axes[A].tiles;                                                \
-    if (IS_CAUSAL(A) && !INVERSE) at[A] = space.axes[A].tiles - 1 - at[A];       \
-  }
-  TAKE(FAST) TAKE(MIDDLE) TAKE(SLOW)
-#undef TAKE
-#if DILATED
+  at[FAST] = take_tile<FAST>(space, index);
+  at[MIDDLE] = take_tile<MIDDLE>(space, index);
+  at[SLOW] = take_tile<SLOW>(space, index);
+  if constexpr (DILATED) {
 #pragma unroll
-  for (int a = 2; a >= FIRST_AXIS; a--) {
-    group[a] = index % space.axes[a].groups;
-    index /= space.axes[a].groups;
+    for (int a = 2; a >= FIRST_AXIS; a--) {
+      group[a] = index % space.axes[a].groups;
+      index /= space.axes[a].groups;
+    }
   }
-#endif
   const int pair = index * space.chunk + member;
   tile.head = pair % space.heads;
   tile.batch = pair / space.heads;
@@ -175,38 +120,36 @@ DEVICE void decode_tile(const Space& space, int index, Tile& tile) {
   tile.steps = (blocks + BLOCKS - 1) / BLOCKS;
 }
 
-// Walks over the blocks of a tile.
-struct Walk {
-  int at[3];
-  DEVICE void start(const Tile& tile, int block) {
-    at[FAST] = block % tile.blocks[FAST];
-    block /= tile.blocks[FAST];
-    at[MIDDLE] = block % tile.blocks[MIDDLE];
-    at[SLOW] = block / tile.blocks[MIDDLE];
-  }
-  // Behind the last block the slow axis runs on: such a block lies outside every window.
-  DEVICE void next(const Tile& tile) {
-    if (++at[FAST] == tile.blocks[FAST]) {
-      at[FAST] = 0;
-      if (++at[MIDDLE] == tile.blocks[MIDDLE]) { at[MIDDLE] = 0; at[SLOW]++; }
-    }
-  }
-};
-
 // Coordinates that TMA takes, from positions.
 DEVICE int coordinate(const Space& space, const Tile& tile, int a, int position) {
-#if DILATED
+  if constexpr (!DILATED) return position;
   const AxisParams& axis = space.axes[a];
   return position * axis.step + (axis.groups == 1 ? 0 : tile.group[a]);
-#else
-  return position;
-#endif
 }
 // Tokens, for addresses.
 DEVICE int token(const Space& space, const Tile& tile, int a, int position) {
-#if DILATED
-  return position * space.axes[a].dilation + tile.group[a];
-#else
-  return position;
-#endif
+  return DILATED ? position * space.axes[a].dilation + tile.group[a] : position;
+}
+
+// Where the rows of a warpgroup begin, as TMA takes it.
+DEVICE void row_box(const Space& space, const Tile& tile, int warpgroup, int (&at)[3]) {
+#pragma unroll
+  for (int a = 0; a < 3; a++)
+    at[a] = coordinate(space, tile, a, tile.row[a] + (a == STACK ? warpgroup * row_extent(a) : 0));
+  at[0] += tile.batch * space.batch_step;
+}
+
+// The place of a row among all rows of the tensor, `[batch, tokens.., heads]`.
+DEVICE i64 row_index(const Space& space, const Tile& tile, const int (&at)[3]) {
+  i64 index = tile.batch;
+#pragma unroll
+  for (int a = FIRST_AXIS; a < 3; a++)
+    index = index * (INVERSE ? space.axes[a].keys : space.axes[a].queries) + token(space, tile, a, at[a]);
+  return index * space.heads + tile.head;
+}
+DEVICE bool row_exists(const Tile& tile, const int (&at)[3]) {
+  bool exists = true;
+#pragma unroll
+  for (int a = FIRST_AXIS; a < 3; a++) exists = exists && at[a] < tile.rows[a];
+  return exists;
 }
