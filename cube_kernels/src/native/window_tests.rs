@@ -51,22 +51,26 @@ fn ask(compiler: &str, questions: &str) -> String {
     String::from_utf8(output.stdout).expect("numbers")
 }
 
-/// Rows beyond a group are those of its last member, and the general code holds for a stride of 1, too.
+/// Rows beyond a group are those of its last member, and the general code holds for what is not shifted or has no
+/// stride, too.
 fn check(axes: &[Axis]) {
     let Some(compiler) = compiler() else { return };
     let (mut questions, mut expected) = (String::new(), vec![]);
     for axis in axes {
-        let Axis { queries, keys, kernel_size, stride, is_causal, .. } = *axis;
+        let Axis { queries, keys, origin, kernel_size, stride, is_causal, .. } = *axis;
         let causal = u8::from(is_causal);
         for (is_key, rows) in [(0, queries), (1, keys)] {
             for row in 0..rows + 3 {
                 let member = row.min(rows - 1);
                 let (first, count) =
                     if is_key == 1 { axis.visitors(member) } else { axis.window(member) };
-                for strided in (0..=1).filter(|strided| *strided == 1 || stride == 1) {
+                for (strided, shifted) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    if strided == 0 && stride > 1 || shifted == 0 && origin != 0 {
+                        continue;
+                    }
                     writeln!(
                         questions,
-                        "{is_key} {causal} {strided} {kernel_size} {stride} {queries} {keys} {row}"
+                        "{is_key} {causal} {strided} {shifted} {kernel_size} {stride} {origin} {queries} {keys} {row}"
                     )
                     .expect("a string");
                     expected.push((is_key, row, axis, first, first + count));
@@ -93,9 +97,22 @@ fn windows_are_those_of_the_definition() {
             }
         }
     }
-    for queries in 1..=9 {
-        for keys in 1..=9 {
-            axes.extend([false, true].map(|causal| Axis::dense(queries, keys, causal).with_origin(0)));
+    // More or fewer queries than keys, in front of the keys, among them and behind.
+    for queries in 1..=7 {
+        for keys in 1..=7 {
+            axes.push(Axis::dense(queries, keys, false));
+            let causal = Axis::dense(queries, keys, true);
+            axes.extend((-9..=9).map(|origin| causal.with_origin(origin)));
+        }
+    }
+    // Some queries of an axis.
+    for (kernel_size, stride) in [(3, 1), (5, 2), (6, 6)] {
+        for origin in 0..12 {
+            for queries in 1..=12 - origin {
+                let whole = Axis::neighborhood(12, kernel_size).with_stride(stride);
+                let part = Axis { queries, ..whole.with_origin(origin as isize) };
+                axes.extend([part, part.with_causal(true)]);
+            }
         }
     }
     check(&axes);

@@ -2,7 +2,8 @@
 // queries and keys, or, with INVERSE, keys and the queries that see them. All positions are those inside a
 // dilation group, see window.rs. Axes are z, y, x, the fastest last.
 //
-// Compile-time parameters: RANK, CAUSAL (bit a: axis a is causal), STRIDED, DILATED, INVERSE, ROW_Z
+// Compile-time parameters: RANK, CAUSAL (bit a: axis a is causal), STRIDED, DILATED, ORIGIN (some axis is
+// shifted, see window.cuh), INVERSE, ROW_Z
 // ROW_Y ROW_X (the 64 rows of a warpgroup), COLUMN_Z COLUMN_Y COLUMN_X (the 64 columns of a block), STACK
 // (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers), BLOCKS (of a step).
 
@@ -45,17 +46,30 @@ struct __align__(128) Tile {
   int blocks[3];                 // blocks of columns from there on
   int steps;                     // of BLOCKS blocks; 0 when no row of the tile exists
   int first;                     // number of its first step among all of the CTA
+#if ORIGIN
+  int shift[3];                  // of the queries along each axis, see window.cuh
+#endif
 };
 static_assert(sizeof(Tile) == 128, "the kernels' shared memory has 128 bytes for it");
 
 // The columns that the row at a position sees along an axis.
-template <int A> DEVICE Window window_of(const Space& space, const Tile& tile, int row) {
+template <int A> DEVICE Window window_of(const Space& space, int shift, const Tile& tile, int row) {
   const AxisParams& axis = space.axes[A];
-  if constexpr (INVERSE) return window_of_key<is_causal(A), STRIDED>(axis, row, tile.rows[A], tile.columns[A]);
-  else return window_of_query<is_causal(A), STRIDED>(axis, row, tile.rows[A], tile.columns[A]);
+  const int rows = tile.rows[A], columns = tile.columns[A];
+  if constexpr (INVERSE) return window_of_key<is_causal(A), STRIDED, ORIGIN>(axis, shift, row, rows, columns);
+  else return window_of_query<is_causal(A), STRIDED, ORIGIN>(axis, shift, row, rows, columns);
 }
 
-template <int A> DEVICE void locate(const Space& space, Tile& tile, int index, int group) {
+template <int A> DEVICE Window window_of(const Space& space, const Tile& tile, int row) {
+#if ORIGIN
+  const int shift = tile.shift[A];
+#else
+  const int shift = 0;
+#endif
+  return window_of<A>(space, shift, tile, row);
+}
+
+template <int A> DEVICE void locate(const Space& space, int shift, Tile& tile, int index, int group) {
   if (A < FIRST_AXIS) {
     tile.group[A] = tile.row[A] = tile.column[A] = 0;
     tile.rows[A] = tile.columns[A] = tile.blocks[A] = 1;
@@ -74,8 +88,8 @@ template <int A> DEVICE void locate(const Space& space, Tile& tile, int index, i
   tile.rows[A] = INVERSE ? keys : queries;
   tile.columns[A] = INVERSE ? queries : keys;
   tile.row[A] = index * cta_extent(A);
-  tile.column[A] = window_of<A>(space, tile, tile.row[A]).start;
-  const int end = window_of<A>(space, tile, tile.row[A] + cta_extent(A) - 1).end;
+  tile.column[A] = window_of<A>(space, shift, tile, tile.row[A]).start;
+  const int end = window_of<A>(space, shift, tile, tile.row[A] + cta_extent(A) - 1).end;
   // Rows that see nothing still have results.
   tile.blocks[A] = max_(1, (end - tile.column[A] + column_extent(A) - 1) / column_extent(A));
   if (tile.row[A] >= tile.rows[A]) tile.blocks[A] = 0;
@@ -89,10 +103,17 @@ template <int A> DEVICE int take_tile(const Space& space, int& index) {
   return is_causal(A) && !INVERSE ? space.axes[A].tiles - 1 - at : at;
 }
 
+// Whether the row at a position sees no column, but for additional ones.
+DEVICE bool is_blind(const Space& space, const Tile& tile, const int (&at)[3]) {
+  if constexpr (!ORIGIN) return false;
+  const Window z = window_of<0>(space, tile, at[0]), y = window_of<1>(space, tile, at[1]), x = window_of<2>(space, tile, at[2]);
+  return z.start >= z.end || y.start >= y.end || x.start >= x.end;
+}
+
 // Finds the tile of an index. From fast to slow: head within its chunk, the fast, middle and slow axis, the
 // dilation group, the chunk. Along a causal axis the rows that see most come first, which are the last
 // queries or the first keys: the tiles that are left for the end of the launch are short ones.
-DEVICE void decode_tile(const Space& space, int index, Tile& tile) {
+DEVICE void decode_tile(const Space& space, const int (&shift)[3], int index, Tile& tile) {
   int at[3], group[3] = {0, 0, 0};
   const int member = index % space.chunk;
   index /= space.chunk;
@@ -110,12 +131,16 @@ DEVICE void decode_tile(const Space& space, int index, Tile& tile) {
   tile.head = pair % space.heads;
   tile.batch = pair / space.heads;
   // The producer has few registers: where the tile is in shared memory, an axis is written before the next.
-  locate<0>(space, tile, at[0], group[0]);
+  locate<0>(space, shift[0], tile, at[0], group[0]);
   memory_barrier();
-  locate<1>(space, tile, at[1], group[1]);
+  locate<1>(space, shift[1], tile, at[1], group[1]);
   memory_barrier();
-  locate<2>(space, tile, at[2], group[2]);
+  locate<2>(space, shift[2], tile, at[2], group[2]);
   memory_barrier();
+#if ORIGIN
+#pragma unroll
+  for (int a = 0; a < 3; a++) tile.shift[a] = shift[a];
+#endif
   const int blocks = tile.blocks[0] * tile.blocks[1] * tile.blocks[2];
   tile.steps = (blocks + BLOCKS - 1) / BLOCKS;
 }

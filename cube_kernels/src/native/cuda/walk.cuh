@@ -54,6 +54,8 @@ DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) 
   Range steps;
   steps.high = min_(tile.steps, (blocks + BLOCKS - 1) / BLOCKS);
   steps.low = min_(steps.high, start / column_extent(SLOW) * plane / BLOCKS);
+  // Rows that see nothing have results: of a step that they see nothing of.
+  if (ORIGIN && !INVERSE && steps.low == steps.high) steps.low = min_(steps.low, tile.steps - 1), steps.high = steps.low + 1;
   if (idle) steps.low = steps.high = 0;
   steps.low = uniform(steps.low), steps.high = uniform(steps.high);
   return steps;

@@ -220,6 +220,15 @@ impl Grid<'_> {
         }
     }
 
+    /// By how many positions queries stand ahead of keys of the same number, along each axis. Beyond both lengths
+    /// it makes no difference.
+    pub(super) fn shift(&self) -> [i32; MAX_RANK] {
+        self.problem.axes.map(|axis| {
+            let shift = axis.origin / axis.dilation as isize;
+            shift.clamp(-(axis.queries as isize), axis.keys as isize) as i32
+        })
+    }
+
     pub(super) fn space(&self) -> Space {
         let axes = std::array::from_fn(|index| {
             let axis = &self.problem.axes[index];

@@ -84,6 +84,8 @@ pub struct Schedule {
     pub is_strided: bool,
     /// Whether some axis has a dilation.
     pub is_dilated: bool,
+    /// Whether queries of some axis stand elsewhere than keys of the same number.
+    pub has_origin: bool,
     /// Whether there are additional tokens.
     pub has_additional: bool,
     /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64.
@@ -268,6 +270,7 @@ impl Schedule {
             ("CAUSAL", bits.sum()),
             ("STRIDED", usize::from(self.is_strided)),
             ("DILATED", usize::from(self.is_dilated)),
+            ("ORIGIN", usize::from(self.has_origin)),
             ("ADDITIONAL", usize::from(self.has_additional)),
             ("ROW_Z", row_z),
             ("ROW_Y", row_y),
@@ -309,6 +312,7 @@ impl Schedule {
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.is_strided || problem.axes.iter().all(|axis| axis.stride == 1))
             && (self.is_dilated || problem.axes.iter().all(|axis| axis.dilation == 1))
+            && (self.has_origin || !problem.has_origin())
     }
 }
 
@@ -347,6 +351,7 @@ impl fmt::Display for Schedule {
         for (flag, name) in [
             (self.is_strided, "_strided"),
             (self.is_dilated, "_dilated"),
+            (self.has_origin, "_origin"),
             (self.has_additional, "_additional"),
         ] {
             f.write_str(if flag { name } else { "" })?;

@@ -85,7 +85,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* sl
     const Tile& tile = slots[slot];
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
-    decode_tile(space, index, slots[slot]);
+    decode_tile(space, params.shift, index, slots[slot]);
     step = tile.first;  // so that no register has to hold it meanwhile
     if (tile.steps == 0) continue;
     load_rows(space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));

@@ -10,6 +10,7 @@ struct Params {
   int group_size;                // query heads to a key head
   int additional;                // tokens that every query sees
   float scale, scale_log2;       // scale * log2(e)
+  int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
 };
 
 // The columns of a key head are the queries of several heads, one after the other.

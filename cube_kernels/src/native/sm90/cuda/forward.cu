@@ -47,7 +47,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* ne
     const int index = tile_index(round);
     if (index >= space.tiles) continue;
     Tile tile;
-    decode_tile(space, index, tile);
+    decode_tile(space, params.shift, index, tile);
     if (tile.steps == 0) continue;
     const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
@@ -274,11 +274,14 @@ struct Consumer {
     for (int r = 0; r < 2; r++) {
       const i64 row = row_index(space, tile, query_at[r]);
       const bool exists = row_exists(tile, query_at[r]);
-      const float factor = 1.f / softmax.sum[r];
+      // A row that sees nothing has no sum, or one of weights that the mask made alike.
+      const bool blind = params.additional == 0 && is_blind(space, tile, query_at[r]);
+      if (blind) forget_row(out, r), softmax.max[r] = NEG_INF, softmax.sum[r] = 0.f;
+      const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
         params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
-      broken[r] = exists && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
+      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
     }
     for_each_broken(broken, query_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
   }

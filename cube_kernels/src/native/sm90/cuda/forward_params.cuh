@@ -8,4 +8,5 @@ struct Params {
   int group_size;                // query heads to a key head
   int additional;                // tokens that every query sees
   float scale_log2;              // scale * log2(e)
+  int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
 };

@@ -15,7 +15,7 @@
 // near: float32 knows scores of that size to no better than 256.
 
 // Values of MASK.
-constexpr int NONE = 0, LINEAR = 1, ONE_HOT = 2;
+enum { NONE = 0, LINEAR = 1, ONE_HOT = 2 };
 
 // Slots of an axis, in fours: each lane of a quad owns four consecutive slots of one axis. An axis needs
 // none where a CTA holds one row and a block one column: the blocks are then just that row's window.

@@ -49,6 +49,12 @@ template <int N> DEVICE void load_fragments(u32 tile, int row, int lane, u32 (&f
   }
 }
 
+// Sets the sums of a row, the lane's second or first one, to zero.
+template <int N> DEVICE void forget_row(float (&sums)[N], int second) {
+#pragma unroll
+  for (int j = 0; j < N / 4; j++) sums[4 * j + 2 * second] = sums[4 * j + 2 * second + 1] = 0.f;
+}
+
 // Accumulators as the first operand of another product.
 DEVICE void pack_fragments(const float (&s)[SCORES], u32 (&p)[SCORES / 2]) {
 #pragma unroll

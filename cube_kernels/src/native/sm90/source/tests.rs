@@ -47,7 +47,7 @@ fn define(text: &str, name: &str) -> Option<usize> {
 fn masks_are_numbered_as_in_the_kernel() {
     let [none, linear, one_hot] =
         [Mask::None, Mask::Linear, Mask::OneHot].map(|mask| mask as usize);
-    let line = format!("constexpr int NONE = {none}, LINEAR = {linear}, ONE_HOT = {one_hot};\n");
+    let line = format!("enum {{ NONE = {none}, LINEAR = {linear}, ONE_HOT = {one_hot} }};\n");
     assert!(include_str!("../cuda/mask.cuh").contains(&line), "{line}");
 }
 
