@@ -69,6 +69,9 @@ pub fn schedules(all: bool) -> Vec<Schedule> {
                 .flat_map(move |rank| OPTIONS_OF_AXES.map(|option| problem(*dims, rank, option)))
         })
         .collect();
+    for problem in shifted() {
+        planned(&problem, Element::Bf16).into_iter().for_each(&mut add);
+    }
     for (index, problem) in problems.iter().enumerate() {
         // Every other problem in the other type, or both.
         let elements = [Element::Bf16, Element::F16];
@@ -93,6 +96,23 @@ pub fn schedules(all: bool) -> Vec<Schedule> {
         }
     }
     schedules.into_values().collect()
+}
+
+/// Problems whose queries stand elsewhere than keys of the same number, some of them in front of all keys.
+fn shifted() -> Vec<Problem> {
+    let dims = [(64, 64), (128, 128), (256, 256)];
+    let options = [Options::Causal, Options::All];
+    let mut problems = vec![];
+    for (dims, rank) in
+        dims.into_iter().flat_map(|dims| (1..=MAX_RANK).map(move |rank| (dims, rank)))
+    {
+        for option in options {
+            let mut problem = problem(dims, rank, option);
+            problem.axes[MAX_RANK - 1] = Axis::dense(200, 128, true);
+            problems.push(problem);
+        }
+    }
+    problems
 }
 
 /// What the selection chooses for both passes of a problem.

@@ -12,6 +12,8 @@ pub mod compile;
 #[cfg(feature = "cuda")]
 mod launch;
 pub mod sm90;
+#[cfg(test)]
+mod window_tests;
 
 #[cfg(feature = "cuda")]
 pub use launch::{DeviceInfo, device_info};

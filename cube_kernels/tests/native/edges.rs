@@ -6,7 +6,7 @@ use burn_natten_kernels::native::sm90::{Element, candidates, estimate};
 use crate::run::{check_all, device};
 
 /// Every candidate of one axis, which are few, and the best few of more.
-fn check(problems: Vec<Problem>) {
+pub fn check(problems: Vec<Problem>) {
     let Some(client) = device() else { return };
     let mut cases = vec![];
     for problem in problems {

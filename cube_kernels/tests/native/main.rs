@@ -13,6 +13,7 @@ mod host_time;
 mod isolation;
 mod large_scores;
 mod layout;
+mod origins;
 mod random;
 mod repeat;
 mod run;

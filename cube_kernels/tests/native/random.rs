@@ -6,6 +6,20 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::run::{check_all, device, planned};
 
+/// The axis with queries elsewhere than keys of the same number: some of it, or, causal and dense, any.
+fn elsewhere(rng: &mut StdRng, axis: Axis) -> Axis {
+    if axis.queries != axis.keys || rng.random() {
+        let (queries, keys) = (axis.queries as i64, axis.keys as i64);
+        let origin = rng.random_range(-queries - 3..=keys + 3);
+        return Axis::dense(axis.queries, axis.keys, true).with_origin(origin as isize);
+    }
+    let start = rng.random_range(0..axis.queries).next_multiple_of(axis.dilation);
+    let start = if start < axis.queries { start } else { 0 };
+    let mut part = axis.with_origin(start as isize);
+    part.queries = rng.random_range(1..=axis.queries - start);
+    part
+}
+
 fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
     let dims =
         [(64, 64), (128, 128), (32, 32), (40, 72), (96, 96), (256, 256), (72, 40), (128, 64)];
@@ -17,7 +31,7 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
         let length = rng.random_range(4..=longest);
         if is_dense {
             let keys = rng.random_range(1..=longest);
-            *axis = Axis::dense(length, keys, rng.random()).with_origin(0);
+            *axis = Axis::dense(length, keys, rng.random());
             continue;
         }
         let dilation = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=length / 2) };
@@ -29,9 +43,15 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
             .with_dilation(dilation)
             .with_causal(is_causal);
     }
+    if rng.random_bool(0.3) {
+        let index = rng.random_range(3 - rank..3);
+        axes[index] = elsewhere(rng, axes[index]);
+    }
+    // Samples of such axes have to be one.
+    let most = if axes[0].queries == axes[0].keys { 2 } else { 1 };
     let heads_kv = rng.random_range(1..=2);
     let problem = Problem {
-        batch: rng.random_range(1..=2),
+        batch: rng.random_range(1..=most),
         heads: heads_kv * rng.random_range(1..=2),
         heads_kv,
         head_dim,

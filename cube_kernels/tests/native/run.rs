@@ -113,9 +113,8 @@ pub fn check(
             "{schedule}: out off by {rms:.1e} rms of {base_rms:.1e}, {most:.1e} of {base_most:.1e}; {problem:?}"
         ));
     }
-    let (_, lse_most) = norms(lse.iter().zip(&exact.lse).map(|(a, e)| (a - e) / e.abs().max(1.0)));
-    if lse_most > 1e-5 {
-        return Err(format!("{schedule}: logsumexp off by {lse_most:.1e}; {problem:?}"));
+    if let Some(place) = differs(&lse, &exact.lse, |_, e| 1e-5 * e.abs().max(1.0)) {
+        return Err(format!("{schedule}: logsumexp: {place}; {problem:?}"));
     }
     Ok(rms / base_rms)
 }

@@ -21,7 +21,7 @@ use crate::native::compile::Cubin;
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::tiling::Tiling;
 use crate::view::{check_gradients, check_saved};
-use crate::{KernelError, KeyValue, Operands, Outputs, Problem, Saved, Shape, Strided};
+use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Saved, Shape, Strided};
 
 /// The gradients of attention, by the schedules that [`plan_backward()`] chooses.
 ///
@@ -290,10 +290,10 @@ struct Params {
     additional: i32,
     scale: f32,
     scale_log2: f32,
-    padding: i32,
+    shift: [i32; MAX_RANK],
 }
 
-const _: () = assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 6));
+const _: () = assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 8));
 
 fn arguments(grid: &Grid, inputs: &Saved<Strided>) -> Vec<Argument> {
     use Slot::*;
@@ -329,7 +329,7 @@ fn arguments(grid: &Grid, inputs: &Saved<Strided>) -> Vec<Argument> {
         additional: if grid.schedule.has_additional { problem.additional as i32 } else { 0 },
         scale: problem.scale as f32,
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
-        padding: 0,
+        shift: grid.shift(),
     };
     let pointers = [First, Second, Query, Key, Value, Dout, MoreKey, MoreValue, Statistics, Taken];
     // SAFETY: the assertion above counts every byte.

@@ -13,7 +13,7 @@ use crate::native::compile::has_compiler;
 use crate::native::launch::{Argument, Buffer, DeviceInfo, device_info, launch};
 use crate::tiling::Tiling;
 use crate::view::{check_operands, check_outputs};
-use crate::{KernelError, KeyValue, Operands, Outputs, Problem, Strided};
+use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Strided};
 
 /// Attention with logsumexp, in f16 or bf16, into contiguous outputs, by the schedule that [`plan()`] chooses, or [`plan_tiled()`] where one has
 /// the tiles that are asked for.
@@ -169,11 +169,11 @@ struct Params {
     group_size: i32,
     additional: i32,
     scale_log2: f32,
-    padding: i32,
+    shift: [i32; MAX_RANK],
 }
 
-// Seven addresses, 21 strides, and the space and 4 more words of four bytes.
-const _: () = assert!(size_of::<Params>() == 8 * (7 + 21) + 4 * (34 + 4));
+// Seven addresses, 21 strides, and the space and 6 more words of four bytes.
+const _: () = assert!(size_of::<Params>() == 8 * (7 + 21) + 4 * (34 + 6));
 
 fn arguments(grid: &Grid, inputs: &Operands<Strided>) -> Vec<Argument> {
     let Operands { query, key, value, additional } = inputs;
@@ -199,7 +199,7 @@ fn arguments(grid: &Grid, inputs: &Operands<Strided>) -> Vec<Argument> {
         group_size: problem.group_size() as i32,
         additional: problem.additional as i32,
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
-        padding: 0,
+        shift: grid.shift(),
     };
     use Slot::*;
     let pointers = [Out, Lse, Query, Key, Value, MoreKey, MoreValue].map(|slot| slot as usize);

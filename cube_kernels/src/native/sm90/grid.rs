@@ -167,7 +167,7 @@ impl Grid<'_> {
         self.map(buffer, tensor, keys, self.schedule.kv_tile, self.problem.heads_kv, dim)
     }
 
-    /// The dimensions of a map: vector, z, y, x together with the sample, head.
+    /// The dimensions of a map: vector, x, y, z together with the sample, head.
     fn map(
         &self,
         buffer: usize,
@@ -177,9 +177,9 @@ impl Grid<'_> {
         heads: usize,
         dim: usize,
     ) -> TensorMap {
-        let [batch, x, y, z, head] = tensor.strides;
+        let [batch, z, y, x, head] = tensor.strides;
         let mut offset = 0;
-        let (mut sizes, mut strides, mut steps) = (tokens, [x, y, z], [1; MAX_RANK]);
+        let (mut sizes, mut strides, mut steps) = (tokens, [z, y, x], [1; MAX_RANK]);
         for (index, axis) in self.problem.axes.iter().enumerate() {
             if self.in_kernel(index) {
                 steps[index] = axis.dilation;
@@ -207,9 +207,9 @@ impl Grid<'_> {
 
     /// The map of additional keys or values.
     pub(super) fn map_more(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
-        let [batch, _, _, z, head] = tensor.strides;
+        let [batch, _, _, token, head] = tensor.strides;
         let sizes = [self.problem.batch, 1, self.problem.additional];
-        let space = (sizes, [batch, z, z], [1, 1, TILE], [1; MAX_RANK]);
+        let space = (sizes, [batch, token, token], [1, 1, TILE], [1; MAX_RANK]);
         tensor_map(buffer, self.element(), 0, space, (self.problem.heads_kv, head, dim))
     }
 
@@ -218,6 +218,15 @@ impl Grid<'_> {
             Element::F16 => MapElement::F16,
             Element::Bf16 => MapElement::Bf16,
         }
+    }
+
+    /// By how many positions queries stand ahead of keys of the same number, along each axis. Beyond both lengths
+    /// it makes no difference.
+    pub(super) fn shift(&self) -> [i32; MAX_RANK] {
+        self.problem.axes.map(|axis| {
+            let shift = axis.origin / axis.dilation as isize;
+            shift.clamp(-(axis.queries as isize), axis.keys as isize) as i32
+        })
     }
 
     pub(super) fn space(&self) -> Space {
@@ -237,11 +246,11 @@ impl Grid<'_> {
             }
         });
         // Along the fused dimension of the maps, samples lie one apart, or an axis.
-        let x = self.problem.axes[0];
-        let batch_step = match (x.keys.max(x.queries), self.in_kernel(0)) {
+        let z = self.problem.axes[0];
+        let batch_step = match (z.keys.max(z.queries), self.in_kernel(0)) {
             (1, _) => 1,
             (length, true) => length,
-            (length, false) => length / x.dilation,
+            (length, false) => length / z.dilation,
         };
         Space {
             axes,
@@ -255,16 +264,16 @@ impl Grid<'_> {
 
 /// The map of the statistics, in boxes of the query tile.
 pub(super) fn statistics_map(buffer: usize, schedule: &Schedule, problem: &Problem) -> TensorMap {
-    let [x, y, z] = places(problem);
-    let [tile_x, tile_y, tile_z] = schedule.q_tile;
+    let [z, y, x] = places(problem);
+    let [tile_z, tile_y, tile_x] = schedule.q_tile;
     let place = STATISTICS * size_of::<f32>();
     TensorMap {
         buffer,
         offset: 0,
         element: MapElement::F32,
-        sizes: [STATISTICS, z, y, x, problem.batch * problem.heads].map(|size| size as u64),
-        strides: [place, place * z, place * z * y, place * z * y * x].map(|stride| stride as u64),
-        tile: [STATISTICS, tile_z, tile_y, tile_x, 1].map(|extent| extent as u32),
+        sizes: [STATISTICS, x, y, z, problem.batch * problem.heads].map(|size| size as u64),
+        strides: [place, place * x, place * x * y, place * x * y * z].map(|stride| stride as u64),
+        tile: [STATISTICS, tile_x, tile_y, tile_z, 1].map(|extent| extent as u32),
         steps: [1; 5],
     }
 }
@@ -291,7 +300,7 @@ pub(super) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argume
 
 type Boxes = ([usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK]);
 
-/// A map from sizes, strides in elements, box and steps of x, y and z, and heads, their stride and
+/// A map from sizes, strides in elements, box and steps of z, y and x, and heads, their stride and
 /// the length of a vector. Boxes are 64 elements wide, the rest of them zero.
 fn tensor_map(
     buffer: usize,
@@ -328,12 +337,12 @@ pub(super) fn check_layout(
     problem: &Problem,
     schedule: &Schedule,
 ) -> Result<(), KernelError> {
-    let ([batch, x, ..], tokens) = (tensor.strides, shape.tokens);
+    let ([batch, z, ..], tokens) = (tensor.strides, shape.tokens);
     let aligned =
         tensor.strides.iter().zip(shape.lengths()).all(|(stride, size)| {
             size == 1 || (*stride > 0 && stride % 8 == 0 && *stride < 1 << 39)
         });
-    let folds = tokens[0] == 1 || problem.batch == 1 || batch == x * tokens[0];
+    let folds = tokens[0] == 1 || problem.batch == 1 || batch == z * tokens[0];
     // A sample of a group that is launched alone does not begin at a multiple of the group's stride.
     let whole = problem.batch == 1
         || tokens[0] == 1

@@ -57,9 +57,6 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
         return Some("the slowest of three axes has other queries than keys".into());
     }
-    if problem.has_origin() {
-        return Some("queries stand elsewhere than keys of the same number".into());
-    }
     if problem.keys() == 0 {
         return Some("there are no keys".into());
     }
@@ -154,6 +151,7 @@ fn candidates_of(
                 is_causal: problem.axes.map(|axis| axis.is_causal),
                 is_strided: problem.axes.iter().any(|axis| axis.stride > 1),
                 is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
+                has_origin: problem.has_origin(),
                 has_additional: problem.additional > 0 && pass != Pass::Keys,
                 q_tile,
                 kv_tile,
@@ -251,6 +249,10 @@ fn mask(schedule: &Schedule, problem: &Problem) -> Mask {
 
 /// Whether every row of a CTA sees every column that the CTA visits.
 fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
+    // A tile of queries that see nothing is visited all the same.
+    if problem.axes.iter().any(|axis| axis.window(0).1 == 0) {
+        return false;
+    }
     let windows = Problem { additional: 0, ..*problem };
     let (tiling, count) = count(schedule, schedule.cta_tile(), &windows);
     // A step of two blocks must not be left half empty.

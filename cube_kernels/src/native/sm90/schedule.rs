@@ -51,6 +51,8 @@ impl Gradients {
     pub const NONE: Self = Self { start: 0, width: 0, value: false };
 }
 
+/// Names of the axes, slowest first.
+const AXES: [&str; MAX_RANK] = ["z", "y", "x"];
 /// Rows of a warpgroup's tile, and columns of a block.
 pub(super) const TILE: usize = 64;
 /// The largest element stride of TMA.
@@ -82,6 +84,8 @@ pub struct Schedule {
     pub is_strided: bool,
     /// Whether some axis has a dilation.
     pub is_dilated: bool,
+    /// Whether queries of some axis stand elsewhere than keys of the same number.
+    pub has_origin: bool,
     /// Whether there are additional tokens.
     pub has_additional: bool,
     /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64.
@@ -256,8 +260,8 @@ impl Schedule {
     pub fn macros(&self) -> Vec<(&'static str, usize)> {
         let bits = self.is_causal.iter().enumerate().map(|(axis, bit)| usize::from(*bit) << axis);
         let (producer, consumer) = self.registers();
-        let [row_x, row_y, row_z] = self.row_tile();
-        let [column_x, column_y, column_z] = self.column_tile();
+        let [row_z, row_y, row_x] = self.row_tile();
+        let [column_z, column_y, column_x] = self.column_tile();
         let mut macros = vec![
             ("BF16", usize::from(self.element == Element::Bf16)),
             ("DIM", self.head_dim),
@@ -266,13 +270,14 @@ impl Schedule {
             ("CAUSAL", bits.sum()),
             ("STRIDED", usize::from(self.is_strided)),
             ("DILATED", usize::from(self.is_dilated)),
+            ("ORIGIN", usize::from(self.has_origin)),
             ("ADDITIONAL", usize::from(self.has_additional)),
-            ("ROW_X", row_x),
-            ("ROW_Y", row_y),
             ("ROW_Z", row_z),
-            ("COLUMN_X", column_x),
-            ("COLUMN_Y", column_y),
+            ("ROW_Y", row_y),
+            ("ROW_X", row_x),
             ("COLUMN_Z", column_z),
+            ("COLUMN_Y", column_y),
+            ("COLUMN_X", column_x),
             ("STACK", self.stack),
             ("WARPGROUPS", self.warpgroups),
             ("BLOCKS", self.blocks),
@@ -307,6 +312,7 @@ impl Schedule {
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.is_strided || problem.axes.iter().all(|axis| axis.stride == 1))
             && (self.is_dilated || problem.axes.iter().all(|axis| axis.dilation == 1))
+            && (self.has_origin || !problem.has_origin())
     }
 }
 
@@ -330,14 +336,14 @@ impl fmt::Display for Schedule {
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;
-        write!(f, "_{}", ["x", "y", "z"][self.stack])?;
+        write!(f, "_{}", AXES[self.stack])?;
         f.write_str(if self.is_late { "_late" } else { "" })?;
         f.write_str(match self.mask {
             Mask::None => "_whole",
             Mask::Linear => "_linear",
             Mask::OneHot => "_onehot",
         })?;
-        let causal = self.is_causal.iter().zip(["x", "y", "z"]).filter(|(bit, _)| **bit);
+        let causal = self.is_causal.iter().zip(AXES).filter(|(bit, _)| **bit);
         let causal: String = causal.map(|(_, name)| name).collect();
         if !causal.is_empty() {
             write!(f, "_causal_{causal}")?;
@@ -345,6 +351,7 @@ impl fmt::Display for Schedule {
         for (flag, name) in [
             (self.is_strided, "_strided"),
             (self.is_dilated, "_dilated"),
+            (self.has_origin, "_origin"),
             (self.has_additional, "_additional"),
         ] {
             f.write_str(if flag { name } else { "" })?;

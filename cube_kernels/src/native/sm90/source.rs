@@ -4,8 +4,6 @@ use super::{Element, Gradients, Pass, Schedule};
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod window_tests;
 
 /// What NVRTC compiles for.
 pub const ARCHITECTURE: &str = "sm_90a";
@@ -22,14 +20,19 @@ impl Schedule {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "#define {name} {value}");
         }
-        text += include_str!("cuda/ptx.cuh");
+        text += include_str!("../cuda/device.cuh");
+        text += include_str!("../cuda/window.cuh");
+        text += include_str!("../cuda/tile.cuh");
+        text += include_str!("../cuda/walk.cuh");
+        text += include_str!("../cuda/tma.cuh");
+        text += include_str!("cuda/wgmma.cuh");
         text += &self.wgmma();
-        text += include_str!("cuda/geometry.cuh");
         text += include_str!("cuda/pipeline.cuh");
         text += include_str!("cuda/mask.cuh");
+        text += include_str!("cuda/score.cuh");
+        text += include_str!("cuda/finish.cuh");
         text += match self.pass {
             Pass::Forward => concat!(
-                include_str!("cuda/softmax.cuh"),
                 include_str!("cuda/forward_params.cuh"),
                 include_str!("cuda/forward_repair.cuh"),
                 include_str!("cuda/forward.cu"),
@@ -94,7 +97,7 @@ pub fn delta_source(element: Element, head_dim_v: usize) -> (String, String) {
     let lanes = delta_lanes(head_dim_v);
     let macros =
         format!("#define BF16 {is_bf16}\n#define DIM_V {head_dim_v}\n#define LANES {lanes}\n");
-    let code = concat!(include_str!("cuda/ptx.cuh"), include_str!("cuda/delta.cu"));
+    let code = concat!(include_str!("../cuda/device.cuh"), include_str!("../cuda/delta.cu"));
     (format!("sm90_delta_{}_v{head_dim_v}", element.name()), macros + code)
 }
 

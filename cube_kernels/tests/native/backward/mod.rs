@@ -1,6 +1,6 @@
 //! The backward pass.
 
-mod edges;
+pub mod edges;
 mod host_time;
 mod isolation;
 mod large_scores;

@@ -22,23 +22,23 @@
 // Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
 // and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
 
-#define K_STEPS ((DIM + 15) / 16)        // wgmma k steps of S
-#define K_STEPS_V ((DIM_V + 15) / 16)    // and of dP
+constexpr int K_STEPS = (DIM + 15) / 16;      // wgmma k steps of S
+constexpr int K_STEPS_V = (DIM_V + 15) / 16;  // and of dP
 
-#define FIRST_TILE (CHUNKS(DIM) * 64 * 128)    // bytes, of one warpgroup
-#define SECOND_TILE (CHUNKS(DIM_V) * 64 * 128)
-#define FIRST_STAGE (CHUNKS(DIM) * ROWS * 128)
-#define SECOND_STAGE (CHUNKS(DIM_V) * ROWS * 128)
-#define SECOND_TILE_OFFSET (WARPGROUPS * FIRST_TILE)
-#define ROWS_BYTES (WARPGROUPS * (FIRST_TILE + SECOND_TILE))
-#define FIRST_OFFSET (ROW_BUFFERS * ROWS_BYTES)
-#define SECOND_OFFSET (FIRST_OFFSET + STAGES * FIRST_STAGE)
-#define ONE_HOT_OFFSET (SECOND_OFFSET + STAGES * SECOND_STAGE)
-#define STATISTICS_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
-#define STATISTICS_STAGE (INVERSE ? ROWS * 16 : 0)  // see delta.cu
-#define TILE_OFFSET (STATISTICS_OFFSET + STAGES * STATISTICS_STAGE)
-#define TILE_SLOTS (2 * ROW_BUFFERS)                // results are written when the rows are gone
-#define BARRIER_OFFSET (TILE_OFFSET + TILE_SLOTS * 128)
+constexpr int FIRST_TILE = chunks_of(DIM) * 64 * 128;  // bytes, of one warpgroup
+constexpr int SECOND_TILE = chunks_of(DIM_V) * 64 * 128;
+constexpr int FIRST_STAGE = chunks_of(DIM) * ROWS * 128;
+constexpr int SECOND_STAGE = chunks_of(DIM_V) * ROWS * 128;
+constexpr int SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE;
+constexpr int ROWS_BYTES = WARPGROUPS * (FIRST_TILE + SECOND_TILE);
+constexpr int FIRST_OFFSET = ROW_BUFFERS * ROWS_BYTES;
+constexpr int SECOND_OFFSET = FIRST_OFFSET + STAGES * FIRST_STAGE;
+constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;
+constexpr int STATISTICS_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
+constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see delta.cu
+constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
+constexpr int TILE_SLOTS = 2 * ROW_BUFFERS;  // results are written when the rows are gone
+constexpr int BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128;
 
 struct Barriers {
   u32 base;
@@ -59,8 +59,8 @@ DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u3
   for (int w = 0; w < WARPGROUPS; w++) {
     int at[3];
     row_box(space, tile, w, at);
-    load_box(rows + w * FIRST_TILE, maps.row_first, full, CHUNKS(DIM), 64, at, tile.head);
-    load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, CHUNKS(DIM_V), 64, at, tile.head);
+    load_box(rows + w * FIRST_TILE, maps.row_first, full, chunks_of(DIM), 64, at, tile.head);
+    load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, chunks_of(DIM_V), 64, at, tile.head);
   }
 }
 
@@ -85,7 +85,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* sl
     const Tile& tile = slots[slot];
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
-    decode_tile(space, index, slots[slot]);
+    decode_tile(space, params.shift, index, slots[slot]);
     step = tile.first;  // so that no register has to hold it meanwhile
     if (tile.steps == 0) continue;
     load_rows(space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
@@ -98,17 +98,16 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* sl
         const u32 full = barriers.full(stage);
         barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
         barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
-#if INVERSE
-        load_statistics(params, tile, maps.statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, walk);
-#endif
+        if constexpr (INVERSE)
+          load_statistics(params, tile, maps.statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, walk);
         const bool more = ADDITIONAL && i >= tile.steps;
         int at[BLOCKS][3];
         if (more) additional_boxes(tile, (i - tile.steps) * ROWS, at);
         else column_boxes(space, tile, walk, at);
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 8192, more ? maps.more_key : maps.column_first, full, CHUNKS(DIM), ROWS, at[b], head);
-          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 8192, more ? maps.more_value : maps.column_second, full, CHUNKS(DIM_V), ROWS, at[b], head);
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 8192, more ? maps.more_key : maps.column_first, full, chunks_of(DIM), ROWS, at[b], head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 8192, more ? maps.more_value : maps.column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
         }
       }
     }
@@ -126,22 +125,12 @@ struct Consumer {
   Barriers barriers;
   int warp, lane;
   int slot;                     // of the tile
-  float scores[SCORES];
-#if WITH_FIRST
-  float products[SCORES];
-  float first[FIRST_DIM / 2];
-  u32 slopes[SCORES / 2];
-#endif
-#if WITH_SECOND
-  float second[DIM_V / 2];
-  u32 weights[SCORES / 2];
-#endif
-#if ROWS_IN_REGISTERS
+  // What a specialisation does not use takes no registers.
+  float scores[SCORES], products[SCORES];
+  float first[WITH_FIRST ? FIRST_DIM / 2 : 1], second[WITH_SECOND ? DIM_V / 2 : 1];
+  u32 slopes[SCORES / 2], weights[SCORES / 2];
   u32 row_first_fragments[4 * K_STEPS], row_second_fragments[4 * K_STEPS_V];
-#endif
-#if !INVERSE
   float lse[2], delta[2];
-#endif
   OneHotRows one_hot;
 
   DEVICE void release(u32 barrier) { if (lane == 0) barrier_arrive(barrier); }
@@ -167,7 +156,6 @@ struct Consumer {
     release_columns(step);
   }
 
-#if ROWS_IN_REGISTERS
   DEVICE void keep_rows() {
     const int warpgroup = this->warpgroup();
     load_fragments(rows() + warpgroup * FIRST_TILE, warp * 16 + lane / 4, lane, row_first_fragments);
@@ -175,16 +163,14 @@ struct Consumer {
     __syncwarp();
     release(barriers.rows_empty(slot));
   }
-#endif
 
   // scores = mask + S
   DEVICE void begin_scores(int step) {
     const u64 row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 1024);
     const u64 column_first = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 1024);
     wgmma_fence();
-#if MASK == ONE_HOT
-    wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(shared + ONE_HOT_OFFSET, 128, 256));
-#endif
+    if constexpr (MASK == ONE_HOT)
+      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(shared + ONE_HOT_OFFSET, 128, 256));
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || k > 0;
@@ -198,7 +184,6 @@ struct Consumer {
     wgmma_commit();
   }
 
-#if WITH_FIRST
   // products = dP
   DEVICE void begin_products(int step) {
     const u64 row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 1024);
@@ -215,69 +200,60 @@ struct Consumer {
     }
     wgmma_commit();
   }
-#endif
 
-#if WITH_FIRST
   // first += dS K or dS^T Q
   DEVICE void accumulate_first(int step) {
+#if WITH_FIRST
     const u64 columns = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE + FIRST_START / 64 * ROWS * 128, ROWS * 128, 1024);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
       wgmma_first(first, slopes[4 * k], slopes[4 * k + 1], slopes[4 * k + 2], slopes[4 * k + 3], columns + k * 128);
     wgmma_commit();
-  }
 #endif
+  }
 
-#if WITH_SECOND
   // second += P^T dout
   DEVICE void accumulate_second(int step) {
+#if WITH_SECOND
     const u64 columns = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * 128, 1024);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
       wgmma_second(second, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], columns + k * 128);
     wgmma_commit();
-  }
 #endif
+  }
 
   // Turns scores into P.
   DEVICE void exponentiate(int step, float scale) {
-#if INVERSE
     const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32;
-#endif
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
-#if INVERSE
-      const float even = load_float(statistics + 128 * j), odd = load_float(statistics + 128 * j + 16);
-      const float minus[4] = {-even, -odd, -even, -odd};
-#else
-      const float minus[4] = {-lse[0], -lse[0], -lse[1], -lse[1]};
-#endif
+      float minus[4] = {-lse[0], -lse[0], -lse[1], -lse[1]};
+      if constexpr (INVERSE) {
+        minus[0] = minus[2] = -load_float(statistics + 128 * j);
+        minus[1] = minus[3] = -load_float(statistics + 128 * j + 16);
+      }
 #pragma unroll
       for (int e = 0; e < 4; e++) scores[4 * j + e] = exp2_approx(fmaf(scores[4 * j + e], scale, minus[e]));
     }
   }
 
-#if WITH_FIRST
   // Turns products into dS.
   DEVICE void differentiate(int step) {
-#if INVERSE
     const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32 + 4;
-#endif
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
-#if INVERSE
-      const float even = load_float(statistics + 128 * j), odd = load_float(statistics + 128 * j + 16);
-      const float mean[4] = {even, odd, even, odd};
-#else
-      const float mean[4] = {delta[0], delta[0], delta[1], delta[1]};
-#endif
+      float mean[4] = {delta[0], delta[0], delta[1], delta[1]};
+      if constexpr (INVERSE) {
+        mean[0] = mean[2] = load_float(statistics + 128 * j);
+        mean[1] = mean[3] = load_float(statistics + 128 * j + 16);
+      }
 #pragma unroll
       for (int e = 0; e < 4; e++) products[4 * j + e] = scores[4 * j + e] * (products[4 * j + e] - mean[e]);
     }
   }
-#endif
 
   // A tile whose rows have arrived.
   DEVICE void consume(const Params& params, const Tile& tile) {
@@ -288,33 +264,22 @@ struct Consumer {
     const int steps = uniform(tile.steps) + additional_steps(params.additional);
     const Range visible = visible_steps(space, tile, warpgroup);
     const int low = visible.low, high = steps > tile.steps && visible.low < visible.high ? steps : visible.high;
-#if !INVERSE
-    read_statistics(params, tile, row_at);
-#endif
-#if ROWS_IN_REGISTERS
-    keep_rows();
-#endif
+    if constexpr (!INVERSE) read_statistics(params, tile, row_at);
+    if constexpr (ROWS_IN_REGISTERS) keep_rows();
 
     LinearRows linear;
-#if MASK == LINEAR
-    linear.start_tile(space, tile, warpgroup, row_at);
-#endif
-#if MASK == ONE_HOT
-    one_hot.start_tile(space, tile, row_at);
-#endif
+    if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, row_at);
+    if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, row_at);
     int step = uniform(tile.first);
     Walk walk;
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
-#if MASK == ONE_HOT
+      if (MASK != ONE_HOT) return;
       if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
       else one_hot.aim(tile, walk);
-#endif
     };
     auto fire = [&]() {
-#if MASK == ONE_HOT
-      one_hot.fire();
-#endif
+      if (MASK == ONE_HOT) one_hot.fire();
     };
     // Comes between exponentials and the wait for dP: a branch, over which the compiler does not move that wait.
     // Else it moves it ahead of the exponentials, which then do not overlap.
@@ -325,62 +290,45 @@ struct Consumer {
     // sum of `second`.
     auto weigh = [&](int i) {
       exponentiate(step + i, params.scale_log2);
-#if WITH_SECOND
-      pack_fragments(scores, weights);
-      accumulate_second(step + i);
-      wait_next_columns(i);
-      wgmma_wait<1>();
-#else
-      pin(scores);
-      wait_next_columns(i);
+      if constexpr (WITH_SECOND) {
+        pack_fragments(scores, weights);
+        accumulate_second(step + i);
+        wait_next_columns(i);
+        wgmma_wait<1>();
+      } else {
+        pin(scores);
+        wait_next_columns(i);
+        wgmma_wait<0>();
+      }
+      if constexpr (WITH_FIRST) {
+        pin(products);
+        differentiate(step + i);
+      }
       wgmma_wait<0>();
-#endif
-#if WITH_FIRST
-      pin(products);
-      differentiate(step + i);
-#endif
-      wgmma_wait<0>();
-#if WITH_SECOND
-      pin(second);
-#endif
-#if WITH_FIRST
-      pack_fragments(products, slopes);
-#endif
+      if constexpr (WITH_SECOND) pin(second);
+      if constexpr (WITH_FIRST) pack_fragments(products, slopes);
       fire();
     };
     // S, masked, and dP of step `i`, and with them `first` of the step before. LATE has dP wait for the others,
     // and so their registers. A warp stops at a wgmma while others fill the queue: dP comes right before the
     // exponentials, with no branch in between, so that the compiler can issue them in turn.
     auto begin = [&](int i, bool is_first) {
-#if WITH_FIRST
-      if (!is_first) accumulate_first(step + i - 1);
-#endif
+      constexpr bool is_early = WITH_FIRST && !LATE;
+      if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);
       begin_scores(step + i);
-#if WITH_FIRST && !LATE
-      begin_products(step + i);
-#endif
+      if constexpr (is_early) begin_products(step + i);
       aim(i + 1);
-#if WITH_FIRST && !LATE
-      wgmma_wait<1>();
-#else
-      wgmma_wait<0>();
-#endif
+      wgmma_wait<is_early ? 1 : 0>();
       pin(scores);
       if (!is_first) release_columns(step + i - 1);
       mask_step(scores, linear, tile, i, params.additional, lane);
-#if WITH_FIRST && LATE
-      begin_products(step + i);
-#endif
+      if constexpr (WITH_FIRST && LATE) begin_products(step + i);
     };
 
-#if WITH_FIRST
 #pragma unroll
-    for (int i = 0; i < FIRST_DIM / 2; i++) first[i] = 0.f;
-#endif
-#if WITH_SECOND
+    for (int i = 0; WITH_FIRST && i < FIRST_DIM / 2; i++) first[i] = 0.f;
 #pragma unroll
-    for (int i = 0; i < DIM_V / 2; i++) second[i] = 0.f;
-#endif
+    for (int i = 0; WITH_SECOND && i < DIM_V / 2; i++) second[i] = 0.f;
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
       for (int i = 0; i < low; i++) skip(step + i);
@@ -396,23 +344,22 @@ struct Consumer {
           begin(i, false);
           weigh(i);
         }
-#if WITH_FIRST
-        accumulate_first(step + high - 1);
-        wgmma_wait<0>();
-        pin(first);
-#endif
+        if constexpr (WITH_FIRST) {
+          accumulate_first(step + high - 1);
+          wgmma_wait<0>();
+          pin(first);
+        }
         release_columns(step + high - 1);
       }
       for (int i = high; i < steps; i++) skip(step + i);
     }
-#if !ROWS_IN_REGISTERS
-    __syncwarp();
-    release(barriers.rows_empty(slot));
-#endif
+    if constexpr (!ROWS_IN_REGISTERS) {
+      __syncwarp();
+      release(barriers.rows_empty(slot));
+    }
     finish(params, tile);
   }
 
-#if !INVERSE
   DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][3]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -424,7 +371,6 @@ struct Consumer {
       }
     }
   }
-#endif
 
   // Writes the rows, and computes those again that became infinite or NaN.
   DEVICE void finish(const Params& params, const Tile& tile) {
@@ -436,12 +382,8 @@ struct Consumer {
       const i64 row = row_index(params.space, tile, row_at[r]);
       const bool exists = row_exists(tile, row_at[r]);
       float poison = 0.f;
-#if WITH_FIRST
-      poison += store_row((u16*)params.first + row * DIM + FIRST_START, first, r, params.scale, exists, lane);
-#endif
-#if WITH_SECOND
-      poison += store_row((u16*)params.second + row * DIM_V, second, r, 1.f, exists, lane);
-#endif
+      if constexpr (WITH_FIRST) poison += store_row((u16*)params.first + row * DIM + FIRST_START, first, r, params.scale, exists, lane);
+      if constexpr (WITH_SECOND) poison += store_row((u16*)params.second + row * DIM_V, second, r, 1.f, exists, lane);
       broken[r] = exists && !(poison == 0.f);
     }
     for_each_broken(broken, row_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
@@ -473,10 +415,10 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     tma_prefetch(&map_column_first);
     tma_prefetch(&map_column_second);
   }
-#if MASK == ONE_HOT
-  write_one_hot(memory + ONE_HOT_OFFSET);
-  shared_proxy_fence();
-#endif
+  if constexpr (MASK == ONE_HOT) {
+    write_one_hot(memory + ONE_HOT_OFFSET);
+    shared_proxy_fence();
+  }
   __syncthreads();
   if (role == 0) {
     give_registers();

@@ -3,13 +3,14 @@ struct Params {
   const u16 *query, *key, *value, *dout, *more_key, *more_value;
   const float4* statistics;      // of the queries, see delta.cu
   int* taken;                    // tiles that this launch has handed out, beyond the first of each CTA
-  i64 query_strides[5], key_strides[5], value_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
+  i64 query_strides[5], key_strides[5], value_strides[5], dout_strides[5];  // elements: batch, z, y, x, head
   i64 more_key_strides[3], more_value_strides[3];                           // batch, token, head
   Space space;
   int heads;                     // of the queries
   int group_size;                // query heads to a key head
   int additional;                // tokens that every query sees
   float scale, scale_log2;       // scale * log2(e)
+  int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
 };
 
 // The columns of a key head are the queries of several heads, one after the other.

@@ -54,20 +54,20 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
   const u16* second = INVERSE ? params.value : params.dout;
   load_row(row, first + offset(INVERSE ? params.key_strides : params.query_strides, tile.batch, here, tile.head),
            second + offset(INVERSE ? params.value_strides : params.dout_strides, tile.batch, here, tile.head), lane);
-  const Window wx = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
+  const Window wz = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
   const Window wy = RANK >= 2 ? window_of<1>(space, tile, at[1]) : Window{0, 1};
-  const Window wz = window_of<2>(space, tile, at[2]);
+  const Window wx = window_of<2>(space, tile, at[2]);
 #pragma unroll 1
   for (int pass = 0; pass < passes(params); pass++) {
     const int head = column_head(params, tile, pass);
 #pragma unroll 1
-    for (int x = wx.start; x < wx.end; x++)
+    for (int z = wz.start; z < wz.end; z++)
 #pragma unroll 1
       for (int y = wy.start; y < wy.end; y++)
 #pragma unroll 1
-        for (int z = wz.start; z < wz.end; z++) {
-          const int there[3] = {token(space, tile, 0, x), token(space, tile, 1, y), token(space, tile, 2, z)};
-          const int seen[3] = {x, y, z};
+        for (int x = wx.start; x < wx.end; x++) {
+          const int there[3] = {token(space, tile, 0, z), token(space, tile, 1, y), token(space, tile, 2, x)};
+          const int seen[3] = {z, y, x};
           const float4 statistics = INVERSE ? statistics_of(params, tile, head, seen) : statistics_of(params, tile, tile.head, at);
           see(sum, row,
               (INVERSE ? params.query : params.key) + offset(INVERSE ? params.query_strides : params.key_strides, tile.batch, there, head),
@@ -75,9 +75,8 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
               statistics.x, statistics.y, params.scale_log2, lane);
         }
   }
-#if ADDITIONAL
 #pragma unroll 1
-  for (int t = 0; t < params.additional; t++) {
+  for (int t = 0; ADDITIONAL && t < params.additional; t++) {
     const int head = column_head(params, tile, 0);
     const float4 statistics = statistics_of(params, tile, tile.head, at);
     see(sum, row,
@@ -85,15 +84,10 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head * params.more_value_strides[2],
         statistics.x, statistics.y, params.scale_log2, lane);
   }
-#endif
-#if WITH_FIRST
 #pragma unroll
-  for (int i = FIRST_START / 32; i < (FIRST_START + FIRST_DIM + 31) / 32; i++)
+  for (int i = FIRST_START / 32; WITH_FIRST && i < (FIRST_START + FIRST_DIM + 31) / 32; i++)
     if (i * 32 + lane < FIRST_START + FIRST_DIM) ((u16*)params.first)[place * DIM + i * 32 + lane] = (u16)pack(sum.values[i] * params.scale, 0.f);
-#endif
-#if WITH_SECOND
 #pragma unroll
-  for (int i = 0; i < (DIM_V + 31) / 32; i++)
+  for (int i = 0; WITH_SECOND && i < (DIM_V + 31) / 32; i++)
     if (i * 32 + lane < DIM_V) ((u16*)params.second)[place * DIM_V + i * 32 + lane] = (u16)pack(sum.values_v[i], 0.f);
-#endif
 }

@@ -10,16 +10,16 @@
 // Registers of a consumer thread: out[DIM_V / 2], scores[32 BLOCKS], weights[16 BLOCKS], and with
 // ROWS_IN_REGISTERS 2 * DIM / 8 more. Shared memory: see the layout below.
 
-#define K_STEPS ((DIM + 15) / 16)     // wgmma k steps of the first product
+constexpr int K_STEPS = (DIM + 15) / 16;  // wgmma k steps of the first product
 
-#define Q_TILE (CHUNKS(DIM) * 64 * 128)    // bytes, of one warpgroup
-#define K_STAGE (CHUNKS(DIM) * ROWS * 128)
-#define V_STAGE (CHUNKS(DIM_V) * ROWS * 128)
-#define K_OFFSET (WARPGROUPS * Q_TILE)
-#define V_OFFSET (K_OFFSET + STAGES * K_STAGE)
-#define ONE_HOT_OFFSET (V_OFFSET + STAGES * V_STAGE)
-#define TILE_OFFSET (ONE_HOT_OFFSET + ONE_HOT_BYTES)
-#define BARRIER_OFFSET (TILE_OFFSET + 128)
+constexpr int Q_TILE = chunks_of(DIM) * 64 * 128;  // bytes, of one warpgroup
+constexpr int K_STAGE = chunks_of(DIM) * ROWS * 128;
+constexpr int V_STAGE = chunks_of(DIM_V) * ROWS * 128;
+constexpr int K_OFFSET = WARPGROUPS * Q_TILE;
+constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
+constexpr int ONE_HOT_OFFSET = V_OFFSET + STAGES * V_STAGE;
+constexpr int TILE_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
+constexpr int BARRIER_OFFSET = TILE_OFFSET + 128;
 
 struct Barriers {
   u32 base;
@@ -47,7 +47,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* ne
     const int index = tile_index(round);
     if (index >= space.tiles) continue;
     Tile tile;
-    decode_tile(space, index, tile);
+    decode_tile(space, params.shift, index, tile);
     if (tile.steps == 0) continue;
     const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
@@ -57,7 +57,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* ne
     for (int w = 0; w < WARPGROUPS; w++) {
       int at[3];
       row_box(space, tile, w, at);
-      load_box(shared + w * Q_TILE, maps.query, barriers.q_full(), CHUNKS(DIM), 64, at, tile.head);
+      load_box(shared + w * Q_TILE, maps.query, barriers.q_full(), chunks_of(DIM), 64, at, tile.head);
     }
     tiles++;
     Walk walk;
@@ -73,12 +73,12 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* ne
       barrier_expect(barriers.k_full(stage), K_STAGE);
 #pragma unroll
       for (int b = 0; b < BLOCKS; b++)
-        load_box(key + b * 8192, more ? maps.more_key : maps.key, barriers.k_full(stage), CHUNKS(DIM), ROWS, at[b], head_kv);
+        load_box(key + b * 8192, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, at[b], head_kv);
       barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.v_full(stage), V_STAGE);
 #pragma unroll
       for (int b = 0; b < BLOCKS; b++)
-        load_box(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), CHUNKS(DIM_V), ROWS, at[b], head_kv);
+        load_box(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, at[b], head_kv);
     }
   }
   barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
@@ -96,9 +96,7 @@ struct Consumer {
   float scores[SCORES];
   float out[DIM_V / 2];
   u32 weights[SCORES / 2];
-#if ROWS_IN_REGISTERS
-  u32 query[4 * K_STEPS];
-#endif
+  u32 query[4 * K_STEPS];        // with ROWS_IN_REGISTERS
   Softmax softmax;
   OneHotRows one_hot;
   u64 query_matrix, key_matrix, value_matrix, one_hot_matrix;
@@ -136,20 +134,17 @@ struct Consumer {
     release_value(step);
   }
 
-#if ROWS_IN_REGISTERS
   DEVICE void load_query() {
     load_fragments(shared + warpgroup * Q_TILE, warp * 16 + lane / 4, lane, query);
     __syncwarp();
   }
-#endif
 
   // scores = mask + Q K^T
   DEVICE void first_product(int step) {
     const u64 key = key_matrix + (u64)(stage_of(step) * (K_STAGE >> 4));
     wgmma_fence();
-#if MASK == ONE_HOT
-    wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], one_hot_matrix);
-#endif
+    if constexpr (MASK == ONE_HOT)
+      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], one_hot_matrix);
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || k > 0;
@@ -195,25 +190,20 @@ struct Consumer {
     if (steps > tile.steps && !idle) high = steps;
 
     LinearRows linear;
-#if MASK == LINEAR
-    linear.start_tile(space, tile, warpgroup, query_at);
-#endif
-#if MASK == ONE_HOT
+    if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, query_at);
     Walk walk;
-    walk.start(tile, low * BLOCKS);
-    one_hot.start_tile(space, tile, query_at);
-#endif
+    if constexpr (MASK == ONE_HOT) {
+      walk.start(tile, low * BLOCKS);
+      one_hot.start_tile(space, tile, query_at);
+    }
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
-#if MASK == ONE_HOT
+      if (MASK != ONE_HOT) return;
       if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
       else one_hot.aim(tile, walk);
-#endif
     };
     auto fire = [&]() {
-#if MASK == ONE_HOT
-      one_hot.fire();
-#endif
+      if (MASK == ONE_HOT) one_hot.fire();
     };
     auto weigh = [&](int i) {
       mask_step(scores, linear, tile, i, params.additional, lane);
@@ -223,10 +213,10 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < DIM_V / 2; i++) out[i] = 0.f;
     softmax.start();
-#if ROWS_IN_REGISTERS
-    load_query();
-    release(barriers.q_empty());
-#endif
+    if constexpr (ROWS_IN_REGISTERS) {
+      load_query();
+      release(barriers.q_empty());
+    }
     for (int i = 0; i < low; i++) skip(first + i);
     if (low < high) {
       aim(low);
@@ -268,9 +258,7 @@ struct Consumer {
       pin(out);
       release_value(first + high - 1);
     }
-#if !ROWS_IN_REGISTERS
-    release(barriers.q_empty());
-#endif
+    if constexpr (!ROWS_IN_REGISTERS) release(barriers.q_empty());
     for (int i = high; i < steps; i++) skip(first + i);
     if (!idle) finish(params, tile);
   }
@@ -286,11 +274,14 @@ struct Consumer {
     for (int r = 0; r < 2; r++) {
       const i64 row = row_index(space, tile, query_at[r]);
       const bool exists = row_exists(tile, query_at[r]);
-      const float factor = 1.f / softmax.sum[r];
+      // A row that sees nothing has no sum, or one of weights that the mask made alike.
+      const bool blind = params.additional == 0 && is_blind(space, tile, query_at[r]);
+      if (blind) forget_row(out, r), softmax.max[r] = NEG_INF, softmax.sum[r] = 0.f;
+      const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
         params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
-      broken[r] = exists && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
+      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
     }
     for_each_broken(broken, query_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
   }
@@ -319,10 +310,10 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     tma_prefetch(&map_key);
     tma_prefetch(&map_value);
   }
-#if MASK == ONE_HOT
-  write_one_hot(memory + ONE_HOT_OFFSET);
-  shared_proxy_fence();
-#endif
+  if constexpr (MASK == ONE_HOT) {
+    write_one_hot(memory + ONE_HOT_OFFSET);
+    shared_proxy_fence();
+  }
   __syncthreads();
   if (role == 0) {
     give_registers();

@@ -25,8 +25,8 @@ DEVICE void see(Accumulator& row, const float (&q)[(DIM + 31) / 32], const u16* 
     if (i * 32 + lane < DIM_V) row.out[i] = row.out[i] * rescale + weight * unpack(value[i * 32 + lane]);
 }
 
-DEVICE i64 offset(const i64 (&strides)[5], int batch, int x, int y, int z, int head) {
-  return batch * strides[0] + x * strides[1] + y * strides[2] + z * strides[3] + head * strides[4];
+DEVICE i64 offset(const i64 (&strides)[5], int batch, int z, int y, int x, int head) {
+  return batch * strides[0] + z * strides[1] + y * strides[2] + x * strides[3] + head * strides[4];
 }
 
 // The row of the query at `at`.
@@ -40,27 +40,25 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
 #pragma unroll
   for (int i = 0; i < (DIM + 31) / 32; i++) q[i] = i * 32 + lane < DIM ? unpack(query[i * 32 + lane]) : 0.f;
   Accumulator sum = {NEG_INF, 0.f, {}};
-  const Window wx = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
+  const Window wz = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
   const Window wy = RANK >= 2 ? window_of<1>(space, tile, at[1]) : Window{0, 1};
-  const Window wz = window_of<2>(space, tile, at[2]);
+  const Window wx = window_of<2>(space, tile, at[2]);
 #pragma unroll 1
-  for (int x = wx.start; x < wx.end; x++)
+  for (int z = wz.start; z < wz.end; z++)
 #pragma unroll 1
     for (int y = wy.start; y < wy.end; y++)
 #pragma unroll 1
-      for (int z = wz.start; z < wz.end; z++) {
-        const int tx = token(space, tile, 0, x), ty = token(space, tile, 1, y), tz = token(space, tile, 2, z);
-        see(sum, q, params.key + offset(params.key_strides, tile.batch, tx, ty, tz, head_kv),
-            params.value + offset(params.value_strides, tile.batch, tx, ty, tz, head_kv), params.scale_log2, lane);
+      for (int x = wx.start; x < wx.end; x++) {
+        const int tz = token(space, tile, 0, z), ty = token(space, tile, 1, y), tx = token(space, tile, 2, x);
+        see(sum, q, params.key + offset(params.key_strides, tile.batch, tz, ty, tx, head_kv),
+            params.value + offset(params.value_strides, tile.batch, tz, ty, tx, head_kv), params.scale_log2, lane);
       }
-#if ADDITIONAL
 #pragma unroll 1
-  for (int t = 0; t < params.additional; t++)
+  for (int t = 0; ADDITIONAL && t < params.additional; t++)
     see(sum, q,
         params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head_kv * params.more_key_strides[2],
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head_kv * params.more_value_strides[2],
         params.scale_log2, lane);
-#endif
   const float inverse = 1.f / sum.sum;
   u16* out = (u16*)params.out + row * DIM_V;
 #pragma unroll

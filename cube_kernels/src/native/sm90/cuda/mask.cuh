@@ -11,29 +11,31 @@
 // of a step share one instruction: the second block uses the slots 16 to 31.
 // A raw score (before the scale) near 3.3e9 that a row does not see can break through such a mask. A row
 // whose largest masked score is beyond 2^24 is computed again, as is one that became infinite or NaN, see
-// repair.cuh. What is left is an unseen score within 2^24 of a multiple of 3.288e9 where no seen one comes
+// finish.cuh. What is left is an unseen score within 2^24 of a multiple of 3.288e9 where no seen one comes
 // near: float32 knows scores of that size to no better than 256.
+
+// Values of MASK.
+enum { NONE = 0, LINEAR = 1, ONE_HOT = 2 };
 
 // Slots of an axis, in fours: each lane of a quad owns four consecutive slots of one axis. An axis needs
 // none where a CTA holds one row and a block one column: the blocks are then just that row's window.
-#define FOURS(extent) (((extent) + 3) / 4 * 4)
-#define SLOTS(axis, rows, columns) ((rows) == 1 && (columns) == 1 && STACK != axis ? 0 : FOURS(columns))
-#define SLOTS_X SLOTS(0, ROW_X, COLUMN_X)
-#define SLOTS_Y SLOTS(1, ROW_Y, COLUMN_Y)
-#define SLOTS_Z SLOTS(2, ROW_Z, COLUMN_Z)
-#define TRUSTED_SCORE 16777216.f
-#define ONE_HOT_BYTES (MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0)
+DEVICE constexpr int slots_of(int axis) {
+  return row_extent(axis) == 1 && column_extent(axis) == 1 && STACK != axis ? 0 : (column_extent(axis) + 3) / 4 * 4;
+}
+constexpr int SLOTS_Z = slots_of(0), SLOTS_Y = slots_of(1), SLOTS_X = slots_of(2);
+constexpr float TRUSTED_SCORE = 16777216.f;
+constexpr int ONE_HOT_BYTES = MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0;
 
-DEVICE int slot_axis(int slot) { return slot < SLOTS_X ? 0 : slot < SLOTS_X + SLOTS_Y ? 1 : slot < SLOTS_X + SLOTS_Y + SLOTS_Z ? 2 : 3; }
+DEVICE int slot_axis(int slot) { return slot < SLOTS_Z ? 0 : slot < SLOTS_Z + SLOTS_Y ? 1 : slot < SLOTS_Z + SLOTS_Y + SLOTS_X ? 2 : 3; }
 DEVICE int slot_coordinate(int slot) {
-  return slot < SLOTS_X ? slot : slot < SLOTS_X + SLOTS_Y ? slot - SLOTS_X : slot - SLOTS_X - SLOTS_Y;
+  return slot < SLOTS_Z ? slot : slot < SLOTS_Z + SLOTS_Y ? slot - SLOTS_Z : slot - SLOTS_Z - SLOTS_Y;
 }
 
 // Writes B. Called by all threads of the CTA.
 DEVICE void write_one_hot(u8* table) {
   for (int i = threadIdx.x; i < BLOCKS * 64 * 32; i += blockDim.x) {
     const int n = i / 32, k = i % 32, column = n % 64, slot = k % 16;
-    const int at[3] = {column / (COLUMN_Y * COLUMN_Z), column / COLUMN_Z % COLUMN_Y, column % COLUMN_Z};
+    const int at[3] = {column / (COLUMN_Y * COLUMN_X), column / COLUMN_X % COLUMN_Y, column % COLUMN_X};
     const int axis = slot_axis(slot);
     const bool hot = k / 16 == n / 64 && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
     table[n / 8 * 256 + k / 16 * 128 + n % 8 * 16 + slot] = hot ? 0x7B : 0;
@@ -70,7 +72,7 @@ struct OneHotRows {
   DEVICE void aim(const Tile& tile, Walk& walk) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
-      const int offset = axis == 0 ? walk.at[0] * COLUMN_X : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_Z : 0;
+      const int offset = axis == 0 ? walk.at[0] * COLUMN_Z : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_X : 0;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         shifts[4 * block + 2 * r] = max_(0, 32 - 8 * max_(0, start[r] - offset));
@@ -128,16 +130,16 @@ struct LinearRows {
 
 // Takes out of the scores of a step what the one-hot product has not.
 DEVICE void mask_step(float (&s)[SCORES], const LinearRows& rows, const Tile& tile, int step, int additional, int lane) {
-#if MASK == LINEAR
-  const int offset = step * ROWS;
-  if ((!ADDITIONAL || step < tile.steps) && (offset < rows.whole_from || offset + ROWS > rows.whole_to))
-    mask_linear(s, rows.start, rows.end, offset, lane);
-#endif
-#if ADDITIONAL
-  const int token = (step - tile.steps) * ROWS;
-  if (token + ROWS > additional) {
-    const int from[2] = {0, 0}, to[2] = {additional, additional};
-    mask_linear(s, from, to, token, lane);
+  if constexpr (MASK == LINEAR) {
+    const int offset = step * ROWS;
+    if ((!ADDITIONAL || step < tile.steps) && (offset < rows.whole_from || offset + ROWS > rows.whole_to))
+      mask_linear(s, rows.start, rows.end, offset, lane);
   }
-#endif
+  if constexpr (ADDITIONAL) {
+    const int token = (step - tile.steps) * ROWS;
+    if (token + ROWS > additional) {
+      const int from[2] = {0, 0}, to[2] = {additional, additional};
+      mask_linear(s, from, to, token, lane);
+    }
+  }
 }

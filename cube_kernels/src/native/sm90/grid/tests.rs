@@ -57,8 +57,8 @@ fn launches_cover_every_group_once() {
         assert_eq!(launches.len(), 90, "{schedule}");
         let distinct: HashSet<_> = launches.iter().collect();
         assert_eq!(distinct.len(), 90, "{schedule}");
-        for [x, y, z] in launches {
-            assert!(x < 10 && y < 9 && z == 0, "{schedule}");
+        for [z, y, x] in launches {
+            assert!(z < 10 && y < 9 && x == 0, "{schedule}");
         }
     }
 }
@@ -162,15 +162,15 @@ fn every_query_has_its_own_place() {
 #[test]
 fn statistics_are_four_floats_to_a_place() {
     for problem in problems() {
-        let [x, y, z] = places(&problem).map(|places| places as u64);
+        let [z, y, x] = places(&problem).map(|places| places as u64);
         let gradients = Gradients { start: 0, width: 64, value: true };
         for schedule in backward_candidates(&problem, Element::F16, Pass::Keys, gradients) {
             let map = statistics_map(6, &schedule, &problem);
             let heads = (problem.batch * problem.heads) as u64;
-            assert_eq!(map.sizes, [4, z, y, x, heads]);
-            assert_eq!(map.strides, [16, 16 * z, 16 * z * y, 16 * z * y * x]);
-            let [tile_x, tile_y, tile_z] = schedule.q_tile.map(|extent| extent as u32);
-            assert_eq!(map.tile, [4, tile_z, tile_y, tile_x, 1]);
+            assert_eq!(map.sizes, [4, x, y, z, heads]);
+            assert_eq!(map.strides, [16, 16 * x, 16 * x * y, 16 * x * y * z]);
+            let [tile_z, tile_y, tile_x] = schedule.q_tile.map(|extent| extent as u32);
+            assert_eq!(map.tile, [4, tile_x, tile_y, tile_z, 1]);
         }
     }
 }
@@ -184,22 +184,22 @@ fn a_line_has_the_tokens_in_their_order() {
 
     // One of three in a fused projection.
     let with = |strides| Strided { strides, ..contiguous.clone() };
-    let [batch, x, y, z, head] = contiguous.strides;
-    let fused = with([3 * batch, 3 * x, 3 * y, 3 * z, head]);
-    assert_eq!(line(&fused, [3, 5, 7]).map(|strides| strides[3]), Some(3 * z));
+    let [batch, z, y, x, head] = contiguous.strides;
+    let fused = with([3 * batch, 3 * z, 3 * y, 3 * x, head]);
+    assert_eq!(line(&fused, [3, 5, 7]).map(|strides| strides[3]), Some(3 * x));
 
     // A gap between samples is none between tokens; one between lines or planes is.
-    assert!(line(&with([batch + 64, x, y, z, head]), [3, 5, 7]).is_some());
-    assert_eq!(line(&with([batch, x + 64, y, z, head]), [3, 5, 7]), None);
-    assert_eq!(line(&with([batch, 5 * (y + 64), y + 64, z, head]), [3, 5, 7]), None);
+    assert!(line(&with([batch + 64, z, y, x, head]), [3, 5, 7]).is_some());
+    assert_eq!(line(&with([batch, z + 64, y, x, head]), [3, 5, 7]), None);
+    assert_eq!(line(&with([batch, 5 * (y + 64), y + 64, x, head]), [3, 5, 7]), None);
     // Heads slower than tokens are no obstacle.
     assert!(line(&with([2 * 105 * 64, 35 * 64, 7 * 64, 64, 105 * 64]), [3, 5, 7]).is_some());
 
     // Strides of axes of one token do not matter.
     let step = |strides, tokens| line(&with(strides), tokens).map(|strides| strides[3]);
-    assert_eq!(step([batch, 9, y, z, head], [1, 5, 7]), Some(z));
-    assert_eq!(step([batch, x, 9, 9, head], [3, 1, 1]), Some(x));
-    assert_eq!(step([batch, x, 9, z, head], [3, 1, 7]), None);
-    assert_eq!(step([batch, 7 * z, 9, z, head], [3, 1, 7]), Some(z));
-    assert!(step([batch, x, y, z, head], [1, 1, 1]).is_some_and(|step| step > 0));
+    assert_eq!(step([batch, 9, y, x, head], [1, 5, 7]), Some(x));
+    assert_eq!(step([batch, z, 9, 9, head], [3, 1, 1]), Some(z));
+    assert_eq!(step([batch, z, 9, x, head], [3, 1, 7]), None);
+    assert_eq!(step([batch, 7 * x, 9, x, head], [3, 1, 7]), Some(x));
+    assert!(step([batch, z, y, x, head], [1, 1, 1]).is_some_and(|step| step > 0));
 }

@@ -225,11 +225,11 @@ pub(super) fn check_whole_blocks(candidates: impl Fn(&Problem) -> Vec<Schedule>)
                     line.seen.iter().all(|range| *range == visited)
                 })
             });
-            let [x, y, z] = all.map(|(lines, _)| lines);
-            let is_even = x.iter().all(|x| {
+            let [z, y, x] = all.map(|(lines, _)| lines);
+            let is_even = z.iter().all(|z| {
                 y.iter().all(|y| {
-                    z.iter()
-                        .all(|z| (x.blocks * y.blocks * z.blocks).is_multiple_of(schedule.blocks))
+                    x.iter()
+                        .all(|x| (z.blocks * y.blocks * x.blocks).is_multiple_of(schedule.blocks))
                 })
             });
             let claimed = sees_all(&schedule, &problem);

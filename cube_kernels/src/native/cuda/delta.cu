@@ -1,7 +1,7 @@
 // What the backward kernels need of each query besides its vectors, four floats of it:
 //
 //   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero
-//   delta      rowsum(dout * out) - dlse
+//   delta      rowsum(dout * out) - dlse, or 0 for such a query, whatever its gradients are
 //   0, 0       TMA begins its boxes at multiples of 16 bytes
 //
 // `[batch, heads, queries, 4]`, the queries in the order of their dilation groups, `pitch` places to a group
@@ -15,7 +15,7 @@ struct Params {
   const u16 *out, *dout;
   const float *lse, *dlse;              // [batch, queries, heads]
   int* taken;
-  i64 out_strides[5], dout_strides[5];  // elements: batch, x, y, z, head
+  i64 out_strides[5], dout_strides[5];  // elements: batch, z, y, x, head
   int queries[3], dilation[3], pitch[3];
   int heads, blocks;                   // CTAs of a sample
   int launches;
@@ -79,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
     const i64 extents[3] = {params.dilation[0] * params.pitch[0], params.dilation[1] * params.pitch[1], params.dilation[2] * params.pitch[2]};
     const i64 plane = extents[0] * extents[1] * extents[2];
     const i64 index = ((i64)batch * params.heads + head) * plane + (place[0] * extents[1] + place[1]) * extents[2] + place[2];
-    params.statistics[index] = make_float4(lse == NEG_INF ? -NEG_INF : lse * 1.4426950408889634f, sum - dlse, 0.f, 0.f);
+    const bool is_blind = lse == NEG_INF;
+    params.statistics[index] = make_float4(is_blind ? -NEG_INF : lse * 1.4426950408889634f, is_blind ? 0.f : sum - dlse, 0.f, 0.f);
   }
 }

@@ -22,11 +22,7 @@ struct Softmax {
     b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
     a = fmaxf(max[0], fmaxf(a, __shfl_xor_sync(~0u, a, 2)));
     b = fmaxf(max[1], fmaxf(b, __shfl_xor_sync(~0u, b, 2)));
-#if MASK == LINEAR
-    const float base_a = a == NEG_INF ? 0.f : a, base_b = b == NEG_INF ? 0.f : b;
-#else
-    const float base_a = a, base_b = b;
-#endif
+    const float base_a = MASK == LINEAR && a == NEG_INF ? 0.f : a, base_b = MASK == LINEAR && b == NEG_INF ? 0.f : b;
     rescale[0] = exp2_approx((max[0] - base_a) * scale);
     rescale[1] = exp2_approx((max[1] - base_b) * scale);
     max[0] = a;

@@ -1,0 +1,34 @@
+// What all kernels use of CUDA, and conversions of the element type (BF16). No headers: NVRTC has none at run time.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define NEG_INF __int_as_float(0xff800000)
+#define DEVICE __device__ __forceinline__
+
+// The compiler keeps nothing of memory in registers across it.
+DEVICE void memory_barrier() { asm volatile("" ::: "memory"); }
+
+// A value that the compiler computes nothing from ahead of a loop, where it would take registers.
+DEVICE int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// A value that is the same in all lanes, where the compiler cannot see it. Branches around wgmma have to
+// be uniform, or ptxas serialises.
+DEVICE int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float log2_approx(float x) { float y; asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
+#if BF16
+DEVICE u32 pack(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+DEVICE float unpack(u16 bits) { return __uint_as_float((u32)bits << 16); }
+#else
+DEVICE u32 pack(float low, float high) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+DEVICE float unpack(u16 bits) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits)); return y; }
+#endif

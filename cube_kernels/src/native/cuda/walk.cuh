@@ -1,0 +1,62 @@
+// The order in which a tile's blocks of columns are visited: all blocks of its box, in steps of BLOCKS, then the
+// additional tokens.
+
+constexpr int ROWS = BLOCKS * 64;  // columns of scores in a step, which are rows of memory
+
+// Walks over the blocks of a tile.
+struct Walk {
+  int at[3];
+  DEVICE void start(const Tile& tile, int block) {
+    at[FAST] = block % tile.blocks[FAST];
+    block /= tile.blocks[FAST];
+    at[MIDDLE] = block % tile.blocks[MIDDLE];
+    at[SLOW] = block / tile.blocks[MIDDLE];
+  }
+  // Behind the last block the slow axis runs on: such a block lies outside every window.
+  DEVICE void next(const Tile& tile) {
+    if (++at[FAST] == tile.blocks[FAST]) {
+      at[FAST] = 0;
+      if (++at[MIDDLE] == tile.blocks[MIDDLE]) { at[MIDDLE] = 0; at[SLOW]++; }
+    }
+  }
+};
+
+// Where the blocks of a step begin; `walk` moves on.
+DEVICE void column_boxes(const Space& space, const Tile& tile, Walk& walk, int (&at)[BLOCKS][3]) {
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+#pragma unroll
+    for (int a = 0; a < 3; a++) at[b][a] = coordinate(space, tile, a, tile.column[a] + walk.at[a] * column_extent(a));
+    at[b][0] += tile.batch * space.batch_step;
+    walk.next(tile);
+  }
+}
+// The same for additional tokens, which begin with `token`.
+DEVICE void additional_boxes(const Tile& tile, int token, int (&at)[BLOCKS][3]) {
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) at[b][0] = tile.batch, at[b][1] = 0, at[b][2] = token + 64 * b;
+}
+
+DEVICE int additional_steps(int additional) { return ADDITIONAL ? (additional + ROWS - 1) / ROWS : 0; }
+
+// The steps that hold all that a warpgroup's rows see: `low..high` of one pass over the blocks, without
+// additional tokens. Empty for a warpgroup all of whose rows lie outside.
+struct Range { int low, high; };
+DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) {
+  bool idle = false;
+#pragma unroll
+  for (int a = 0; a < 3; a++) idle = idle || tile.row[a] + (a == STACK ? warpgroup * row_extent(a) : 0) >= tile.rows[a];
+  const int first = tile.row[SLOW] + warpgroup * row_extent(SLOW);
+  const int start = window_of<SLOW>(space, tile, first).start - tile.column[SLOW];
+  const int end = window_of<SLOW>(space, tile, first + row_extent(SLOW) - 1).end - tile.column[SLOW];
+  const int plane = tile.blocks[MIDDLE] * tile.blocks[FAST];
+  const int blocks = (end + column_extent(SLOW) - 1) / column_extent(SLOW) * plane;
+  Range steps;
+  steps.high = min_(tile.steps, (blocks + BLOCKS - 1) / BLOCKS);
+  steps.low = min_(steps.high, start / column_extent(SLOW) * plane / BLOCKS);
+  // Rows that see nothing have results: of a step that they see nothing of.
+  if (ORIGIN && !INVERSE && steps.low == steps.high) steps.low = min_(steps.low, tile.steps - 1), steps.high = steps.low + 1;
+  if (idle) steps.low = steps.high = 0;
+  steps.low = uniform(steps.low), steps.high = uniform(steps.high);
+  return steps;
+}
