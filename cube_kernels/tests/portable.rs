@@ -2,8 +2,6 @@
 //!
 //! `cargo test -p burn-natten-kernels --features cpu` runs them on cubecl-cpu.
 
-mod support;
-
 use burn_natten_kernels::portable::{
     BackwardPlan, Blueprint, Limits, Way, candidates, forward, forward_with,
 };
@@ -11,9 +9,10 @@ use burn_natten_kernels::tensor_core::Pass;
 use burn_natten_kernels::{Axis, KernelError, KeyValue, Problem};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
-use support::oracle::{compute, visible};
-use support::run::{BF16, F16, F32, Format, Kernels, client, run, run_by};
-use support::{Data, axis, error, problem};
+use test_support::format::{BF16, F16, F32, Format};
+use test_support::oracle::{compute, visible};
+use test_support::portable::{Kernels, client, run, run_by};
+use test_support::{Data, axis, error, problem};
 
 /// Units, and rows and columns of each: `down, across, rows_each, columns_each`.
 const SMALL: [[usize; 4]; 4] = [[4, 2, 2, 4], [2, 2, 4, 8], [1, 4, 8, 4], [2, 4, 4, 4]];

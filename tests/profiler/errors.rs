@@ -4,6 +4,7 @@ use crate::profiler;
 
 #[test]
 fn refusals_name_flag_and_value() {
+    #[allow(unused_variables, reason = "a build with every backend lacks none")]
     let lacks = |feature: &str| format!("add --features {feature}");
     #[allow(unused_mut)]
     let mut cases: Vec<(&str, Vec<String>)> = Vec::new();

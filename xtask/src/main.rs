@@ -2,6 +2,7 @@
 
 mod check;
 mod compare;
+mod dependencies;
 mod package;
 mod pictures;
 mod scratch;
@@ -26,6 +27,8 @@ struct Cli {
 enum Chore {
     /// Run everything that must hold before a change lands, as .ci/run does
     Check,
+    /// Hold licences, sources and versions of all dependencies to deny.toml
+    Dependencies,
     /// Draw the pictures in docs/pictures again
     Pictures,
     /// Make the packages that crates.io would get, check what is in them, and train with them
@@ -39,6 +42,7 @@ enum Chore {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().chore {
         Chore::Check => check::run(),
+        Chore::Dependencies => dependencies::run(),
         Chore::Pictures => pictures::run(),
         Chore::Package(flags) => package::run(&flags),
         Chore::Compare(flags) => compare::run(&flags),

@@ -1,11 +1,12 @@
 //! The compile gate of the Hopper kernels: builds specialisations with NVRTC, without a GPU, and
 //! prints what they take as a Markdown table. Progress goes to standard error.
 //!
-//! `sm90_report [--all] [part of a name]`: what the selection chooses for the catalogue, a sweep over
+//! `sm90_report [--sample | --all] [--list] [part of a name]`: what the selection chooses for the catalogue, a sweep over
 //! head dimensions, ranks, options and shapes of CTA, and further schedules until every value of every
 //! macro, and every tile with every stacking axis, has been compiled once; of both passes. With
-//! `--all` every candidate of the catalogue and a wider sweep: hours. Fails if one does not compile,
-//! spills registers or has its wgmmas serialised.
+//! `--sample` a tenth of it: what is chosen for the catalogue, and each value of a macro once. With
+//! `--all` every candidate of the catalogue and a wider sweep: hours. `--list` prints names and
+//! compiles nothing. Fails if one does not compile, spills registers or has its wgmmas serialised.
 //!
 //! Needs libnvrtc where the loader finds it, as in the wheel `nvidia-cuda-nvrtc==13.0.*`.
 
@@ -16,20 +17,36 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_natten_kernels::native::compile::{Source, build, nvrtc_version};
 use burn_natten_kernels::native::sm90::{Element, OPTIONS, delta_source};
-use sweep::{dims, schedules};
+use sweep::{Extent, dims, schedules};
 
 mod sweep;
 
 fn main() -> ExitCode {
     let (flags, names): (Vec<_>, Vec<_>) =
-        std::env::args().skip(1).partition(|argument| argument == "--all");
-    let all = !flags.is_empty();
+        std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
+    let mut extent = Extent::Sweep;
+    let mut is_listed = false;
+    for flag in flags {
+        match flag.as_str() {
+            "--sample" => extent = Extent::Sample,
+            "--all" => extent = Extent::All,
+            "--list" => is_listed = true,
+            _ => {
+                eprintln!("{flag} is none of --sample, --all, --list");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    let mut programs = programs(extent);
+    programs.retain(|program| names.iter().all(|part| program.source.name.contains(part)));
+    if is_listed {
+        programs.iter().for_each(|program| println!("{}", program.source.name));
+        return ExitCode::SUCCESS;
+    }
     let Some((major, minor)) = nvrtc_version() else {
         eprintln!("no libnvrtc found; set LD_LIBRARY_PATH to its folder");
         return ExitCode::FAILURE;
     };
-    let mut programs = programs(all);
-    programs.retain(|program| names.iter().all(|part| program.source.name.contains(part)));
     let next = AtomicUsize::new(0);
     let rows = Mutex::new(BTreeMap::new());
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
@@ -100,15 +117,16 @@ fn report(program: &Program) -> Result<String, String> {
 }
 
 /// What is compiled, each program once.
-fn programs(all: bool) -> Vec<Program> {
-    let mut programs: Vec<Program> = schedules(all)
+fn programs(extent: Extent) -> Vec<Program> {
+    let mut programs: Vec<Program> = schedules(extent)
         .iter()
         .map(|schedule| {
             let consumer = (schedule.registers().1, schedule.shared_memory());
             Program::new(schedule.to_string(), schedule.source(), consumer)
         })
         .collect();
-    let dims_v: BTreeSet<usize> = dims(all).iter().map(|(_, head_dim_v)| *head_dim_v).collect();
+    let dims_v: BTreeSet<usize> =
+        dims(extent == Extent::All).iter().map(|(_, head_dim_v)| *head_dim_v).collect();
     for head_dim_v in dims_v {
         for element in [Element::Bf16, Element::F16] {
             let (name, code) = delta_source(element, head_dim_v);

@@ -7,6 +7,23 @@ use burn_natten_kernels::native::sm90::{
 };
 use burn_natten_kernels::{Axis, MAX_RANK, Problem, catalogue};
 
+/// The table of all that the sweep compiles.
+const REPORT: &str = include_str!("../../REPORT.md");
+
+/// Schedules that the table lacks of which a sample takes one each, at most.
+const UNLISTED: usize = 24;
+
+/// How much is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// What the planner chooses for the catalogue, one of every kind, and what the table lacks.
+    Sample,
+    /// What the table has.
+    Sweep,
+    /// Every candidate of the catalogue, and a wider sweep.
+    All,
+}
+
 /// Each class of head dimensions: the accumulators and the tiles of shared memory differ.
 pub fn dims(all: bool) -> &'static [(usize, usize)] {
     match all {
@@ -52,16 +69,33 @@ pub fn dims(all: bool) -> &'static [(usize, usize)] {
 }
 
 /// What is compiled, each schedule once.
-pub fn schedules(all: bool) -> Vec<Schedule> {
+pub fn schedules(extent: Extent) -> Vec<Schedule> {
+    let all = extent == Extent::All;
     let mut schedules = BTreeMap::new();
-    let mut add = |schedule: Schedule| _ = schedules.insert(schedule.to_string(), schedule);
     for entry in catalogue::all() {
-        planned(&entry.problem, Element::Bf16).into_iter().for_each(&mut add);
+        add(&mut schedules, planned(&entry.problem, Element::Bf16));
         if all {
-            planned(&entry.problem, Element::F16).into_iter().for_each(&mut add);
-            every(&entry.problem).into_iter().flatten().for_each(&mut add);
+            add(&mut schedules, planned(&entry.problem, Element::F16));
+            add(&mut schedules, every(&entry.problem).into_iter().flatten());
         }
     }
+    let chosen = schedules.clone();
+    sweep(&mut schedules, all);
+    if extent == Extent::Sample { sample(chosen, schedules) } else { schedules }
+        .into_values()
+        .collect()
+}
+
+/// Schedules by their names.
+type Schedules = BTreeMap<String, Schedule>;
+
+fn add(schedules: &mut Schedules, more: impl IntoIterator<Item = Schedule>) {
+    schedules.extend(more.into_iter().map(|schedule| (schedule.to_string(), schedule)));
+}
+
+/// Head dimensions, ranks, options and shapes of CTA, until every value of every macro and every
+/// tile with every stacking axis has been met.
+fn sweep(schedules: &mut Schedules, all: bool) {
     let problems: Vec<Problem> = dims(all)
         .iter()
         .flat_map(|dims| {
@@ -77,11 +111,11 @@ pub fn schedules(all: bool) -> Vec<Schedule> {
         let elements = [Element::Bf16, Element::F16];
         let taken = if all { &elements[..] } else { &elements[index % 2..][..1] };
         for element in taken {
-            planned(problem, *element).into_iter().for_each(&mut add);
+            add(schedules, planned(problem, *element));
         }
         if (problem.head_dim, problem.head_dim_v) == (64, 64) || all {
             let kernels = every(problem).into_iter();
-            kernels.flat_map(|all| best_of_each_shape(problem, all)).for_each(&mut add);
+            add(schedules, kernels.flat_map(|all| best_of_each_shape(problem, all)));
         }
     }
     // What has not been met so far.
@@ -95,7 +129,32 @@ pub fn schedules(all: bool) -> Vec<Schedule> {
             }
         }
     }
-    schedules.into_values().collect()
+}
+
+/// Of `all`, what was `chosen`, one that shows each value of a macro but for the extents of tiles,
+/// and some of what the table lacks.
+fn sample(chosen: Schedules, all: Schedules) -> Schedules {
+    let mut taken = chosen;
+    let mut seen: HashSet<_> = taken.values().flat_map(kinds).collect();
+    let mut unlisted = vec![];
+    for (name, schedule) in all {
+        let before = seen.len();
+        seen.extend(kinds(&schedule));
+        if seen.len() > before {
+            taken.insert(name, schedule);
+        } else if !REPORT.contains(&format!("| {name} |")) {
+            unlisted.push((name, schedule));
+        }
+    }
+    if !unlisted.is_empty() {
+        eprintln!(
+            "{} more schedules are not in REPORT.md, {UNLISTED} of them are taken",
+            unlisted.len()
+        );
+    }
+    let step = unlisted.len().div_ceil(UNLISTED).max(1);
+    taken.extend(unlisted.into_iter().step_by(step));
+    taken
 }
 
 /// Problems whose queries stand elsewhere than keys of the same number, some of them in front of all keys.
@@ -175,6 +234,16 @@ fn best_of_each_shape(problem: &Problem, mut schedules: Vec<Schedule>) -> Vec<Sc
 enum Trait {
     Macro(Pass, &'static str, usize),
     Tile(Pass, usize, [usize; MAX_RANK], usize),
+}
+
+/// Macros that spell tiles: they are the sweep's to vary.
+const EXTENTS: [&str; 6] = ["ROW_X", "ROW_Y", "ROW_Z", "COLUMN_X", "COLUMN_Y", "COLUMN_Z"];
+
+/// What kinds of kernel a schedule is one of.
+fn kinds(schedule: &Schedule) -> impl Iterator<Item = Trait> {
+    let pass = schedule.pass;
+    let macros = schedule.macros().into_iter().filter(|(name, _)| !EXTENTS.contains(name));
+    macros.map(move |(name, value)| Trait::Macro(pass, name, value))
 }
 
 /// What a schedule is one example of.

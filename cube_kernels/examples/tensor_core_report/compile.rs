@@ -73,14 +73,19 @@ fn nvrtc(name: String, code: String, arch: &str, toolkit: &Toolkit) -> Result<St
 }
 
 fn ptxas(code: &str, arch: &str, toolkit: &Toolkit) -> Result<String, String> {
-    let file = std::env::temp_dir().join(format!("tensor_core_{}.ptx", std::process::id()));
+    let own = (std::process::id(), std::thread::current().id());
+    let file = std::env::temp_dir().join(format!("tensor_core_{own:?}.ptx"));
     std::fs::write(&file, code).map_err(|error| error.to_string())?;
     let output = Command::new(toolkit.root.join("bin").join("ptxas"))
         .args(["-v", "-arch", arch, "-o"])
         .arg(file.with_extension("cubin"))
         .arg(&file)
         .output()
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| error.to_string());
+    // There or not: what matters is the log.
+    let _ = std::fs::remove_file(&file);
+    let _ = std::fs::remove_file(file.with_extension("cubin"));
+    let output = output?;
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     if output.status.success() { Ok(log) } else { Err(log) }
 }

@@ -1,14 +1,15 @@
 //! The kernels to be compiled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use burn_natten_kernels::tensor_core::{
-    Blueprint, Capability, Compiler, Pass, backward_candidates, candidates, plan, plan_backward,
-    widest_vector,
+    Blueprint, Capability, Compiler, Pass, Staging, backward_candidates, candidates, plan,
+    plan_backward, widest_vector,
 };
 use burn_natten_kernels::{Axis, MAX_RANK, Problem, catalogue};
 
 /// A kernel and the compiler that translates it.
+#[derive(Clone)]
 pub struct Kernel {
     pub blueprint: Blueprint,
     pub compiler: Compiler,
@@ -29,9 +30,9 @@ fn capabilities(compiler: Compiler) -> [Capability; 3] {
     [mma, mma.with_cmma([16, 16, 16]), tf32]
 }
 
-/// Problems of the catalogue, and others that differ in what kernels are specialised by.
-fn problems() -> Vec<Problem> {
-    let mut problems: Vec<Problem> = catalogue::all().iter().map(|entry| entry.problem).collect();
+/// Problems that differ in what kernels are specialised by.
+fn variations() -> Vec<Problem> {
+    let mut problems = vec![];
     let axis = |length, kernel_size, is_causal| {
         Axis::neighborhood(length, kernel_size).with_causal(is_causal)
     };
@@ -60,31 +61,95 @@ fn problems() -> Vec<Problem> {
     problems
 }
 
-/// What is chosen for the problems, or all that could be.
-pub fn kernels(all: bool) -> Vec<Kernel> {
+/// How much is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// What the planner chooses for the catalogue, and one of every kind.
+    Sample,
+    /// What is chosen for the catalogue and its variations, whatever the device has.
+    Chosen,
+    /// Every candidate of these.
+    All,
+}
+
+/// What is compiled, each kernel once.
+pub fn kernels(extent: Extent) -> Vec<Kernel> {
+    let catalogue: Vec<Problem> = catalogue::all().iter().map(|entry| entry.problem).collect();
+    let mut first = BTreeMap::new();
     let mut kernels = BTreeMap::new();
-    let compilers = [Compiler::Cpp, Compiler::Llvm].into_iter();
-    for (compiler, capability) in compilers
-        .flat_map(|compiler| capabilities(compiler).map(|capability| (compiler, capability)))
-    {
-        for problem in problems() {
-            let vector = widest_vector(&problem);
-            let mut blueprints = vec![];
-            if all {
-                blueprints.extend(candidates(&problem, &capability, vector));
-                for pass in [Pass::Queries, Pass::Keys] {
-                    blueprints.extend(backward_candidates(&problem, &capability, vector, pass));
-                }
+    for compiler in [Compiler::Cpp, Compiler::Llvm] {
+        let all = capabilities(compiler);
+        for problem in &catalogue {
+            // CubeCL's default is LLVM.
+            if compiler == Compiler::Llvm {
+                add(&mut first, problem, &all[0], compiler, false);
             }
-            blueprints.extend(plan(&problem, &capability, vector));
-            if let Some(plan) = plan_backward(&problem, &capability, vector) {
-                blueprints.extend(plan.blueprints());
-            }
-            for blueprint in blueprints {
-                let kernel = Kernel { blueprint, compiler };
-                kernels.insert(kernel.name(), kernel);
+        }
+        for capability in &all {
+            for problem in catalogue.iter().chain(&variations()) {
+                add(&mut kernels, problem, capability, compiler, extent == Extent::All);
             }
         }
     }
-    kernels.into_values().collect()
+    if extent != Extent::Sample {
+        return kernels.into_values().collect();
+    }
+    let mut seen: HashSet<_> = first.values().flat_map(kinds).collect();
+    let new = |kernel: &Kernel, seen: &HashSet<String>| {
+        kinds(kernel).into_iter().filter(|kind| !seen.contains(kind)).count()
+    };
+    // What shows the most that is new comes first, so that few show all.
+    while let Some(kernel) = kernels.values().max_by_key(|kernel| new(kernel, &seen))
+        && new(kernel, &seen) > 0
+    {
+        seen.extend(kinds(kernel));
+        first.insert(kernel.name(), kernel.clone());
+    }
+    first.into_values().collect()
+}
+
+/// Adds what is chosen for a problem, or all that could be.
+fn add(
+    kernels: &mut BTreeMap<String, Kernel>,
+    problem: &Problem,
+    capability: &Capability,
+    compiler: Compiler,
+    all: bool,
+) {
+    let vector = widest_vector(problem);
+    let mut blueprints = vec![];
+    if all {
+        blueprints.extend(candidates(problem, capability, vector));
+        for pass in [Pass::Queries, Pass::Keys] {
+            blueprints.extend(backward_candidates(problem, capability, vector, pass));
+        }
+    }
+    blueprints.extend(plan(problem, capability, vector));
+    if let Some(plan) = plan_backward(problem, capability, vector) {
+        blueprints.extend(plan.blueprints());
+    }
+    for blueprint in blueprints {
+        let kernel = Kernel { blueprint, compiler };
+        kernels.insert(kernel.name(), kernel);
+    }
+}
+
+/// What kinds of kernel one is of: of each parameter, the value under each compiler and in each pass.
+fn kinds(kernel: &Kernel) -> Vec<String> {
+    let Blueprint { pass, rank, planes, is_paired, blocks, holds_rows, .. } = kernel.blueprint;
+    let Blueprint { has_first, has_second, instruction, staging, .. } = kernel.blueprint;
+    let Blueprint { vector, is_causal, head_dim, has_keys, has_additional, .. } = kernel.blueprint;
+    let of_pass = [
+        format!("{rank}d"),
+        format!("{planes} planes {is_paired}"),
+        format!("{blocks} blocks {holds_rows}"),
+        format!("{has_first} {has_second}"),
+        format!("{instruction:?} {}", matches!(staging, Staging::Async(_))),
+        format!("{has_keys} {has_additional}"),
+    ];
+    let of_any =
+        [format!("{vector} elements"), format!("{is_causal:?}"), format!("dim {head_dim}")];
+    let compiler = kernel.compiler;
+    let of_pass = of_pass.map(|kind| format!("{compiler:?} {pass:?} {kind}"));
+    of_pass.into_iter().chain(of_any.map(|kind| format!("{compiler:?} {kind}"))).collect()
 }

@@ -4,14 +4,14 @@ use burn_natten_kernels::tensor_core::{
     Blueprint, Capability, Compiler, Pass, backward_candidates, plan_backward, widest_vector,
 };
 use burn_natten_kernels::{Axis, Problem};
+use test_support::compare::{format, half_ulp, magnitude};
+use test_support::element::Element;
+use test_support::oracle::compute;
+use test_support::{Data, Results};
 
 use crate::arguments::{Layout, factor, sizes};
-use crate::element::Element;
 use crate::problems::{BACKWARD, FORWARD, all, random, spoiled};
 use crate::program::{Program, compiler, decode, encode, encode_f32};
-use crate::run::{format, half_ulp, magnitude};
-use crate::support::oracle::compute;
-use crate::support::{Data, Results};
 
 /// Vectors of some tokens: the elements and where they lie.
 type Tensor<'a> = (&'a [f64], Layout);

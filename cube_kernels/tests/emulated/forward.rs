@@ -2,14 +2,14 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
+use test_support::Data;
+use test_support::compare::{differs, format, half_ulp, magnitude};
+use test_support::element::Element;
+use test_support::oracle::compute;
 
 use crate::arguments::{Layout, factor, sizes};
-use crate::element::Element;
 use crate::problems::{FORWARD, all, random, spoiled};
 use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
-use crate::run::{differs, format, half_ulp, magnitude};
-use crate::support::Data;
-use crate::support::oracle::compute;
 
 /// Output and logsumexp.
 pub fn attend(

@@ -8,20 +8,11 @@
 mod arguments;
 mod assembly;
 mod backward;
-#[path = "../support/element.rs"]
-mod element;
 mod forward;
 mod portable;
 mod precision;
 mod problems;
 mod program;
-mod rounding;
-#[allow(dead_code)]
-#[path = "../native/run.rs"]
-mod run;
-#[allow(dead_code)]
-#[path = "../support/mod.rs"]
-mod support;
 
 use burn_natten_kernels::tensor_core::{Capability, Compiler, Exponential, Staging};
 

@@ -2,9 +2,8 @@
 
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
-
-use crate::element::Element;
-use crate::support::{Data, axis};
+use test_support::element::Element;
+use test_support::{Data, axis};
 
 fn problem(axes: &[Axis], head_dim: usize, head_dim_v: usize) -> Problem {
     let mut padded = [Axis::UNIT; MAX_RANK];

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_natten_kernels::tensor_core::offline::{self, translate};
 use burn_natten_kernels::tensor_core::{Blueprint, Compiler};
+use test_support::compare::format;
+use test_support::element::Element;
 
 use crate::assembly::portable;
-use crate::element::Element;
-use crate::run::format;
 
 /// The C++ compiler, where there is one.
 pub fn compiler() -> Option<&'static str> {

@@ -2,8 +2,10 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{Element, candidates, estimate};
+use test_support::compare::device;
+use test_support::test_edges;
 
-use crate::run::{check_all, device};
+use crate::run::check_all;
 
 /// Every candidate of one axis, which are few, and the best few of more.
 pub fn check(problems: Vec<Problem>) {

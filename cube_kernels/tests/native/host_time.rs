@@ -6,10 +6,11 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{Element, forward};
 use cubecl::client::Client;
 use cubecl::future::block_on;
+use test_support::compare::{device, format};
+use test_support::problems::problem;
+use test_support::{Data, axis};
 
-use crate::problems::problem;
-use crate::run::{device, format, upload};
-use crate::support::{Data, axis};
+use crate::run::upload;
 
 const CALLS: usize = 200;
 

@@ -3,10 +3,11 @@
 use burn_natten_kernels::native::sm90::{Element, Schedule, forward_with};
 use burn_natten_kernels::{KernelError, Operands, Problem, Strided};
 use cubecl::client::Client;
+use test_support::compare::{device, format};
+use test_support::problems::problem;
+use test_support::{Data, axis};
 
-use crate::problems::problem;
-use crate::run::{device, format, planned, run, run_inputs, upload};
-use crate::support::{Data, axis};
+use crate::run::{planned, run, run_inputs, upload};
 
 /// Tensors of self attention as slices of one buffer `[batch, tokens, slices, heads, dim]`.
 pub fn fused<const N: usize>(

@@ -4,9 +4,6 @@
 //! `BURN_NATTEN_TEST_PROBLEMS` sets the number of random problems of each rank, 500 by default.
 //! The filter `sample::` selects a few tiny launches of every kind, meant for compute-sanitizer.
 
-#[macro_use]
-mod problems;
-
 mod backward;
 mod edges;
 mod host_time;
@@ -19,7 +16,4 @@ mod repeat;
 mod run;
 mod sample;
 mod schedules;
-#[allow(dead_code)]
-#[path = "../support/mod.rs"]
-mod support;
 mod ways;

@@ -4,8 +4,8 @@ use burn_natten_kernels::{Axis, Problem};
 
 use crate::backward;
 use crate::edges;
-use crate::problems::problem;
-use crate::support::axis;
+use test_support::axis;
+use test_support::problems::problem;
 
 /// Causal attention of unequal lengths: rows that see nothing, keys that nobody sees, tiles of nothing else.
 fn causal() -> Vec<Problem> {

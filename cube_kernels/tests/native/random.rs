@@ -3,8 +3,9 @@
 use burn_natten_kernels::native::sm90::{Element, candidates};
 use burn_natten_kernels::{Axis, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use test_support::compare::device;
 
-use crate::run::{check_all, device, planned};
+use crate::run::{check_all, planned};
 
 /// The axis with queries elsewhere than keys of the same number: some of it, or, causal and dense, any.
 fn elsewhere(rng: &mut StdRng, axis: Axis) -> Axis {

@@ -3,10 +3,11 @@
 use burn_natten_kernels::native::sm90::{Element, Schedule};
 use burn_natten_kernels::{Operands, Problem, Strided};
 use cubecl::client::Client;
+use test_support::Data;
+use test_support::compare::{Forward, device, format};
+use test_support::problems::repeated;
 
-use crate::problems::repeated;
-use crate::run::{Forward, device, format, planned, run_inputs, upload};
-use crate::support::Data;
+use crate::run::{planned, run_inputs, upload};
 
 pub const RUNS: usize = 20;
 

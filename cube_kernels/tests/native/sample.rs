@@ -1,9 +1,11 @@
 //! A few tiny launches of every kind, for compute-sanitizer.
 
 use burn_natten_kernels::native::sm90::Element;
+use test_support::compare::device;
+use test_support::problems::samples::Masked;
+use test_support::test_samples;
 
-use crate::problems::samples::Masked;
-use crate::run::{check, device, planned};
+use crate::run::{check, planned};
 
 /// Checks the problems, and that they are masked as the tests mean them.
 fn sample(problems: Masked) {

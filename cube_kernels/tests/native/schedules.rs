@@ -2,10 +2,11 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{Element, candidates};
+use test_support::axis;
+use test_support::compare::device;
+use test_support::problems::problem;
 
-use crate::problems::problem;
-use crate::run::{check_all, device};
-use crate::support::axis;
+use crate::run::check_all;
 
 fn check_candidates(problem: Problem, element: Element) {
     let Some(client) = device() else { return };

@@ -1,24 +1,57 @@
-//! What the tests that both tiers share compute a problem by.
+//! The tier as the tests see it that several share.
 
-use burn_natten_kernels::Problem;
-pub use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
+use burn_natten_kernels::{Problem, Saved, Strided};
 use cubecl::client::Client;
+use test_support::Data;
+use test_support::compare::Forward;
+use test_support::tier::{BackwardTier, ForwardTier, Gradients};
 
-use crate::run::{Forward, planned, run};
-use crate::support::Data;
+use crate::backward::run::{best, names, planned as planned_backward, run_inputs};
+use crate::run::{planned, run};
 
-/// What the kernels multiply.
-pub const ELEMENTS: [Element; 2] = [Element::F16, Element::Bf16];
-/// Those with the range of f32.
-pub const WIDE: [Element; 1] = [Element::Bf16];
+/// The native kernels, by the schedule that would run.
+pub struct Native;
 
-/// Output and logsumexp by the schedule that would run, with its name.
-pub fn computed(
-    client: &Client,
-    element: Element,
-    problem: &Problem,
-    data: &Data,
-) -> Vec<(String, Forward)> {
-    let schedule = planned(problem, element);
-    vec![(schedule.to_string(), run(client, &schedule, problem, data))]
+impl ForwardTier for Native {
+    type Element = Element;
+    const ELEMENTS: &'static [Element] = &[Element::F16, Element::Bf16];
+    const WIDE: &'static [Element] = &[Element::Bf16];
+    const F16: Element = Element::F16;
+
+    fn computed(
+        client: &Client,
+        element: Element,
+        problem: &Problem,
+        data: &Data,
+    ) -> Vec<(String, Forward)> {
+        let schedule = planned(problem, element);
+        vec![(schedule.to_string(), run(client, &schedule, problem, data))]
+    }
+}
+
+impl BackwardTier for Native {
+    type Plan = BackwardPlan;
+
+    fn plans(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
+        vec![planned_backward(problem, element)]
+    }
+
+    fn several(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
+        best(problem, element, 3)
+    }
+
+    fn names(plan: &BackwardPlan) -> String {
+        names(plan)
+    }
+
+    fn gradients(
+        client: &Client,
+        element: Element,
+        plan: &BackwardPlan,
+        problem: &Problem,
+        saved: &Saved<Strided>,
+    ) -> Gradients {
+        run_inputs(client, element, plan, problem, saved)
+    }
 }

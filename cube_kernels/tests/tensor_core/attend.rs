@@ -6,10 +6,11 @@ use burn_natten_kernels::tensor_core::{
 use burn_natten_kernels::{Operands, Problem, Strided};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
+use test_support::Data;
+use test_support::compare::{Forward, format};
+use test_support::oracle::compute;
+use test_support::tier::check_forward;
 
-use crate::run::{Forward, format, half_ulp, magnitude, norms};
-use crate::support::Data;
-use crate::support::oracle::compute;
 use crate::ways::Element;
 
 pub fn dtype(element: Element) -> ElemType {
@@ -91,20 +92,6 @@ pub fn check(
     let inputs = upload(client, element, problem, &data);
     let all = blueprints(client, element, problem, &inputs);
     let blueprint = all[pick % all.len()];
-    let (out, lse) = attend(client, element, &blueprint, problem, &inputs);
-    let (rms, most) = norms(out.iter().zip(&exact.out).map(|(a, e)| a - e));
-    let (base_rms, base_most) = norms(exact.out.iter().map(|x| (format.round)(*x) - x));
-    let base_most = base_most.max(half_ulp(element) * magnitude(&exact.out));
-    // A single key gives its value back, which needs no rounding.
-    let base_rms = base_rms.max(1e-9);
-    if !(rms <= 2.0 * base_rms && most <= 2.0 * base_most) {
-        return Err(format!(
-            "{blueprint}: out off by {rms:.1e} rms of {base_rms:.1e}, {most:.1e} of {base_most:.1e}; {problem:?}"
-        ));
-    }
-    let (_, lse_most) = norms(lse.iter().zip(&exact.lse).map(|(a, e)| (a - e) / e.abs().max(1.0)));
-    if lse_most > 1e-5 {
-        return Err(format!("{blueprint}: logsumexp off by {lse_most:.1e}; {problem:?}"));
-    }
-    Ok(rms / base_rms)
+    let result = attend(client, element, &blueprint, problem, &inputs);
+    check_forward(&blueprint.to_string(), format, problem, &exact, &result)
 }

@@ -1,15 +1,16 @@
 //! Kernels chosen by measurement.
 
-use burn_natten_kernels::tensor_core::{Choice, backward, forward};
-use burn_natten_kernels::{KernelError, Operands, Outputs, Problem};
 use std::time::Instant;
 
+use burn_natten_kernels::tensor_core::{Choice, backward, forward};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Problem};
+use test_support::compare::{device, format, half_ulp, magnitude};
+use test_support::oracle::compute;
+use test_support::problems::problem;
+use test_support::tier::upload_all;
+use test_support::{Data, axis};
+
 use crate::attend::{dtype, upload};
-use crate::backward::run::upload_all;
-use crate::problems::problem;
-use crate::run::{device, format, half_ulp, magnitude};
-use crate::support::oracle::compute;
-use crate::support::{Data, axis};
 use crate::ways::Element;
 
 const ELEMENT: Element = Element::Bf16;

@@ -1,9 +1,10 @@
 //! Sizes at which something begins, ends or does not happen at all.
 
 use burn_natten_kernels::Problem;
+use test_support::compare::{device, for_each_case};
+use test_support::test_edges;
 
 use crate::attend::check;
-use crate::run::{device, for_each_case};
 use crate::ways::Element;
 
 fn check_both(problems: Vec<Problem>) {

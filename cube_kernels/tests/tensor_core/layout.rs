@@ -5,11 +5,11 @@ use burn_natten_kernels::{KernelError, Operands, Outputs, Problem, Strided};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
+use test_support::compare::{device, format};
+use test_support::problems::problem;
+use test_support::{Data, axis};
 
 use crate::attend::{attend, dtype, planned, upload};
-use crate::problems::problem;
-use crate::run::{device, format};
-use crate::support::{Data, axis};
 use crate::ways::{ELEMENTS, Element};
 
 /// Query, key and value of self attention as slices of one buffer `[batch, tokens, 3, heads, dim]`.

@@ -2,14 +2,15 @@
 //! to tf32, whatever the inputs are rounded to.
 
 use burn_natten_kernels::{Axis, Problem};
+use test_support::compare::device;
+use test_support::format::F32;
+use test_support::problems::problem;
+use test_support::rounding::Expected;
+use test_support::tier::upload_all;
+use test_support::{Data, axis};
 
 use crate::attend::{attend, planned, upload};
-use crate::backward::run::{names, plans, run_inputs, upload_all};
-use crate::problems::problem;
-use crate::rounding::Expected;
-use crate::run::device;
-use crate::support::run::F32;
-use crate::support::{Data, axis};
+use crate::backward::run::{names, plans, run_inputs};
 use crate::ways::Element;
 
 #[test]

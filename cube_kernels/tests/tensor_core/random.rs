@@ -2,10 +2,10 @@
 
 use burn_natten_kernels::{Axis, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use test_support::compare::{device, for_each_case};
+use test_support::problems::seed;
 
 use crate::attend::check;
-use crate::problems::seed;
-use crate::run::{device, for_each_case};
 use crate::ways::{ELEMENTS, Element};
 
 /// Lengths of vectors: those that models have, and odd ones.

@@ -1,29 +1,65 @@
-//! What the tests that both tiers share compute a problem by.
+//! The tier as the tests see it that several share.
 
-use burn_natten_kernels::Problem;
-use burn_natten_kernels::tensor_core::Blueprint;
+use burn_natten_kernels::tensor_core::{BackwardPlan, Blueprint};
+use burn_natten_kernels::{Problem, Saved, Strided};
 use cubecl::client::Client;
+use test_support::Data;
+use test_support::compare::Forward;
+pub use test_support::element::Element;
+use test_support::tier::{BackwardTier, ForwardTier, Gradients};
 
 use crate::attend::{attend, planned, upload};
-pub use crate::element::Element;
-use crate::run::Forward;
-use crate::support::Data;
+use crate::backward::run::{best, names, plans, run_inputs};
 
 /// What the kernels multiply.
 pub const ELEMENTS: [Element; 3] = Element::ALL;
-/// Those with the range of f32.
-pub const WIDE: [Element; 2] = [Element::Bf16, Element::Tf32];
 
-/// Output and logsumexp by each blueprint that would run, with its name.
-pub fn computed(
-    client: &Client,
-    element: Element,
-    problem: &Problem,
-    data: &Data,
-) -> Vec<(String, Forward)> {
-    let inputs = upload(client, element, problem, data);
-    let compute = |blueprint: Blueprint| {
-        (blueprint.to_string(), attend(client, element, &blueprint, problem, &inputs))
-    };
-    planned(client, element, problem, &inputs).into_iter().map(compute).collect()
+/// The kernels on tensor cores, by each blueprint that would run.
+pub struct TensorCore;
+
+impl ForwardTier for TensorCore {
+    type Element = Element;
+    const ELEMENTS: &'static [Element] = &ELEMENTS;
+    const WIDE: &'static [Element] = &[Element::Bf16, Element::Tf32];
+    const F16: Element = Element::F16;
+
+    fn computed(
+        client: &Client,
+        element: Element,
+        problem: &Problem,
+        data: &Data,
+    ) -> Vec<(String, Forward)> {
+        let inputs = upload(client, element, problem, data);
+        let compute = |blueprint: Blueprint| {
+            (blueprint.to_string(), attend(client, element, &blueprint, problem, &inputs))
+        };
+        planned(client, element, problem, &inputs).into_iter().map(compute).collect()
+    }
+}
+
+impl BackwardTier for TensorCore {
+    type Plan = BackwardPlan;
+
+    fn plans(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
+        plans(problem, element)
+    }
+
+    /// Every one is compiled, so that they are few.
+    fn several(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
+        best(problem, element, if element == Element::F16 { 2 } else { 1 })
+    }
+
+    fn names(plan: &BackwardPlan) -> String {
+        names(plan)
+    }
+
+    fn gradients(
+        client: &Client,
+        element: Element,
+        plan: &BackwardPlan,
+        problem: &Problem,
+        saved: &Saved<Strided>,
+    ) -> Gradients {
+        run_inputs(client, element, plan, problem, saved)
+    }
 }

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 
 use burn_natten::Strategy;
 use burn_natten::plan::Target;
+use burn_natten::profile::Pass;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::values::{self, DeviceName, ElementType};
 
 const EXAMPLES: &str = "\
@@ -164,6 +165,13 @@ pub struct Args {
     /// Print the version
     #[arg(short = 'V', long, action = ArgAction::Version, help_heading = "Run")]
     version: Option<bool>,
+}
+
+impl Args {
+    /// The passes that are asked for.
+    pub fn passes(&self) -> &'static [Pass] {
+        if self.backprop { &[Pass::Forward, Pass::Backward] } else { &[Pass::Forward] }
+    }
 }
 
 /// Flags that a problem of the catalogue decides.

@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::values::{Backend, DeviceName, ElementType};
 
 /// Opens a device and checks that it computes in the element type.

@@ -5,38 +5,27 @@
 //! exit status is 2 where the flags are at fault and 1 where the device is.
 
 mod args;
+mod commands;
 mod device;
-mod dry_run;
-mod json;
-mod list;
+mod failure;
+mod found;
 mod measure;
 mod memory;
-mod optimize;
+mod print;
 mod request;
-mod table;
 mod units;
 mod values;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use args::{Args, Parsed};
-use burn_natten::profile::Pass;
+use args::Parsed;
+use commands::{dry_run, list, optimize, plain};
+use failure::Failure;
 use request::Request;
 
 #[global_allocator]
 static ALLOCATOR: memory::Counting = memory::Counting;
-
-/// Why there is no result.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// The flags are at fault.
-    #[error("{0}")]
-    Usage(String),
-    /// The device is.
-    #[error("{0}")]
-    Run(String),
-}
 
 /// Prints the library's warnings, such as that kernels could not run and tensor operations did.
 struct Warnings;
@@ -91,13 +80,6 @@ fn run(parsed: Parsed) -> Result<String, Failure> {
     } else if args.optimize {
         optimize::run(&request, &args)
     } else {
-        measure::run(&request, &args)
-    }
-}
-
-impl Args {
-    /// The passes that are asked for.
-    fn passes(&self) -> &'static [Pass] {
-        if self.backprop { &[Pass::Forward, Pass::Backward] } else { &[Pass::Forward] }
+        plain::run(&request, &args)
     }
 }

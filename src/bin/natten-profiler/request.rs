@@ -6,9 +6,9 @@ use burn_natten::{AttentionError, Context, Strategy};
 use burn_natten_kernels::catalogue::{self, Published};
 use burn_natten_kernels::{MAX_RANK, Problem};
 
-use crate::Failure;
 use crate::args::Args;
-use crate::units::axes;
+use crate::failure::Failure;
+use crate::units::{axes, describe};
 use crate::values::ElementType;
 
 /// What is to be explained or measured.
@@ -64,6 +64,12 @@ impl Request {
         explanation.chosen = chosen;
         explanation.alternatives = fitting.collect();
         Ok(explanation)
+    }
+
+    /// The problem on one line.
+    pub fn describe(&self) -> String {
+        let name = self.name.map(|name| format!("{name}: ")).unwrap_or_default();
+        format!("{name}{}, {}", describe(&self.problem), self.dtype.name())
     }
 
     /// What to time for a candidate.

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use burn_natten_kernels::cost::Limit;
 use burn_natten_kernels::{MAX_RANK, Problem};
-
-use crate::request::Request;
 
 /// Three significant digits and a prefix: `12.3 T` of `FLOP` is "12.3 TFLOP".
 pub fn si(value: f64, unit: &str) -> String {
@@ -52,6 +51,15 @@ pub fn ratio(value: f64) -> String {
     format!("{} x", digits(value))
 }
 
+/// What bounds a kernel.
+pub fn limit(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Compute => "arithmetic",
+        Limit::Memory => "memory",
+        Limit::Launch => "the launch",
+    }
+}
+
 /// `30 x 48 x 80`.
 pub fn axes(values: &[usize], between: &str) -> String {
     values.iter().map(usize::to_string).collect::<Vec<_>>().join(between)
@@ -60,14 +68,6 @@ pub fn axes(values: &[usize], between: &str) -> String {
 /// A tile without the axes that pad the problem.
 pub fn tile(problem: &Problem, tile: [usize; MAX_RANK]) -> String {
     axes(&tile[MAX_RANK - problem.rank()..], " x ")
-}
-
-impl Request {
-    /// The problem on one line.
-    pub fn describe(&self) -> String {
-        let name = self.name.map(|name| format!("{name}: ")).unwrap_or_default();
-        format!("{name}{}, {}", describe(&self.problem), self.dtype.name())
-    }
 }
 
 /// Space, windows and sizes on one line.

@@ -1,77 +1,23 @@
 //! Sizes at which something begins, ends or does not happen at all.
 
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::Problem;
+use test_support::{backward::edges, test_edges};
 
-use super::run::{best_cases, check_all, names, plans, run_inputs, upload_all, ways};
-use crate::problems::problem;
-use crate::run::{device, format};
-use crate::support::oracle::{compute, visible};
-use crate::support::{Data, axis};
-use crate::ways::ELEMENTS;
+use crate::ways::Native;
 
 /// The best few schedules.
 pub fn check(problems: Vec<Problem>) {
-    let Some(client) = device() else { return };
-    let mut cases = vec![];
-    for problem in problems {
-        for element in ELEMENTS {
-            cases.extend(best_cases(&problem, element, ways(element)));
-        }
-    }
-    check_all(&client, &cases);
+    edges::check::<Native>(problems);
 }
 
 test_edges!(check);
 
-/// Causal attention of fewer queries than keys: nobody sees the last ones.
-fn with_unseen_keys() -> Vec<Problem> {
-    let (line, plane) =
-        (Axis::dense(70, 300, true).with_origin(0), Axis::dense(5, 21, true).with_origin(0));
-    let side = axis(11, 5, 2, 1, false);
-    let space = [Axis::dense(3, 8, true).with_origin(0), side, axis(13, 4, 1, 2, true)];
-    vec![
-        problem(&[line], 64),
-        problem(&[Axis::dense(1, 65, true).with_origin(0)], 128),
-        problem(&[plane, side], 64),
-        problem(&[side, plane], 128),
-        Problem { batch: 1, heads: 4, ..problem(&space, 64) },
-        Problem { additional: 9, ..problem(&[line], 256) },
-    ]
-}
-
 #[test]
 fn keys_that_nobody_sees() {
-    check(with_unseen_keys());
+    edges::keys_that_nobody_sees::<Native>();
 }
 
-/// Not nearly zeros, whatever their tiles hold.
 #[test]
 fn gradients_of_unseen_keys_are_zeros() {
-    let Some(client) = device() else { return };
-    for problem in with_unseen_keys() {
-        let mut is_seen = vec![false; problem.keys()];
-        for query in 0..problem.queries() {
-            visible(&problem, query).into_iter().for_each(|key| is_seen[key] = true);
-        }
-        assert!(is_seen.contains(&true) && is_seen.contains(&false), "{problem:?}");
-        for element in ELEMENTS {
-            let data = Data::random(&problem, 9, format(element).round);
-            let exact = compute(&problem, &data, format(element).round);
-            let inputs = upload_all(&client, element, &problem, &data, &exact);
-            for plan in plans(&problem, element) {
-                let gradients = run_inputs(&client, element, &plan, &problem, &inputs);
-                for (name, gradient) in
-                    gradients.iter().filter(|(name, _)| ["dk", "dv"].contains(name))
-                {
-                    let of_token = gradient.len() / (problem.batch * problem.keys());
-                    for (token, vectors) in gradient.chunks(of_token).enumerate() {
-                        let is_zero = vectors.iter().all(|x| *x == 0.0);
-                        let what =
-                            || format!("{name} of key {token}, {}: {problem:?}", names(&plan));
-                        assert!(is_seen[token % problem.keys()] || is_zero, "{}", what());
-                    }
-                }
-            }
-        }
-    }
+    edges::gradients_of_unseen_keys_are_zeros::<Native>();
 }

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use burn_natten_kernels::native::sm90::{Element, backward};
+use test_support::Data;
+use test_support::compare::{device, format};
+use test_support::oracle::compute;
+use test_support::tier::upload_all;
 
-use super::run::upload_all;
 use crate::host_time::{assert_below, demanding, enqueue_time};
-use crate::run::{device, format};
-use crate::support::Data;
-use crate::support::oracle::compute;
 
 /// Three launches.
 #[test]

@@ -5,11 +5,13 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
+use test_support::compare::{device, for_each_case, format};
+use test_support::problems::problem;
+use test_support::tier::check_data;
+use test_support::{Data, axis};
 
-use super::run::{check_data, planned};
-use crate::problems::problem;
-use crate::run::{device, for_each_case, format};
-use crate::support::{Data, axis};
+use super::run::planned;
+use crate::ways::Native;
 
 /// Scores have a standard deviation of about 1.8 for inputs as they are.
 #[test]
@@ -28,6 +30,6 @@ fn scaled_queries() {
         // A power of two, so that queries stay what they were rounded to.
         let mut data = Data::random(problem, seed, format(*element).round);
         data.query.iter_mut().for_each(|x| *x *= factor);
-        check_data(&client, *element, &planned(problem, *element), problem, &data)
+        check_data::<Native>(&client, *element, &planned(problem, *element), problem, &data)
     });
 }

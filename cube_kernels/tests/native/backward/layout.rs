@@ -3,13 +3,14 @@
 use burn_natten_kernels::native::sm90::{Element, backward_with};
 use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
+use test_support::compare::{device, format};
+use test_support::oracle::compute;
+use test_support::problems::problem;
+use test_support::tier::upload_all;
+use test_support::{Data, Results, axis};
 
-use super::run::{names, planned, run_inputs, upload_all};
+use super::run::{names, planned, run_inputs};
 use crate::layout::{fused, fusible, is_layout};
-use crate::problems::problem;
-use crate::run::{device, format};
-use crate::support::oracle::compute;
-use crate::support::{Data, Results, axis};
 
 fn prepare(
     client: &Client,

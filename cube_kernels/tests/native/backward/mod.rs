@@ -8,6 +8,6 @@ mod layout;
 mod parts;
 mod random;
 mod repeat;
-mod run;
+pub mod run;
 mod sample;
 mod schedules;

@@ -2,11 +2,13 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
+use test_support::compare::{device, for_each_case, format};
+use test_support::problems::problem;
+use test_support::tier::check_data;
+use test_support::{Data, axis};
 
-use super::run::{check_data, planned};
-use crate::problems::problem;
-use crate::run::{device, for_each_case, format};
-use crate::support::{Data, axis};
+use super::run::planned;
+use crate::ways::Native;
 
 /// With `clear` applied to what comes in.
 fn check(clear: fn(&mut Data)) {
@@ -23,7 +25,7 @@ fn check(clear: fn(&mut Data)) {
     for_each_case(&cases, |(problem, element), seed| {
         let mut data = Data::random(problem, seed, format(*element).round);
         clear(&mut data);
-        check_data(&client, *element, &planned(problem, *element), problem, &data)
+        check_data::<Native>(&client, *element, &planned(problem, *element), problem, &data)
     });
 }
 

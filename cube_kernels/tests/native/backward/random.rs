@@ -3,10 +3,12 @@
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Schedule, backward_candidates};
 use rand::{Rng, rngs::StdRng};
+use test_support::compare::device;
+use test_support::tier::check_all;
 
-use super::run::{check_all, planned};
+use super::run::planned;
 use crate::random::cases;
-use crate::run::device;
+use crate::ways::Native;
 
 /// Another schedule for each kernel of a plan, any that could run.
 fn any(rng: &mut StdRng, problem: &Problem, element: Element, plan: BackwardPlan) -> BackwardPlan {
@@ -32,7 +34,7 @@ fn random(rank: usize) {
         };
         (problem, element, plan)
     });
-    check_all(&client, &cases);
+    check_all::<Native>(&client, &cases);
 }
 
 #[test]

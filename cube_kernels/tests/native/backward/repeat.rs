@@ -3,13 +3,14 @@
 use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
 use burn_natten_kernels::{Problem, Saved, Strided};
 use cubecl::client::Client;
+use test_support::compare::{device, format};
+use test_support::oracle::compute;
+use test_support::problems::repeated;
+use test_support::tier::{Gradients, upload_all};
+use test_support::{Data, Results};
 
-use super::run::{Gradients, names, planned, run_inputs, upload_all};
-use crate::problems::repeated;
+use super::run::{names, planned, run_inputs};
 use crate::repeat::RUNS;
-use crate::run::{device, format};
-use crate::support::oracle::compute;
-use crate::support::{Data, Results};
 
 const ELEMENT: Element = Element::Bf16;
 

@@ -1,10 +1,13 @@
 //! A few tiny launches of every kind, for compute-sanitizer.
 
 use burn_natten_kernels::native::sm90::Element;
+use test_support::compare::device;
+use test_support::problems::samples::Masked;
+use test_support::test_samples;
+use test_support::tier::check;
 
-use super::run::{check, names, planned};
-use crate::problems::samples::Masked;
-use crate::run::device;
+use super::run::{names, planned};
+use crate::ways::Native;
 
 /// Checks the problems, and that they are masked as the tests mean them.
 fn sample(problems: Masked) {
@@ -14,7 +17,7 @@ fn sample(problems: Masked) {
         let is_meant = plan.queries.iter().chain(&plan.keys).all(|kernel| kernel.mask == mask);
         assert!(is_meant, "{}", names(&plan));
         if let Some(client) = &client {
-            check(client, Element::Bf16, &plan, &problem, 1)
+            check::<Native>(client, Element::Bf16, &plan, &problem, 1)
                 .unwrap_or_else(|text| panic!("{text}"));
         }
     }

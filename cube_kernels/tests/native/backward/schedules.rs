@@ -2,17 +2,21 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
+use test_support::axis;
+use test_support::compare::device;
+use test_support::problems::problem;
+use test_support::tier::check_all;
 
-use super::run::{best_cases, check_all};
-use crate::problems::problem;
-use crate::run::device;
-use crate::support::axis;
+use super::run::best;
+use crate::ways::Native;
 
 const BEST: usize = 16;
 
 fn check_best(problem: Problem, element: Element) {
     let Some(client) = device() else { return };
-    check_all(&client, &best_cases(&problem, element, BEST));
+    let plans = best(&problem, element, BEST).into_iter();
+    let cases: Vec<_> = plans.map(|plan| (problem, element, plan)).collect();
+    check_all::<Native>(&client, &cases);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Random problems of each rank.
 
 use rand::Rng;
+use test_support::compare::device;
+use test_support::tier::check_all;
 
-use super::run::{any, check_all, plans};
+use super::run::{any, plans};
 use crate::random::cases;
-use crate::run::device;
+use crate::ways::TensorCore;
 
 fn random(rank: usize) {
     let Some(client) = device() else { return };
@@ -18,7 +20,7 @@ fn random(rank: usize) {
         };
         (problem, element, plan)
     });
-    check_all(&client, &cases);
+    check_all::<TensorCore>(&client, &cases);
 }
 
 #[test]

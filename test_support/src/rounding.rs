@@ -2,11 +2,11 @@
 
 use burn_natten_kernels::Problem;
 
+use crate::compare::norms;
 use crate::element::TF32;
-use crate::run::norms;
-use crate::support::oracle::{compute, compute_rounded};
-use crate::support::run::F32;
-use crate::support::{Data, Results};
+use crate::format::F32;
+use crate::oracle::{compute, compute_rounded};
+use crate::{Data, Results};
 
 /// What is right, and what it is with rounded operands.
 pub struct Expected {

@@ -3,46 +3,27 @@
 use std::time::Duration;
 
 use burn_natten::plan::{Candidate, Explanation};
-use burn_natten::profile::{Repeats, measure_peaks};
 use burn_natten_kernels::MAX_RANK;
 
 use crate::args::Args;
-use crate::dry_run::target_of;
-use crate::measure::{Measurement, cost, describe_peaks, measure, open, progress, repeats, share};
+use crate::failure::Failure;
+use crate::found::{Trial, cost};
+use crate::measure::{self, Bench};
+use crate::print::{json, measured};
 use crate::request::Request;
-use crate::units::{axes, duration, ratio, seconds};
-use crate::{Failure, device, json, table};
+use crate::units::{axes, seconds};
 
 /// A schedule whose passes take longer than this at the very least is not tried.
 const LIMIT: f64 = 20.0;
 /// Rest of the device before a sample: there may be a hundred schedules.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// A candidate and what came of it.
-pub struct Trial {
-    pub candidate: Candidate,
-    /// What to pass to get it.
-    pub flags: String,
-    /// One measurement a pass, or why there is none.
-    pub result: Result<Vec<Measurement>, String>,
-}
-
-impl Trial {
-    /// The medians of all passes together.
-    pub fn total(&self) -> Option<Duration> {
-        let measurements = self.result.as_ref().ok()?;
-        Some(measurements.iter().map(|measurement| measurement.timing.median()).sum())
-    }
-}
-
 pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
-    let device = open(args)?;
-    let explanation = request.explain(args, target_of(args, &device))?;
-    let candidates = all(explanation);
-    let repeats = Repeats { idle: IDLE, ..repeats(args) };
-    let bar = progress((candidates.len() * args.passes().len()) as u64 + 1);
+    let bench = Bench::open(request, args)?.with_rest(IDLE);
+    let candidates = all(request.explain(args, bench.target())?);
+    let bar = measure::progress((candidates.len() * args.passes().len()) as u64 + 1);
     bar.set_message("peaks of the device");
-    let peaks = measure_peaks(&device, request.dtype.dtype());
+    let machine = bench.machine();
     bar.inc(1);
 
     let mut trials: Vec<Trial> = Vec::new();
@@ -51,7 +32,7 @@ pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
             let mut measurements = Vec::new();
             for pass in args.passes() {
                 bar.set_message(format!("{:?}, {}", candidate.tier, pass.name()));
-                let measured = measure(request, candidate, *pass, &device, &repeats);
+                let measured = bench.measure(candidate, *pass);
                 measurements.push(measured.map_err(|error| error.to_string())?);
                 bar.inc(1);
             }
@@ -64,37 +45,11 @@ pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
     // What failed comes last.
     trials.sort_by_key(|trial| (trial.total().is_none(), trial.total()));
 
-    let name = device::describe(args.device, &device);
-    if args.json {
-        return Ok(json::text(json::trials(request, &name, &peaks, &trials)));
-    }
-    let facts = [
-        ("problem", request.describe()),
-        ("device", name),
-        ("peaks", describe_peaks(request, &peaks)),
-    ];
-    let mut header = vec!["kernel", "what to pass"];
-    header.extend(args.passes().iter().map(|pass| pass.name()));
-    header.extend(["total", "to the best", "share of peak"]);
-    let mut table = table::new(&header, 2);
-    let best = trials.first().and_then(Trial::total);
-    for trial in &trials {
-        let name = format!("{:?}, {}", trial.candidate.tier, trial.candidate.schedule);
-        let mut cells = vec![name, trial.flags.clone()];
-        match (&trial.result, trial.total(), best) {
-            (Ok(measurements), Some(total), Some(best)) => {
-                cells.extend(measurements.iter().map(|one| duration(one.timing.median())));
-                cells.push(duration(total));
-                cells.push(ratio(total.as_secs_f64() / best.as_secs_f64()));
-                let shares: Vec<_> = measurements.iter().map(|one| share(one, &peaks)).collect();
-                cells.push(shares.join(", "));
-            }
-            (Err(reason), ..) => cells.push(reason.clone()),
-            _ => {}
-        }
-        table.add_row(cells);
-    }
-    Ok(format!("{}\n{table}", table::facts(&facts)))
+    Ok(if args.json {
+        json::text(json::trials(request, &machine, &trials))
+    } else {
+        measured::trials(request, &machine, args.passes(), &trials)
+    })
 }
 
 fn all(explanation: Explanation) -> Vec<Candidate> {

@@ -1,7 +1,28 @@
-//! Problems, data and a device for the kernel tests.
+//! What the tests and benches of the workspace share: problems, data, an oracle, a device, and tests of
+//! what several tiers promise.
+#![allow(missing_docs, reason = "the readers of this crate are tests")]
 
+#[cfg(feature = "cuda")]
+pub mod backward;
+#[cfg(feature = "cube")]
+pub mod compare;
+#[cfg(feature = "cube")]
+pub mod element;
+#[cfg(feature = "cube")]
+pub mod format;
+#[cfg(feature = "cuda")]
+pub mod isolation;
+#[cfg(feature = "cuda")]
+pub mod large_scores;
 pub mod oracle;
-pub mod run;
+#[cfg(feature = "cube")]
+pub mod portable;
+#[cfg(feature = "cuda")]
+pub mod problems;
+#[cfg(feature = "cube")]
+pub mod rounding;
+#[cfg(feature = "cube")]
+pub mod tier;
 
 use burn_natten_kernels::{Axis, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};

@@ -1,48 +1,51 @@
-//! `--dry-run`: what would run, and what bounds it, with no device.
+//! A plan as tables: what would run, and what bounds it.
 
 use std::collections::HashMap;
 
 use burn_natten::plan::{BackwardKernel, Candidate, Explanation, Target};
 use burn_natten::profile::Pass;
 use burn_natten_kernels::catalogue::Milliseconds;
-use burn_natten_kernels::cost::{Cost, DeviceModel, Limit, flop_bound, tile_bound};
+use burn_natten_kernels::cost::{DeviceModel, flop_bound, tile_bound};
+use comfy_table::Table;
 
-use crate::args::Args;
-use crate::measure;
+use super::table;
+use crate::found::{cost, ideal};
 use crate::request::Request;
-use crate::units::{count, ratio, seconds, si, tile};
-use crate::{Failure, json, table};
+use crate::units::{count, limit, ratio, seconds, si, tile};
 
 /// Schedules of one tier in the table: the choice and the next best.
 const ROWS_PER_TIER: usize = 8;
 
-pub fn run(request: &Request, args: &Args) -> Result<String, Failure> {
-    let target = args.target.unwrap_or_else(|| args.device.backend.target());
-    let explanation = request.explain(args, target)?;
-    if args.json {
-        return Ok(json::text(json::plan(request, target, &explanation)));
-    }
+/// All that is to be said of a plan for `passes`, the choice first.
+pub fn text(
+    request: &Request,
+    target: Target,
+    explanation: &Explanation,
+    passes: &[Pass],
+) -> String {
+    let is_backward = passes.contains(&Pass::Backward);
+    let chosen = &explanation.chosen;
     let mut facts = vec![("problem", request.describe())];
-    facts.extend(bounds(request, &explanation.device, args.passes()));
+    facts.extend(bounds(request, &explanation.device, passes));
     facts.push(("target", format!("{target}, taken to be {}", model(&explanation.device))));
-    if let (true, Some(bytes)) = (args.backprop, explanation.chosen.backward_workspace) {
+    if let (true, Some(bytes)) = (is_backward, chosen.backward_workspace) {
         facts.push(("workspace", format!("{} in the backward pass", si(bytes as f64, "B"))));
     }
     if let Some(text) = published(request) {
         facts.push(("published", text));
     }
-    let table = plans(request, &explanation, args.passes());
+    let table = plans(request, explanation, passes);
     let more = (1 + explanation.alternatives.len()) - table.row_iter().count();
     let more = match more {
         0 => String::new(),
         more => format!("\n{more} more schedules, slower by estimate, are in --json"),
     };
     let mut text = format!("{}\n{table}{more}", table::facts(&facts));
-    if args.backprop && !explanation.chosen.backward_kernels.is_empty() {
-        let kernels = kernels(request, &explanation.chosen);
+    if is_backward && !chosen.backward_kernels.is_empty() {
+        let kernels = kernels(request, chosen);
         text += &format!("\n\nThe backward pass of what runs, kernel by kernel:\n\n{kernels}");
     }
-    Ok(text)
+    text
 }
 
 /// What holds for every way to compute the problem.
@@ -70,15 +73,6 @@ fn bounds(request: &Request, device: &DeviceModel, passes: &[Pass]) -> Vec<(&'st
     facts
 }
 
-/// The cost of a pass that computes the windows and nothing else, on matrix units.
-pub fn ideal(request: &Request, device: &DeviceModel, pass: Pass) -> Cost {
-    let (problem, size) = (&request.problem, request.dtype.dtype().size());
-    match pass {
-        Pass::Forward => Cost::forward(problem, None, size, device),
-        Pass::Backward => Cost::backward(problem, None, size, device),
-    }
-}
-
 fn model(device: &DeviceModel) -> String {
     let matmul = si(device.matmul_flops, "FLOP/s");
     let bandwidth = si(device.bandwidth, "B/s");
@@ -88,14 +82,6 @@ fn model(device: &DeviceModel) -> String {
         rates = format!("{matmul} on matrix units and {vector} elsewhere, {bandwidth}");
     }
     format!("{} ({rates})", device.name)
-}
-
-pub fn limit(limit: Limit) -> &'static str {
-    match limit {
-        Limit::Compute => "arithmetic",
-        Limit::Memory => "memory",
-        Limit::Launch => "the launch",
-    }
 }
 
 fn published(request: &Request) -> Option<String> {
@@ -112,7 +98,7 @@ fn published(request: &Request) -> Option<String> {
     (!all.is_empty()).then(|| format!("forward / backward on an H200 in bf16: {}", all.join("; ")))
 }
 
-fn plans(request: &Request, explanation: &Explanation, passes: &[Pass]) -> comfy_table::Table {
+fn plans(request: &Request, explanation: &Explanation, passes: &[Pass]) -> Table {
     let mut header = vec![
         "",
         "tier",
@@ -156,13 +142,13 @@ fn row(request: &Request, mark: &str, candidate: &Candidate, passes: &[Pass]) ->
         _ => cells.extend(std::iter::repeat_n("-".to_string(), 8)),
     }
     cells.extend(passes.iter().map(|pass| {
-        let cost = measure::cost(*pass, candidate);
+        let cost = cost(*pass, candidate);
         format!("{} ({})", seconds(cost.seconds), limit(cost.limit))
     }));
     cells
 }
 
-fn kernels(request: &Request, candidate: &Candidate) -> comfy_table::Table {
+fn kernels(request: &Request, candidate: &Candidate) -> Table {
     let header =
         ["gradients", "schedule", "q tile", "kv tile", "visited", "unmasked", "mixed", "estimate"];
     let mut table = table::new(&header, 2);
@@ -176,9 +162,4 @@ fn kernels(request: &Request, candidate: &Candidate) -> comfy_table::Table {
         table.add_row(cells);
     }
     table
-}
-
-/// A plan for a device that is there, as far as its kind is known.
-pub fn target_of(args: &Args, device: &burn::tensor::Device) -> Target {
-    Target::of(device).unwrap_or_else(|| args.device.backend.target())
 }

@@ -6,10 +6,9 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::cost::{Cost, DeviceModel, flop_bound, tile_bound};
 use serde_json::{Value, json};
 
-use crate::dry_run::{ideal, limit};
-use crate::measure::Measurement;
-use crate::optimize::Trial;
+use crate::found::{Machine, Measurement, Trial, ideal};
 use crate::request::Request;
+use crate::units::limit;
 
 pub fn text(value: Value) -> String {
     format!("{value:#}")
@@ -120,21 +119,17 @@ fn cost(cost: Cost) -> Value {
 }
 
 /// What a plain run measures.
-pub fn measurements(
-    request: &Request,
-    device: &str,
-    peaks: &Peaks,
-    measurements: &[Measurement],
-) -> Value {
-    let measured: Vec<_> = measurements.iter().map(|one| measurement(one, peaks)).collect();
-    with_header(request, device, peaks, "measurements", json!(measured))
+pub fn measurements(request: &Request, machine: &Machine, measurements: &[Measurement]) -> Value {
+    let measured: Vec<_> =
+        measurements.iter().map(|one| measurement(one, &machine.peaks)).collect();
+    with_header(request, machine, "measurements", json!(measured))
 }
 
 /// What `--optimize` measures, in the order of the table.
-pub fn trials(request: &Request, device: &str, peaks: &Peaks, trials: &[Trial]) -> Value {
+pub fn trials(request: &Request, machine: &Machine, trials: &[Trial]) -> Value {
     let trials = trials.iter().map(|trial| {
         let measurements = trial.result.as_ref().ok().map(|measurements| {
-            measurements.iter().map(|one| measurement(one, peaks)).collect::<Vec<_>>()
+            measurements.iter().map(|one| measurement(one, &machine.peaks)).collect::<Vec<_>>()
         });
         json!({
             "plan": candidate(&request.problem, &trial.candidate),
@@ -145,18 +140,18 @@ pub fn trials(request: &Request, device: &str, peaks: &Peaks, trials: &[Trial]) 
         })
     });
     let trials: Vec<_> = trials.collect();
-    with_header(request, device, peaks, "trials", json!(trials))
+    with_header(request, machine, "trials", json!(trials))
 }
 
-fn with_header(request: &Request, device: &str, peaks: &Peaks, key: &str, rows: Value) -> Value {
+fn with_header(request: &Request, machine: &Machine, key: &str, rows: Value) -> Value {
     json!({
         "name": request.name,
         "problem": problem(&request.problem),
         "dtype": request.dtype.name(),
         "deterministic": request.context.deterministic(),
         "allow_tf32": request.context.allow_tf32(),
-        "device": device,
-        "peaks": { "copy": peaks.copy, "matmul": peaks.matmul },
+        "device": machine.name,
+        "peaks": { "copy": machine.peaks.copy, "matmul": machine.peaks.matmul },
         key: rows,
     })
 }

@@ -3,7 +3,8 @@
 use burn_natten_kernels::catalogue;
 use serde_json::json;
 
-use crate::{json, table, units};
+use crate::print::{json, table};
+use crate::units;
 
 pub fn run(as_json: bool) -> String {
     let entries = catalogue::all().into_iter().chain(catalogue::small());

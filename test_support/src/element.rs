@@ -1,10 +1,11 @@
 //! What the tensor-core kernels multiply.
 
+#[cfg(feature = "cuda")]
+use burn_natten_kernels::native::sm90;
 use burn_natten_kernels::tensor_core::Capability;
-
 use cubecl::ir::FloatKind;
 
-use crate::support::run::{BF16, F16, Format};
+use crate::format::{BF16, F16, Format};
 
 /// f32 in memory, of which products take the leading 11 bits.
 pub const TF32: Format = Format { kind: FloatKind::TF32, round: tf32 };
@@ -39,6 +40,16 @@ impl From<Element> for Format {
             Element::F16 => F16,
             Element::Bf16 => BF16,
             Element::Tf32 => TF32,
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<sm90::Element> for Format {
+    fn from(element: sm90::Element) -> Self {
+        match element {
+            sm90::Element::F16 => F16,
+            sm90::Element::Bf16 => BF16,
         }
     }
 }

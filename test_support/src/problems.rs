@@ -3,7 +3,7 @@
 use burn_natten_kernels::native::sm90::Mask;
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 
-use crate::support::axis;
+use crate::axis;
 
 /// Two samples, two heads, slowest axis first; to be changed from there.
 pub fn problem(axes: &[Axis], dim: usize) -> Problem {
@@ -34,21 +34,23 @@ pub fn share<T>(list: Vec<T>) -> Vec<T> {
 }
 
 /// A test for each list of problems, which hands it to a function of the module.
+#[macro_export]
 macro_rules! tests_of {
     ($check:ident, $module:ident: $($list:ident),* $(,)?) => {
         $(
             #[test]
             fn $list() {
-                $check(crate::problems::$module::$list());
+                $check($crate::problems::$module::$list());
             }
         )*
     };
 }
 
 /// Tests of [`edges`], by a function of `Vec<Problem>`.
+#[macro_export]
 macro_rules! test_edges {
     ($check:ident) => {
-        tests_of!(
+        $crate::tests_of!(
             $check,
             edges: lengths_around_tiles,
             single_queries_and_keys,
@@ -63,9 +65,10 @@ macro_rules! test_edges {
 }
 
 /// Tests of [`isolated`], by a function of [`isolated::Named`].
+#[macro_export]
 macro_rules! test_isolated {
     ($check:ident) => {
-        tests_of!(
+        $crate::tests_of!(
             $check,
             isolated: one_axis,
             two_axes,
@@ -76,9 +79,10 @@ macro_rules! test_isolated {
 }
 
 /// Tests of [`samples`], by a function of [`samples::Masked`].
+#[macro_export]
 macro_rules! test_samples {
     ($check:ident) => {
-        tests_of!(
+        $crate::tests_of!(
             $check,
             samples: whole_blocks,
             by_position,

@@ -1,7 +1,8 @@
 //! Brute force in `f64`, from nothing but [`Axis::window`](burn_natten_kernels::Axis::window).
 
-use super::{Data, Results};
 use burn_natten_kernels::Problem;
+
+use super::{Data, Results};
 
 /// Where a key of a query is.
 enum Source {

@@ -1,0 +1,6 @@
+//! What was found, for people and for machines.
+
+pub mod json;
+pub mod measured;
+pub mod plan;
+pub mod table;

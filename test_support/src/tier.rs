@@ -1,0 +1,148 @@
+//! A tier of kernels as the tests see it that several share.
+
+use burn_natten_kernels::{Problem, Saved, Strided};
+use cubecl::client::Client;
+
+use crate::compare::{Forward, for_each_case, half_ulp, magnitude, norms};
+use crate::format::Format;
+use crate::oracle::compute;
+use crate::{Data, Results};
+
+/// The forward pass of a tier.
+pub trait ForwardTier {
+    /// What the kernels multiply.
+    type Element: Copy + Into<Format> + Sync + 'static;
+    const ELEMENTS: &'static [Self::Element];
+    /// Those with the range of f32.
+    const WIDE: &'static [Self::Element];
+    const F16: Self::Element;
+
+    /// Output and logsumexp in every way that the tier would compute them, each with its name.
+    fn computed(
+        client: &Client,
+        element: Self::Element,
+        problem: &Problem,
+        data: &Data,
+    ) -> Vec<(String, Forward)>;
+}
+
+/// The gradients, by name. Those of additional tokens are there where such tokens are.
+pub type Gradients = Vec<(&'static str, Vec<f64>)>;
+
+/// A problem and how its gradients are computed.
+pub type Case<T> = (Problem, <T as ForwardTier>::Element, <T as BackwardTier>::Plan);
+
+/// The backward pass of a tier.
+pub trait BackwardTier: ForwardTier {
+    type Plan: Sync;
+
+    /// The plans that would run.
+    fn plans(problem: &Problem, element: Self::Element) -> Vec<Self::Plan>;
+
+    /// Those, and some of the others: what edges are tried with.
+    fn several(problem: &Problem, element: Self::Element) -> Vec<Self::Plan>;
+
+    /// The names of a plan's kernels.
+    fn names(plan: &Self::Plan) -> String;
+
+    /// Runs the backward pass on tensors that lie on the device, into buffers full of NaN.
+    fn gradients(
+        client: &Client,
+        element: Self::Element,
+        plan: &Self::Plan,
+        problem: &Problem,
+        saved: &Saved<Strided>,
+    ) -> Gradients;
+}
+
+/// Holds a forward pass to at most twice the error of a result that is right but for its rounding, and
+/// its logsumexp, in f32, to 1e-5. Gives the error relative to that of rounding.
+pub fn check_forward(
+    what: &str,
+    element: impl Into<Format>,
+    problem: &Problem,
+    exact: &Results,
+    (out, lse): &Forward,
+) -> Result<f64, String> {
+    let format = element.into();
+    let (rms, most) = norms(out.iter().zip(&exact.out).map(|(a, e)| a - e));
+    let (base_rms, base_most) = norms(exact.out.iter().map(|x| (format.round)(*x) - x));
+    let base_most = base_most.max(half_ulp(format) * magnitude(&exact.out));
+    // A single key gives its value back, which needs no rounding.
+    let base_rms = base_rms.max(1e-9);
+    if !(rms <= 2.0 * base_rms && most <= 2.0 * base_most) {
+        return Err(format!(
+            "{what}: out off by {rms:.1e} rms of {base_rms:.1e}, {most:.1e} of {base_most:.1e}; {problem:?}"
+        ));
+    }
+    if let Some(place) = differs(lse, &exact.lse, |_, e| 1e-5 * e.abs().max(1.0)) {
+        return Err(format!("{what}: logsumexp: {place}; {problem:?}"));
+    }
+    Ok(rms / base_rms)
+}
+
+/// Contiguous tensors on the device, with what the oracle's forward pass gives.
+pub fn upload_all(
+    client: &Client,
+    element: impl Into<Format>,
+    problem: &Problem,
+    data: &Data,
+    exact: &Results,
+) -> Saved<Strided> {
+    element.into().saved(client, problem, data, [&exact.out, &exact.lse])
+}
+
+/// What [`BackwardTier::gradients`] should give.
+pub fn expected(exact: &Results) -> [&[f64]; 5] {
+    [&exact.dq, &exact.dk, &exact.dv, &exact.additional_dk, &exact.additional_dv]
+}
+
+/// [`check_data`] with random data.
+pub fn check<T: BackwardTier>(
+    client: &Client,
+    element: T::Element,
+    plan: &T::Plan,
+    problem: &Problem,
+    seed: u64,
+) -> Result<f64, String> {
+    let data = Data::random(problem, seed, element.into().round);
+    check_data::<T>(client, element, plan, problem, &data)
+}
+
+/// At most twice the error of gradients that are right but for their rounding. Gives the largest
+/// error relative to that of rounding.
+pub fn check_data<T: BackwardTier>(
+    client: &Client,
+    element: T::Element,
+    plan: &T::Plan,
+    problem: &Problem,
+    data: &Data,
+) -> Result<f64, String> {
+    let format = element.into();
+    let exact = compute(problem, data, format.round);
+    let saved = upload_all(client, element, problem, data, &exact);
+    let actual = T::gradients(client, element, plan, problem, &saved);
+    let mut worst = 0.0f64;
+    for ((name, actual), expected) in actual.iter().zip(expected(&exact)) {
+        let (rms, most) = norms(actual.iter().zip(expected).map(|(a, e)| a - e));
+        let (base_rms, base_most) = norms(expected.iter().map(|x| (format.round)(*x) - x));
+        let base_most = base_most.max(half_ulp(element) * magnitude(expected));
+        // Gradients that cancel to nothing are measured against the terms of their sums, below 1.
+        let base_rms = base_rms.max(1e-3 * half_ulp(element));
+        worst = worst.max(rms / base_rms);
+        if !(rms <= 2.0 * base_rms && most <= 2.0 * base_most.max(1e-2 * half_ulp(element))) {
+            return Err(format!(
+                "{name} off by {rms:.1e} rms of {base_rms:.1e}, {most:.1e} of {base_most:.1e}: {}; {problem:?}",
+                T::names(plan)
+            ));
+        }
+    }
+    Ok(worst)
+}
+
+/// Runs [`check`] for every case.
+pub fn check_all<T: BackwardTier>(client: &Client, cases: &[Case<T>]) {
+    for_each_case(cases, |(problem, element, plan), seed| {
+        check::<T>(client, *element, plan, problem, seed)
+    });
+}
