@@ -13,8 +13,9 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::geometry::{Geometry, Run, geometry, owned};
-use super::plan::{Launch, RowPlan, additional_or, buffer};
+use super::plan::{Launch, RowPlan, additional_or};
 use super::rows::{accumulate, dots, is_spoiled, rescale, store, zeros};
+use crate::cube::buffer;
 use crate::slicing::FORWARD_LINES;
 use crate::{Operands, Outputs};
 
