@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::cut::Cut;
 use super::walk::nearest;
 use crate::Axis;
-use crate::window::{group_length, visitor_end, visitor_start, window_end, window_start};
+use crate::window::{group_length, shifted, visitor_end, visitor_start, window_end, window_start};
 
 /// One axis: lengths and parameters at run time, so that they do not cost a compilation.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -19,6 +19,10 @@ pub(crate) struct AxisSpace {
     kernel_size: usize,
     stride: usize,
     pub dilation: usize,
+    /// By how many positions queries stand ahead of keys of the same number.
+    ahead: usize,
+    /// By how many they stand behind them; one of both is 0.
+    behind: usize,
     /// Tiles of rows of a dilation group; the last may be missing in some groups.
     pub tiles: usize,
     #[cube(comptime)]
@@ -54,6 +58,14 @@ pub(crate) struct Interval {
 }
 
 #[cube]
+impl Interval {
+    /// How many positions there are.
+    pub fn length(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+#[cube]
 impl AxisSpace {
     /// The tile of rows number `index`, groups first, and its columns.
     pub fn tile(
@@ -68,17 +80,12 @@ impl AxisSpace {
         let columns = group_length(self.columns, self.dilation, group);
         let mut tile = AxisTile { group, row, rows, columns, column: 0usize, count: 0usize };
         if row < rows && columns > 0 {
-            let mut last = row + (row_tile - 1);
-            if last > rows - 1 {
-                last = rows - 1;
-            }
             // Starts and ends never decrease, so that the first and the last row bound all others.
-            let first_start = self.start(row, columns);
-            let last_start = self.start(last, columns);
-            let last_end = self.end(last, last_start, rows, columns);
-            tile.column = first_start;
-            if last_end > first_start {
-                tile.count = (last_end - first_start).div_ceil(column_tile);
+            let first = self.sees(&tile, row);
+            let last = self.sees(&tile, nearest(row + (row_tile - 1), rows - 1));
+            tile.column = first.start;
+            if last.end > first.start {
+                tile.count = (last.end - first.start).div_ceil(column_tile);
             }
         }
         tile
@@ -87,38 +94,38 @@ impl AxisSpace {
     /// The columns that every row of the tile sees; none where the end is not behind the start.
     pub fn common(&self, tile: &AxisTile, #[comptime] row_tile: usize) -> Interval {
         let last = nearest(tile.row + (row_tile - 1), tile.rows - 1);
-        let start = self.start(tile.row, tile.columns);
-        Interval {
-            start: self.start(last, tile.columns),
-            end: self.end(tile.row, start, tile.rows, tile.columns),
-        }
+        Interval { start: self.sees(tile, last).start, end: self.sees(tile, tile.row).end }
     }
 
-    /// The columns that the row at `position` sees.
+    /// The columns that the row at `position` sees. There may be none.
     pub fn sees(&self, tile: &AxisTile, position: usize) -> Interval {
-        let start = self.start(position, tile.columns);
-        Interval { start, end: self.end(position, start, tile.rows, tile.columns) }
-    }
-
-    /// First column that the row at `position` sees, of `columns`.
-    pub fn start(&self, position: usize, columns: usize) -> usize {
-        let (kernel_size, stride) = (self.kernel_size, self.stride);
-        let is_causal = comptime!(self.is_causal);
         if comptime!(self.is_inverse) {
-            visitor_start(position, columns, kernel_size, stride, is_causal)
+            self.visitors(tile, position)
         } else {
-            window_start(position, columns, kernel_size, stride, is_causal)
+            self.window(tile, position)
         }
     }
 
-    /// One past the last column that it sees.
-    pub fn end(&self, position: usize, start: usize, rows: usize, columns: usize) -> usize {
+    /// The keys that the query at `position` sees.
+    fn window(&self, tile: &AxisTile, position: usize) -> Interval {
         let (kernel_size, stride) = (self.kernel_size, self.stride);
         let is_causal = comptime!(self.is_causal);
-        if comptime!(self.is_inverse) {
-            visitor_end(position, columns, rows, kernel_size, stride, is_causal)
-        } else {
-            window_end(position + 1, start, columns, kernel_size, is_causal)
+        let at = shifted(position, self.ahead, self.behind);
+        let next = shifted(position + 1, self.ahead, self.behind);
+        let start = window_start(at, tile.columns, kernel_size, stride, is_causal);
+        Interval { start, end: window_end(next, start, tile.columns, kernel_size, is_causal) }
+    }
+
+    /// The queries that see the key at `position`.
+    fn visitors(&self, tile: &AxisTile, position: usize) -> Interval {
+        let (kernel_size, stride) = (self.kernel_size, self.stride);
+        let is_causal = comptime!(self.is_causal);
+        let past = shifted(tile.columns, self.ahead, self.behind);
+        let start = visitor_start(position, past, kernel_size, stride, is_causal);
+        let end = visitor_end(position, past, tile.rows, kernel_size, stride, is_causal);
+        Interval {
+            start: nearest(shifted(start, self.behind, self.ahead), tile.columns),
+            end: nearest(shifted(end, self.behind, self.ahead), tile.columns),
         }
     }
 }
@@ -128,6 +135,7 @@ impl AxisSpace {
     pub fn argument(axis: &Axis, index: usize, cut: &Cut) -> AxisSpaceLaunch {
         let [rows, columns] = cut.sides(axis);
         let Axis { kernel_size, stride, dilation, is_causal, .. } = *axis;
+        let (ahead, behind) = axis.shift();
         let tiles = cut.tiles(axis, index);
         AxisSpaceLaunch::new(
             rows,
@@ -135,6 +143,8 @@ impl AxisSpace {
             kernel_size,
             stride,
             dilation,
+            ahead,
+            behind,
             tiles,
             is_causal,
             cut.is_inverse,
@@ -150,6 +160,8 @@ impl AxisSpace {
             kernel_size: (),
             stride: (),
             dilation: (),
+            ahead: (),
+            behind: (),
             tiles: (),
             is_causal,
             is_inverse,

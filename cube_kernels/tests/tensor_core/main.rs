@@ -35,6 +35,7 @@ mod support;
 #[path = "../../examples/tensor_core_tune.rs"]
 mod tune;
 
+mod visibility;
 mod ways;
 
 /// The example, so that one binary can be carried to a machine with a GPU: arguments in

@@ -14,7 +14,7 @@ use cubecl::server::Handle;
 use super::super::blueprint::Blueprint;
 use super::super::plan::{Launch, additional_or};
 use super::grid;
-use super::mask::{Mask, Sight, common, is_common, seen, write_windows};
+use super::mask::{Mask, Sight, common, is_common, seen, sees_nothing, write_windows};
 use super::products::{
     Memory, OwnRow, Summed, accumulate, memory, scores, store_row, write_weights, zero_lines,
     zero_scores,
@@ -234,9 +234,12 @@ fn finish<F: Float, N: Size>(
         let at = work.tile.position(row, comptime!(blueprint.cut()));
         if work.tile.is_row(&at) {
             let place = work.space.row_place(&work.tile, &at);
-            let row = comptime!(OwnRow { i, operand, blueprint });
+            let own = comptime!(OwnRow { i, operand, blueprint });
             let out = &mut outputs.out;
-            store_row::<F, N>(&state.sums, 1.0 / total, out, place, work.unit, row);
+            // A total of 0 is not enough to tell: scores of -inf have it, too.
+            let is_empty = sees_nothing(&memory.windows, row, blueprint);
+            let inverse = select(is_empty, 0.0f32, 1.0 / total);
+            store_row::<F, N>(&state.sums, inverse, out, place, work.unit, own);
             if x == 0 {
                 outputs.lse[place] = state.maxima[i] + total.ln();
             }

@@ -2,7 +2,8 @@
 //!
 //! A tile holds keys that some of its queries do not see. Their weights are zero, but zero times a value
 //! that is not finite is no number, so that it would reach rows that do not see it. Here a plane takes such
-//! rows one after another, its units sharing the vectors.
+//! rows one after another, its units sharing the vectors. Rows that see nothing are among them: their output is 0, their
+//! logsumexp -inf.
 
 // `#[cube]` adds a module beside each function, without docs.
 #![allow(missing_docs, clippy::too_many_arguments)]
@@ -55,12 +56,14 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
             };
             one.state[MAXIMUM] = f32::min_value();
             one.state[SUM] = 0.0;
+            let mut seen = 0usize;
             if comptime!(blueprint.has_keys) {
                 let head = tile.head / space.group_size;
                 let feed = inputs.columns.columns(space, tile, head);
                 let along_z = space.z.sees(&tile.z, at.z);
                 let along_y = space.y.sees(&tile.y, at.y);
                 let along_x = space.x.sees(&tile.x, at.x);
+                seen = along_z.length() * along_y.length() * along_x.length();
                 for z in along_z.start..along_z.end {
                     for y in along_y.start..along_y.end {
                         for x in along_x.start..along_x.end {
@@ -71,6 +74,7 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
             }
             if comptime!(blueprint.has_additional) {
                 let feed = inputs.additional.additional(space, tile);
+                seen += space.additional;
                 for x in 0..space.additional {
                     let at = Position { z: 0usize, y: 0usize, x };
                     attend::<F, N>(&mut one, &feed, &at, work, blueprint);
@@ -81,7 +85,8 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                 outputs.lse[place] = one.state[MAXIMUM] + one.state[SUM].ln();
             }
             let stored = comptime!(blueprint.stored(vectors_v));
-            let inverse = 1.0 / one.state[SUM];
+            // A sum of 0 is not enough to tell: scores of -inf have it, too.
+            let inverse = select(seen == 0, 0.0f32, 1.0 / one.state[SUM]);
             write_vectors::<F, N, NO>(&one.sums, inverse, &mut outputs.out, place, lane, stored);
         }
     }
