@@ -62,7 +62,7 @@ mod tune;
 mod work;
 
 pub use blueprint::{Blueprint, Compiler, Exponential, Instruction, Pass, Staging};
-pub use capability::Capability;
+pub use capability::{Capability, Evidence};
 #[cfg(feature = "cube")]
 pub use gradients::{backward, backward_vector, backward_with};
 #[cfg(feature = "cube")]
