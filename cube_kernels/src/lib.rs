@@ -11,6 +11,8 @@ pub mod catalogue;
 mod choices;
 pub mod cost;
 #[cfg(feature = "cube")]
+mod cube;
+#[cfg(feature = "cube")]
 mod error;
 pub mod native;
 mod operands;
@@ -19,8 +21,6 @@ pub mod portable;
 mod problem;
 pub mod slicing;
 pub mod tensor_core;
-#[cfg(feature = "cube")]
-mod tiles;
 pub mod tiling;
 #[cfg(feature = "cube")]
 mod view;

@@ -190,6 +190,19 @@ fn problems() -> Vec<(&'static str, Problem)> {
         ("dense cross", dense(17, 29, false)),
         ("dense cross, causal, more queries", dense(29, 17, true)),
         ("dense cross, causal, more keys", dense(17, 29, true)),
+        ("causal, queries that see nothing", problem(&[Axis::dense(150, 17, true)])),
+        ("causal, aligned at the end", problem(&[Axis::dense(17, 29, true)])),
+        (
+            "causal beside a window, queries that see nothing but additional tokens",
+            Problem {
+                additional: 2,
+                ..problem(&[axis(5, 3, 1, 1, false), Axis::dense(19, 6, true)])
+            },
+        ),
+        (
+            "causal beside a window, queries that see nothing",
+            problem(&[Axis::dense(19, 6, true), axis(5, 3, 1, 2, false)]),
+        ),
         ("dense, additional", Problem { additional: 2, head_dim_v: 4, ..dense(13, 21, false) }),
     ]
 }

@@ -173,8 +173,6 @@ fn portable(request: &Request<'_>) -> Option<Cow<'static, str>> {
         Some("it needs a Flex or a CubeCL device".into())
     } else if request.dtype == DType::F64 {
         Some("its kernels have no f64".into())
-    } else if request.problem.has_origin() {
-        Some("queries stand elsewhere than keys of the same number".into())
     } else if request.is_too_large() {
         Some(TOO_LARGE.into())
     } else {

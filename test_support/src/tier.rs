@@ -3,7 +3,7 @@
 use burn_natten_kernels::{Problem, Saved, Strided};
 use cubecl::client::Client;
 
-use crate::compare::{Forward, for_each_case, half_ulp, magnitude, norms};
+use crate::compare::{Forward, differs, for_each_case, half_ulp, magnitude, norms};
 use crate::format::Format;
 use crate::oracle::compute;
 use crate::{Data, Results};

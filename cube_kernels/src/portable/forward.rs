@@ -13,8 +13,9 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::geometry::{Geometry, Run, geometry, owned};
-use super::plan::{Launch, RowPlan, additional_or, buffer};
+use super::plan::{Launch, RowPlan, additional_or};
 use super::rows::{accumulate, dots, is_spoiled, rescale, store, zeros};
+use crate::cube::buffer;
 use crate::slicing::FORWARD_LINES;
 use crate::{Operands, Outputs};
 
@@ -56,12 +57,14 @@ fn forward_kernel<F: Float, N: Size>(
     // The least finite number: below every finite score, and WGSL has no literal for infinity.
     statistics[MAXIMUM] = f32::min_value();
     statistics[SUM] = 0.0;
+    let mut seen = 0usize;
 
     if comptime!(plan.has_keys) {
         let position = geometry.query_position(own.token);
         let along_z = geometry.z.window(position.z);
         let along_y = geometry.y.window(position.y);
         let along_x = geometry.x.window(position.x);
+        seen = along_z.count * along_y.count * along_x.count;
         for i in 0..along_z.count {
             let z = along_z.first + i * geometry.z.dilation;
             for j in 0..along_y.count {
@@ -84,6 +87,7 @@ fn forward_kernel<F: Float, N: Size>(
     }
     if comptime!(plan.has_additional) {
         let run = geometry.additional_run(own.batch, head_kv);
+        seen += run.count;
         attend::<F, N>(
             &mut sums,
             &mut statistics,
@@ -98,7 +102,9 @@ fn forward_kernel<F: Float, N: Size>(
         );
     }
 
-    store::<F, N>(&sums, 1.0 / statistics[SUM], out, own.row, own.slice, comptime!(plan.value));
+    // A sum of 0 is not enough to tell that the row sees nothing: scores of -inf have it, too.
+    let inverse = select(seen == 0, 0.0f32, 1.0 / statistics[SUM]);
+    store::<F, N>(&sums, inverse, out, own.row, own.slice, comptime!(plan.value));
     if own.slice == 0 {
         lse[own.row] = statistics[MAXIMUM] + statistics[SUM].ln();
     }

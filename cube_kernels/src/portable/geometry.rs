@@ -10,7 +10,7 @@
 
 use cubecl::prelude::*;
 
-use crate::window::{group_length, visitor_end, visitor_start, window_end, window_start};
+use crate::window::{group_length, shifted, visitor_end, visitor_start, window_end, window_start};
 use crate::{MAX_RANK, Problem};
 
 /// One axis: lengths and parameters at run time, so that they do not cost a compilation.
@@ -22,6 +22,10 @@ pub(super) struct AxisGeometry {
     kernel_size: usize,
     stride: usize,
     pub dilation: usize,
+    /// By how many positions queries stand ahead of keys of the same number.
+    ahead: usize,
+    /// By how many they stand behind them; one of both is 0.
+    behind: usize,
     #[cube(comptime)]
     is_causal: bool,
 }
@@ -77,14 +81,16 @@ pub(super) struct Run {
 
 #[cube]
 impl AxisGeometry {
-    /// The keys that `query` sees.
+    /// The keys that `query` sees; there may be none.
     pub fn window(&self, query: usize) -> Span {
         let group = query % self.dilation;
         let position = query / self.dilation;
         let length = group_length(self.keys, self.dilation, group);
         let causal = comptime!(self.is_causal);
-        let start = window_start(position, length, self.kernel_size, self.stride, causal);
-        let end = window_end(position + 1, start, length, self.kernel_size, causal);
+        let at = shifted(position, self.ahead, self.behind);
+        let next = shifted(position + 1, self.ahead, self.behind);
+        let start = window_start(at, length, self.kernel_size, self.stride, causal);
+        let end = window_end(next, start, length, self.kernel_size, causal);
         Span { first: start * self.dilation + group, count: end - start }
     }
 
@@ -96,8 +102,11 @@ impl AxisGeometry {
         let keys = group_length(self.keys, self.dilation, group);
         let causal = comptime!(self.is_causal);
         let (kernel_size, stride) = (self.kernel_size, self.stride);
-        let start = visitor_start(position, queries, kernel_size, stride, causal);
-        let end = visitor_end(position, queries, keys, kernel_size, stride, causal);
+        let past = shifted(queries, self.ahead, self.behind);
+        let start = visitor_start(position, past, kernel_size, stride, causal);
+        let end = visitor_end(position, past, keys, kernel_size, stride, causal);
+        let start = shifted(start, self.behind, self.ahead);
+        let end = min(shifted(end, self.behind, self.ahead), queries);
         let mut count = 0usize;
         if end > start {
             count = end - start;
@@ -175,12 +184,15 @@ pub(super) fn owned(unit: usize, tokens: usize, heads: usize, #[comptime] slices
 /// Launch argument for `problem`.
 pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
     let [z, y, x] = problem.normalized().axes.map(|axis| {
+        let (ahead, behind) = axis.shift();
         AxisGeometryLaunch::new(
             axis.queries,
             axis.keys,
             axis.kernel_size,
             axis.stride,
             axis.dilation,
+            ahead,
+            behind,
             axis.is_causal,
         )
     });

@@ -23,7 +23,8 @@ static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 /// scaled scores.
 ///
 /// By tiles where [`plan()`](super::plan()) expects that to be faster, which on devices other than NVIDIA's has to be
-/// allowed: their compilers have never seen these kernels. By rows elsewhere. Every query has to see a key.
+/// allowed: their compilers have never seen these kernels. By rows elsewhere. A query that sees no key has
+/// output 0, logsumexp -inf and no gradient.
 ///
 /// ```no_run
 /// use burn_natten_kernels::portable::forward;

@@ -155,13 +155,6 @@ pub(super) fn additional_or<'a>(
     additional.map_or([other; 2], |tokens| [&tokens.key, &tokens.value])
 }
 
-/// A kernel argument. The kernels take every length from the problem, so that the one given here
-/// only has to be inside the buffer.
-pub(super) fn buffer(handle: &Handle) -> BufferArg {
-    // SAFETY: a length of zero is inside any buffer.
-    unsafe { BufferArg::from_raw_parts(handle.clone(), 0) }
-}
-
 /// Rows to take at once from runs of mostly `run` rows: as many as leave the fewest to be taken one
 /// by one.
 fn block_size(run: usize) -> usize {

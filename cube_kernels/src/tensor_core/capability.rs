@@ -17,6 +17,21 @@ use super::{Compiler, Exponential, Instruction, Staging};
 #[cfg(feature = "cube")]
 const CMMA_SHAPES: [[usize; 3]; 2] = [[16, 16, 16], [8, 8, 8]];
 
+/// Compute capabilities, times ten, of devices on which kernels have run and were held to an oracle.
+const RAN: [u32; 1] = [90];
+
+/// What is known of kernels on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Evidence {
+    /// They have run on such a device, and were right.
+    Ran,
+    /// They have been compiled for such devices, or for older ones with the same instructions, and have run on others.
+    Compiled,
+    /// Their instructions have run in emulation alone.
+    Emulated,
+}
+
 /// What a device has that a blueprint may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Capability {
@@ -108,9 +123,27 @@ impl Capability {
         Self { staging, exponential: Exponential::Instruction(compiler), ..self }
     }
 
-    /// Whether kernels that use it have run on real hardware.
+    /// Whether kernels that use it have run on real hardware, of some architecture.
     pub fn has_run(&self) -> bool {
         self.instruction.is_mma()
+    }
+
+    /// What is known of the kernels on a device of compute capability `sm`, times ten, where it has one.
+    ///
+    /// ```rust
+    /// use burn_natten_kernels::tensor_core::{Capability, Evidence};
+    ///
+    /// let ada = Capability::cuda(89).expect("compute capability 8.9 has matrix units");
+    /// assert_eq!(ada.evidence(Some(89)), Evidence::Compiled);
+    /// assert_eq!(ada.evidence(Some(90)), Evidence::Ran);
+    /// assert_eq!(ada.with_cmma([16, 16, 16]).evidence(None), Evidence::Emulated);
+    /// ```
+    pub fn evidence(&self, sm: Option<u32>) -> Evidence {
+        match (self.instruction.is_mma(), sm) {
+            (true, Some(sm)) if RAN.contains(&sm) => Evidence::Ran,
+            (true, _) => Evidence::Compiled,
+            (false, _) => Evidence::Emulated,
+        }
     }
 
     /// The same for f32 that is rounded to tf32 where it is multiplied; `None` where the device has no

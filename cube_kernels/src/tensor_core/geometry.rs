@@ -1,14 +1,10 @@
-//! Tiles of the problem as [`tiles`](crate::tiles) cuts it, by a [`Blueprint`] and for strided tensors.
+//! Tiles of the problem as [`cube`](crate::cube) cuts it, by a [`Blueprint`] and for strided tensors.
 
 use super::blueprint::{Blueprint, Pass};
-#[cfg(feature = "cuda")]
-use crate::tiles::SpaceCompilationArg;
-#[cfg(feature = "cuda")]
-pub(super) use crate::tiles::strides_compilation;
-use crate::tiles::{self, Cut, SpaceLaunch, StridesLaunch};
-use crate::{Problem, Strided};
+use crate::Strided;
+use crate::cube::{Cut, Tensor};
 
-pub(super) use crate::tiles::{AxisSpace, AxisTile, CubeTile, Position, Space, Strides, Walk};
+pub(super) use crate::cube::{CubeTile, FeedPair, InputPair, Position, Space};
 
 impl Blueprint {
     /// How the kernel cuts a problem.
@@ -23,23 +19,7 @@ impl Blueprint {
     }
 }
 
-/// Cubes that a problem takes.
-pub(super) fn cubes(problem: &Problem, blueprint: &Blueprint) -> usize {
-    tiles::cubes(problem, &blueprint.cut())
-}
-
-/// Launch argument for a problem.
-pub(super) fn space(problem: &Problem, blueprint: &Blueprint) -> SpaceLaunch {
-    tiles::space(problem, &blueprint.cut())
-}
-
-/// Launch argument for a tensor that is read in vectors of `vector` elements.
-pub(super) fn strides(tensor: &Strided, vector: usize) -> StridesLaunch {
-    tiles::strides(tensor.strides, vector)
-}
-
-/// What a kernel is compiled for in place of [`space`].
-#[cfg(feature = "cuda")]
-pub(super) fn space_compilation(blueprint: &Blueprint) -> SpaceCompilationArg {
-    tiles::space_compilation(&blueprint.cut())
+/// A tensor as it is launched with.
+pub(super) fn tensor(tensor: &Strided) -> Tensor<'_> {
+    (&tensor.handle, tensor.strides)
 }

@@ -114,7 +114,12 @@ pub(super) fn chosen<T: Clone>(
             None
         }
     };
-    remembered(choices, problem, how, choose).ok_or(failure)
+    // What is measured is measured for all lengths of a bucket.
+    let like = match how.3 {
+        Choice::Measured => representative(problem),
+        _ => *problem,
+    };
+    remembered(choices, &like, how, choose).ok_or(failure)
 }
 
 /// [`forward()`] by a given blueprint, which has to be one of the problem's candidates.

@@ -1,9 +1,5 @@
 //! Tensors as the kernels take them.
 
-use cubecl::client::Client;
-use cubecl::prelude::{BufferArg, CubeCount};
-use cubecl::server::Handle;
-
 use crate::{Shape, Strided};
 
 /// Most elements of `size` bytes, a power of two of them up to 16 bytes, that every row of a tensor can be read in.
@@ -19,18 +15,4 @@ pub(super) fn widest(tensor: &Strided, shape: Shape, size: usize) -> usize {
         }
     }
     vector
-}
-
-/// A kernel argument. The kernels take every length from the problem, so that the one given here only has
-/// to be inside the buffer.
-pub(super) fn buffer(handle: &Handle) -> BufferArg {
-    // SAFETY: a length of zero is inside any buffer.
-    unsafe { BufferArg::from_raw_parts(handle.clone(), 0) }
-}
-
-/// A grid of at least `cubes` cubes.
-pub(super) fn cube_count(client: &Client, cubes: usize) -> CubeCount {
-    let (widest, _, _) = client.properties().hardware.max_cube_count;
-    let along_x = cubes.clamp(1, widest as usize);
-    CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1)
 }

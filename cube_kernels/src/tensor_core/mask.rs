@@ -11,10 +11,11 @@
 use cubecl::prelude::*;
 
 use super::blueprint::{Blueprint, COLUMNS, ROWS};
-use super::geometry::{CubeTile, Position, Space};
-use super::products::Fragments;
+use super::fragments::Fragments;
+use super::geometry::Position;
+use super::work::Work;
 use crate::MAX_RANK;
-use crate::tiles::{is_inside, write_row_windows, write_window};
+use crate::cube::{is_inside, write_row_windows, write_window};
 
 /// Words of a row: start and end along each axis.
 pub(super) const WORDS: usize = 2 * MAX_RANK;
@@ -23,13 +24,22 @@ const PLANE_WORDS: usize = 4 * MAX_RANK;
 
 /// Words that the windows of a cube's rows and planes take.
 pub(super) fn words(blueprint: &Blueprint) -> usize {
-    blueprint.rows() * WORDS + blueprint.groups() * PLANE_WORDS
+    if blueprint.has_keys { blueprint.rows() * WORDS + blueprint.groups() * PLANE_WORDS } else { 1 }
+}
+
+/// One of the two rows of a block that a unit has a share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Half {
+    block: usize,
+    half: usize,
 }
 
 /// How a plane sees a tile of columns.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Sight {
+    /// Where the tile begins.
+    pub corner: Position,
     /// Whether any row sees any column.
     pub is_any: bool,
     /// Whether every row sees every column.
@@ -40,23 +50,18 @@ const MOST_BITS: i32 = 31;
 
 /// Writes the windows of the cube's rows; those behind the last row are like it.
 #[cube]
-pub(super) fn write_windows(
-    windows: &mut [u32],
-    space: &Space,
-    tile: &CubeTile,
-    unit: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let rows = comptime!(blueprint.rows());
-    let (units, cut) = comptime!((blueprint.units(), blueprint.cut()));
-    write_row_windows(windows, space, tile, unit, rows, units, WORDS, cut);
-    if unit < comptime!(blueprint.groups()) {
+pub(super) fn write_windows(windows: &mut [u32], work: &Work, #[comptime] blueprint: Blueprint) {
+    let (rows, units) = comptime!((blueprint.rows(), blueprint.units()));
+    let cut = comptime!(blueprint.cut());
+    let (space, tile) = (&work.space, &work.tile);
+    write_row_windows(windows, space, tile, work.unit, WORDS, units, cut);
+    if work.unit < comptime!(blueprint.groups()) {
         // Rows of a plane are a box, in which the first and the last row have the least and the greatest
         // position along every axis; starts and ends never decrease.
         let of_plane = comptime!(blueprint.plane_rows());
-        let first = tile.position(unit * of_plane, comptime!(blueprint.cut()));
-        let last = tile.position(unit * of_plane + (of_plane - 1), comptime!(blueprint.cut()));
-        let words = rows * WORDS + unit * PLANE_WORDS;
+        let first = tile.position(work.unit * of_plane, cut);
+        let last = tile.position(work.unit * of_plane + (of_plane - 1), cut);
+        let words = rows * WORDS + work.unit * PLANE_WORDS;
         write_window(windows, words, words + 3, &space.x, &tile.x, first.x);
         write_window(windows, words + 2, words + 1, &space.x, &tile.x, last.x);
         if comptime!(blueprint.rank > 1) {
@@ -70,64 +75,90 @@ pub(super) fn write_windows(
     }
 }
 
-/// How a plane, of those that own different rows number `plane`, sees the tile of columns at `corner`.
+/// How this unit's plane sees the tile of columns at `corner`.
 #[cube]
 pub(super) fn sight(
     windows: &[u32],
     corner: &Position,
-    plane: usize,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) -> Sight {
-    let words = comptime!(blueprint.rows() * WORDS) + plane * PLANE_WORDS;
+    let words = comptime!(blueprint.rows() * WORDS) + work.group * PLANE_WORDS;
     let tile = comptime!(blueprint.column_tile());
-    let mut sight = sight_along(windows, words, corner.x, comptime!(tile[2]));
+    let mut sight = Sight {
+        corner: Position { z: corner.z, y: corner.y, x: corner.x },
+        is_any: is_any(windows, words, corner.x, comptime!(tile[2])),
+        is_all: is_all(windows, words, corner.x, comptime!(tile[2])),
+    };
     if comptime!(blueprint.rank > 1) {
-        let along_y = sight_along(windows, words + 4, corner.y, comptime!(tile[1]));
-        sight.is_any = sight.is_any && along_y.is_any;
-        sight.is_all = sight.is_all && along_y.is_all;
+        let size = comptime!(tile[1]);
+        sight.is_any = sight.is_any && is_any(windows, words + 4, corner.y, size);
+        sight.is_all = sight.is_all && is_all(windows, words + 4, corner.y, size);
     }
     if comptime!(blueprint.rank > 2) {
-        let along_z = sight_along(windows, words + 8, corner.z, comptime!(tile[0]));
-        sight.is_any = sight.is_any && along_z.is_any;
-        sight.is_all = sight.is_all && along_z.is_all;
+        let size = comptime!(tile[0]);
+        sight.is_any = sight.is_any && is_any(windows, words + 8, corner.z, size);
+        sight.is_all = sight.is_all && is_all(windows, words + 8, corner.z, size);
     }
     sight
 }
 
+/// Whether any row of the plane with the windows at `word` sees one of `size` columns from `corner` on.
 #[cube]
-fn sight_along(windows: &[u32], word: usize, corner: usize, #[comptime] size: usize) -> Sight {
-    let first = corner as u32;
-    let end = (corner + size) as u32;
-    Sight {
-        is_any: first < windows[word + 1] && end > windows[word],
-        is_all: first >= windows[word + 2] && end <= windows[word + 3],
-    }
+fn is_any(windows: &[u32], word: usize, corner: usize, #[comptime] size: usize) -> bool {
+    (corner as u32) < windows[word + 1] && (corner + size) as u32 > windows[word]
 }
 
-/// Puts `masked` in place of scores, of the tile of columns at `corner`, that rows do not see.
+/// Whether every row sees all of them.
+#[cube]
+fn is_all(windows: &[u32], word: usize, corner: usize, #[comptime] size: usize) -> bool {
+    corner as u32 >= windows[word + 2] && (corner + size) as u32 <= windows[word + 3]
+}
+
+/// Puts `masked` in place of scores, of a tile of columns, that rows do not see.
 #[cube]
 pub(super) fn mask_windows(
     scores: &mut Fragments<f32>,
     masked: f32,
     windows: &[u32],
     corner: &Position,
-    first_row: usize,
-    lane: usize,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     #[unroll]
     for block in 0..comptime!(blueprint.blocks) {
         #[unroll]
         for half in 0..2usize {
-            let row = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
+            let place = comptime!(Half { block, half });
+            let row = work.first_row + work.lane / 4 + comptime!(block * ROWS + half * 8);
             let word = row * WORDS;
             if comptime!(blueprint.rank == 1) {
-                let start = windows[word] as i32 - corner.x as i32;
-                let end = windows[word + 1] as i32 - corner.x as i32;
-                mask_line(scores, masked, start, end, lane, block, half, blueprint);
+                let line = line(windows, word, corner, work.lane);
+                mask_line(scores, masked, &line, place, blueprint);
             } else {
-                mask_box(scores, masked, windows, word, corner, lane, block, half, blueprint);
+                let bits = unit_bits(windows, word, corner, work.lane, blueprint);
+                mask_box(scores, masked, &bits, place, blueprint);
             }
+        }
+    }
+}
+
+/// Puts `masked` in place of scores of columns that are not there: of the tile there are `count`.
+#[cube]
+pub(super) fn mask_behind(
+    scores: &mut Fragments<f32>,
+    masked: f32,
+    count: usize,
+    work: &Work,
+    #[comptime] blueprint: Blueprint,
+) {
+    #[unroll]
+    for block in 0..comptime!(blueprint.blocks) {
+        #[unroll]
+        for half in 0..2usize {
+            let first = (work.lane % 4 * 2) as i32;
+            let line = Line { start: 0i32 - first, end: count as i32 - first };
+            mask_line(scores, masked, &line, comptime!(Half { block, half }), blueprint);
         }
     }
 }
@@ -154,33 +185,71 @@ pub(super) fn sees(
     is_visible
 }
 
-/// Masks columns outside `start..end` of one row.
-#[cube]
-pub(super) fn mask_line(
-    scores: &mut Fragments<f32>,
-    masked: f32,
+/// Columns of a tile that one row sees, from this unit's first one on.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Line {
     start: i32,
     end: i32,
+}
+
+/// The same with more than one axis: a bit for each coordinate, from this unit's first column on.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Bits {
+    x: u32,
+    y: u32,
+    z: u32,
+}
+
+#[cube]
+fn line(windows: &[u32], word: usize, corner: &Position, lane: usize) -> Line {
+    let start = windows[word] as i32 - corner.x as i32;
+    let end = windows[word + 1] as i32 - corner.x as i32;
+    let first = (lane % 4 * 2) as i32;
+    Line { start: start - first, end: end - first }
+}
+
+#[cube]
+fn unit_bits(
+    windows: &[u32],
+    word: usize,
+    corner: &Position,
     lane: usize,
-    #[comptime] block: usize,
-    #[comptime] half: usize,
+    #[comptime] blueprint: Blueprint,
+) -> Bits {
+    let [_, size_y, size_x] = comptime!(blueprint.column_tile());
+    // The unit's first column in every matrix.
+    let first = lane % 4 * 2;
+    let x = bits(windows, word, corner.x) >> (first % size_x) as u32;
+    let y = bits(windows, word + 2, corner.y) >> (first / size_x % size_y) as u32;
+    let mut z = 1u32;
+    if comptime!(blueprint.rank > 2) {
+        z = bits(windows, word + 4, corner.z) >> (first / comptime!(size_x * size_y)) as u32;
+    }
+    Bits { x, y, z }
+}
+
+#[cube]
+fn mask_line(
+    scores: &mut Fragments<f32>,
+    masked: f32,
+    line: &Line,
+    #[comptime] place: Half,
     #[comptime] blueprint: Blueprint,
 ) {
     let matrices = comptime!(blueprint.columns() / COLUMNS);
-    let first = (lane % 4 * 2) as i32;
-    let start = start - first;
-    let end = end - first;
     #[unroll]
     for matrix in 0..matrices {
-        let fragment = scores.index_mut(comptime!(block * matrices + matrix));
-        let mut pair = fragment[half];
+        let fragment = scores.index_mut(comptime!(place.block * matrices + matrix));
+        let mut pair = fragment[comptime!(place.half)];
         #[unroll]
         for element in 0..2usize {
             let column = comptime!((matrix * COLUMNS + element) as i32);
-            let visible = column >= start && column < end;
+            let visible = column >= line.start && column < line.end;
             pair.insert(element, select(visible, pair.extract(element), masked));
         }
-        fragment[half] = pair;
+        fragment[comptime!(place.half)] = pair;
     }
 }
 
@@ -188,43 +257,31 @@ pub(super) fn mask_line(
 fn mask_box(
     scores: &mut Fragments<f32>,
     masked: f32,
-    windows: &[u32],
-    word: usize,
-    corner: &Position,
-    lane: usize,
-    #[comptime] block: usize,
-    #[comptime] half: usize,
+    bits: &Bits,
+    #[comptime] place: Half,
     #[comptime] blueprint: Blueprint,
 ) {
     let size_x = comptime!(blueprint.column_tile()[2]);
     let size_y = comptime!(blueprint.column_tile()[1]);
     let line = comptime!(size_x * size_y);
     let matrices = comptime!(blueprint.columns() / COLUMNS);
-    // The unit's first column in every matrix.
-    let first = lane % 4 * 2;
-    let along_x = bits(windows, word, corner.x) >> (first % size_x) as u32;
-    let along_y = bits(windows, word + 2, corner.y) >> (first / size_x % size_y) as u32;
-    let mut along_z = 1u32;
-    if comptime!(blueprint.rank > 2) {
-        along_z = bits(windows, word + 4, corner.z) >> (first / line) as u32;
-    }
     #[unroll]
     for matrix in 0..matrices {
         let column = comptime!(matrix * COLUMNS);
-        let mut line_bit = along_y >> comptime!((column / size_x % size_y) as u32);
+        let mut line_bit = bits.y >> comptime!((column / size_x % size_y) as u32);
         if comptime!(blueprint.rank > 2) {
-            line_bit &= along_z >> comptime!((column / line) as u32);
+            line_bit &= bits.z >> comptime!((column / line) as u32);
         }
-        let visible = along_x >> comptime!((column % size_x) as u32);
+        let visible = bits.x >> comptime!((column % size_x) as u32);
         let visible = select(line_bit & 1 == 1, visible, 0u32);
-        let fragment = scores.index_mut(comptime!(block * matrices + matrix));
-        let mut pair = fragment[half];
+        let fragment = scores.index_mut(comptime!(place.block * matrices + matrix));
+        let mut pair = fragment[comptime!(place.half)];
         #[unroll]
         for element in 0..2usize {
             let is_visible = visible & comptime!(1u32 << element) != 0;
             pair.insert(element, select(is_visible, pair.extract(element), masked));
         }
-        fragment[half] = pair;
+        fragment[comptime!(place.half)] = pair;
     }
 }
 

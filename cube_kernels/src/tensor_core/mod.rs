@@ -27,6 +27,8 @@ mod cooperative;
 #[cfg(feature = "cube")]
 mod forward;
 #[cfg(feature = "cube")]
+mod fragments;
+#[cfg(feature = "cube")]
 mod geometry;
 #[cfg(feature = "cube")]
 mod gradients;
@@ -56,9 +58,11 @@ mod staging;
 mod tf32;
 #[cfg(feature = "cube")]
 mod tune;
+#[cfg(feature = "cube")]
+mod work;
 
 pub use blueprint::{Blueprint, Compiler, Exponential, Instruction, Pass, Staging};
-pub use capability::Capability;
+pub use capability::{Capability, Evidence};
 #[cfg(feature = "cube")]
 pub use gradients::{backward, backward_vector, backward_with};
 #[cfg(feature = "cube")]

@@ -44,9 +44,6 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
         let (least, most) = SCALES.into_inner();
         return Some(format!("scale is {}, not {least:e} to {most:e}", problem.scale));
     }
-    if problem.has_origin() {
-        return Some("queries stand elsewhere than keys of the same number".into());
-    }
     if problem.keys() == 0 && problem.additional == 0 {
         return Some("there are no keys".into());
     }

@@ -13,25 +13,15 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
 use super::blueprint::{COLUMNS, DEPTH, Operand, ROWS};
+use super::fragments::{Fragments, Pair, zeros};
 use super::tf32;
+use super::work::Work;
 
-/// Two neighboring elements.
-pub(super) type Pair<F> = Vector<F, Const<2>>;
-/// Fragments of some matrices, a unit's share of each.
-pub(super) type Fragments<F> = Sequence<Array<Pair<F>>>;
-
-/// `matrices` results full of zeros.
-#[cube]
-pub(super) fn zeros(#[comptime] matrices: usize) -> Fragments<f32> {
-    let mut fragments = Sequence::new();
-    #[unroll]
-    for _ in 0..matrices {
-        let mut fragment = Array::<Pair<f32>>::new(2usize);
-        fragment[0] = Pair::new(0.0f32);
-        fragment[1] = Pair::new(0.0f32);
-        fragments.push(fragment);
-    }
-    fragments
+/// Vectors of the cube's rows: in shared memory, and the plane's fragments of them where they are held.
+#[derive(CubeType)]
+pub(super) struct Rows<F: Float, N: Size> {
+    pub shared: Shared<[Vector<F, N>]>,
+    pub held: Fragments<F>,
 }
 
 #[cube]
@@ -81,17 +71,16 @@ fn beside(lane: usize, pitch: usize, #[comptime] operand: Operand) -> usize {
 
 /// Fragments of the plane's rows, piece by piece of the vectors and for each the plane's blocks.
 #[cube]
-pub(super) fn rows<F: Float, N: Size>(
+fn load<F: Float, N: Size>(
     shared: &[Vector<F, N>],
-    first_row: usize,
-    lane: usize,
+    work: &Work,
     #[comptime] piece: usize,
     #[comptime] pieces: usize,
     #[comptime] operand: Operand,
 ) -> Fragments<F> {
     let pitch = comptime!(operand.pitch);
     let (depth, vector) = comptime!((operand.depth(), operand.vector));
-    let at = first_row * pitch + below(lane, pitch, operand);
+    let at = work.first_row * pitch + below(work.lane, pitch, operand);
     let mut fragments = Sequence::new();
     #[unroll]
     for i in 0..pieces {
@@ -114,16 +103,16 @@ pub(super) fn no_scores(#[comptime] operand: Operand) -> Fragments<f32> {
     zeros(comptime!(operand.blocks * operand.matrices))
 }
 
-/// The fragments of all rows' vectors where they are held, or else none.
+/// The vectors that lie in `shared`, with all fragments of the plane's where they are held.
 #[cube]
-pub(super) fn held<F: Float, N: Size>(
-    shared: &[Vector<F, N>],
-    first_row: usize,
-    lane: usize,
+pub(super) fn rows<F: Float, N: Size>(
+    shared: Shared<[Vector<F, N>]>,
+    work: &Work,
     #[comptime] operand: Operand,
-) -> Fragments<F> {
+) -> Rows<F, N> {
     let pieces = comptime!(if operand.is_held { operand.dim / operand.depth() } else { 0 });
-    rows::<F, N>(shared, first_row, lane, 0usize, pieces, operand)
+    let held = load::<F, N>(&shared, work, 0usize, pieces, operand);
+    Rows::<F, N> { shared, held }
 }
 
 /// Adds the products of the plane's rows with a tile of columns to `scores`: for each block, columns in
@@ -131,21 +120,19 @@ pub(super) fn held<F: Float, N: Size>(
 #[cube]
 pub(super) fn add_scores<F: Float, N: Size>(
     scores: &mut Fragments<f32>,
-    shared_rows: &[Vector<F, N>],
-    held: &Fragments<F>,
-    shared_columns: &[Vector<F, N>],
-    first_row: usize,
-    lane: usize,
+    rows: &Rows<F, N>,
+    columns: &[Vector<F, N>],
+    work: &Work,
     #[comptime] operand: Operand,
 ) {
     #[unroll]
     for piece in 0..comptime!(operand.dim / operand.depth()) {
         if comptime!(operand.is_held) {
             let first = comptime!(piece * operand.blocks);
-            add_piece::<F, N>(scores, held, shared_columns, lane, piece, first, operand);
+            add_piece::<F, N>(scores, &rows.held, columns, work.lane, piece, first, operand);
         } else {
-            let rows = rows::<F, N>(shared_rows, first_row, lane, piece, 1usize, operand);
-            add_piece::<F, N>(scores, &rows, shared_columns, lane, piece, 0usize, operand);
+            let loaded = load::<F, N>(&rows.shared, work, piece, 1usize, operand);
+            add_piece::<F, N>(scores, &loaded, columns, work.lane, piece, 0usize, operand);
         }
     }
 }

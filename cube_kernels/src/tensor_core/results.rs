@@ -6,8 +6,8 @@
 
 use cubecl::prelude::*;
 
-use super::blueprint::{COLUMNS, PLANE};
-use super::products::Fragments;
+use super::blueprint::{Blueprint, COLUMNS, PLANE};
+use super::fragments::Fragments;
 
 /// Which row of a plane's sums: half of a block, whose vectors have `dim` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,6 +110,35 @@ pub(super) fn write_row<F: Float, NO: Size>(
     }
 }
 
+impl Blueprint {
+    /// A row of so many vectors, as it is written.
+    pub(super) fn stored(&self, vectors: usize) -> Stored {
+        Stored { vectors, vector: self.vector, size: self.vector_out() }
+    }
+}
+
+/// A row as [`write_vectors`] takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stored {
+    /// Vectors of the row.
+    pub vectors: usize,
+    /// Elements of each.
+    pub vector: usize,
+    /// Elements of a piece, as they are written.
+    pub size: usize,
+}
+
+/// As many zeros as a unit has vectors of a row.
+#[cube]
+pub(super) fn no_sums<N: Size>(#[comptime] slices: usize) -> Array<Vector<f32, N>> {
+    let mut sums = Array::<Vector<f32, N>>::new(slices);
+    #[unroll]
+    for slice in 0..slices {
+        sums[slice] = Vector::new(0.0f32);
+    }
+    sums
+}
+
 /// A unit's part of the vector that begins at `from`, of `vectors` vectors.
 #[cube]
 pub(super) fn load_vectors<F: Float, N: Size>(
@@ -131,8 +160,7 @@ pub(super) fn load_vectors<F: Float, N: Size>(
     loaded
 }
 
-/// Writes what units hold of one vector, times `factor`: `vectors` vectors of `vector` elements, in pieces
-/// of `size` elements.
+/// Writes what units hold of one row, times `factor`.
 #[cube]
 pub(super) fn write_vectors<F: Float, N: Size, NO: Size>(
     sums: &Array<Vector<f32, N>>,
@@ -140,11 +168,10 @@ pub(super) fn write_vectors<F: Float, N: Size, NO: Size>(
     out: &mut [Vector<F, NO>],
     place: usize,
     lane: usize,
-    #[comptime] vectors: usize,
-    #[comptime] vector: usize,
-    #[comptime] size: usize,
+    #[comptime] row: Stored,
 ) {
-    let parts = comptime!(vector / size);
+    let vectors = comptime!(row.vectors);
+    let parts = comptime!(row.vector / row.size);
     #[unroll]
     for slice in 0..comptime!(vectors.div_ceil(PLANE)) {
         let at = lane + comptime!(slice * PLANE);
@@ -153,8 +180,8 @@ pub(super) fn write_vectors<F: Float, N: Size, NO: Size>(
             for part in 0..parts {
                 let mut piece = Vector::<f32, NO>::new(0.0f32);
                 #[unroll]
-                for element in 0..size {
-                    let value = sums[slice].extract(comptime!(part * size + element));
+                for element in 0..comptime!(row.size) {
+                    let value = sums[slice].extract(comptime!(part * row.size + element));
                     piece.insert(element, value * factor);
                 }
                 out[(place * vectors + at) * parts + part] = Vector::cast_from(piece);

@@ -10,10 +10,11 @@ use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::blueprint::{Blueprint, Compiler, Operand, Staging};
-use super::geometry::{Position, Walk};
+use super::geometry::Position;
 use super::intrinsics::{begin_copy, wait_copies};
 use super::tf32;
 use crate::MAX_RANK;
+use crate::cube::Feed;
 
 /// A tile's shape in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +58,11 @@ impl Stage {
         }
     }
 
+    /// Whether units copy, and do not carry the tile through registers.
+    fn is_async(&self) -> bool {
+        self.staging != Staging::Registers
+    }
+
     fn rows(&self) -> usize {
         self.tile.iter().product()
     }
@@ -82,11 +88,68 @@ impl Stage {
     }
 }
 
+/// Brings this unit's share of the tile at `corner` through registers.
+#[cube]
+pub(super) fn bring<F: Float, N: Size>(
+    feed: &Feed<'_, F, N>,
+    shared: &mut [Vector<F, N>],
+    corner: &Position,
+    unit: usize,
+    #[comptime] stage: Stage,
+) {
+    let fetched = fetch::<F, N>(feed, corner, unit, stage);
+    put::<F, N>(&fetched, shared, unit, stage);
+}
+
+/// Sends for this unit's share of the tile at `corner`: begins to copy it into `shared`, if it `is_there`, or reads it
+/// into registers, from which [`receive`] takes it.
+#[cube]
+pub(super) fn send<F: Float, N: Size>(
+    feed: &Feed<'_, F, N>,
+    shared: &mut [Vector<F, N>],
+    corner: &Position,
+    is_there: bool,
+    unit: usize,
+    #[comptime] stage: Stage,
+) -> Array<Vector<F, N>> {
+    if comptime!(stage.is_async()) {
+        if is_there {
+            begin::<F, N>(feed, shared, corner, unit, stage);
+        }
+        Array::new(1usize)
+    } else {
+        // A tile that is not there is read in vain.
+        fetch::<F, N>(feed, corner, unit, stage)
+    }
+}
+
+/// Puts what [`send`] left in registers into shared memory, where that is the way.
+#[cube]
+pub(super) fn receive<F: Float, N: Size>(
+    sent: &Array<Vector<F, N>>,
+    shared: &mut [Vector<F, N>],
+    unit: usize,
+    #[comptime] stage: Stage,
+) {
+    if comptime!(!stage.is_async()) {
+        put::<F, N>(sent, shared, unit, stage);
+    }
+}
+
+/// Waits until all that this unit has sent for is there; other units' is behind a barrier.
+#[cube]
+pub(super) fn settle(#[comptime] staging: Staging) {
+    if comptime!(staging == Staging::Async(Compiler::Llvm)) {
+        wait_copies();
+    } else if comptime!(staging == Staging::Async(Compiler::Cpp)) {
+        gpu_asm!("cp.async.wait_group 0;");
+    }
+}
+
 /// Reads this unit's share of the tile at `corner`.
 #[cube]
-pub(super) fn fetch<F: Float, N: Size>(
-    source: &[Vector<F, N>],
-    walk: &Walk,
+fn fetch<F: Float, N: Size>(
+    feed: &Feed<'_, F, N>,
     corner: &Position,
     unit: usize,
     #[comptime] stage: Stage,
@@ -102,15 +165,15 @@ pub(super) fn fetch<F: Float, N: Size>(
             // Reads some row again, and drops it.
             row %= comptime!(stage.rows());
         }
-        let at = walk.vector(corner, row, comptime!(stage.tile)) + number % vectors;
-        fetched[turn] = source[at];
+        let at = feed.walk.vector(corner, row, comptime!(stage.tile)) + number % vectors;
+        fetched[turn] = feed.vectors[at];
     }
     fetched
 }
 
 /// Writes what [`fetch`] read.
 #[cube]
-pub(super) fn put<F: Float, N: Size>(
+fn put<F: Float, N: Size>(
     fetched: &Array<Vector<F, N>>,
     shared: &mut [Vector<F, N>],
     unit: usize,
@@ -135,10 +198,9 @@ pub(super) fn put<F: Float, N: Size>(
 
 /// Begins to copy this unit's share of the tile at `corner`.
 #[cube]
-pub(super) fn begin<F: Float, N: Size>(
-    source: &[Vector<F, N>],
+fn begin<F: Float, N: Size>(
+    feed: &Feed<'_, F, N>,
     shared: &mut [Vector<F, N>],
-    walk: &Walk,
     corner: &Position,
     unit: usize,
     #[comptime] stage: Stage,
@@ -151,11 +213,11 @@ pub(super) fn begin<F: Float, N: Size>(
         let column = number % vectors;
         let to = row * comptime!(stage.pitch) + column;
         if comptime!(stage.is_whole(turn)) {
-            let from = walk.vector(corner, row, comptime!(stage.tile)) + column;
-            copy::<F, N>(&source[from..from + 1], &mut shared[to..to + 1], stage);
+            let from = feed.walk.vector(corner, row, comptime!(stage.tile)) + column;
+            copy::<F, N>(&feed.vectors[from..from + 1], &mut shared[to..to + 1], stage);
         } else if number < comptime!(stage.total()) {
-            let from = walk.vector(corner, row, comptime!(stage.tile)) + column;
-            copy::<F, N>(&source[from..from + 1], &mut shared[to..to + 1], stage);
+            let from = feed.walk.vector(corner, row, comptime!(stage.tile)) + column;
+            copy::<F, N>(&feed.vectors[from..from + 1], &mut shared[to..to + 1], stage);
         }
     }
     if comptime!(stage.staging == Staging::Async(Compiler::Cpp)) {
@@ -174,16 +236,6 @@ fn copy<F: Float, N: Size>(
         begin_copy(from, to, comptime!(stage.vector_bytes()));
     } else {
         copy_async(from, to, comptime!(stage.vector as u32));
-    }
-}
-
-/// Waits for the copies that this unit has begun.
-#[cube]
-pub(super) fn finish(#[comptime] staging: Staging) {
-    if comptime!(staging == Staging::Async(Compiler::Llvm)) {
-        wait_copies();
-    } else {
-        gpu_asm!("cp.async.wait_group 0;");
     }
 }
 

@@ -19,7 +19,7 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
 use super::blueprint::{COLUMNS, Operand, ROWS, TF32_DEPTH};
-use super::products::{Fragments, Pair};
+use super::fragments::{Fragments, Pair};
 
 #[cube]
 fn instruction() -> MmaDefinition<tf32, tf32, f32> {

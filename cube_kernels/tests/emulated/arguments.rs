@@ -38,13 +38,13 @@ pub fn sizes_of(
     let heads = if is_keys { problem.heads_kv } else { problem.heads };
     let mut cubes = problem.batch * heads;
     let mut sizes = vec![];
-    for (Axis { queries, keys, kernel_size, stride, dilation, .. }, tile) in
-        problem.axes.into_iter().zip(row_tile)
-    {
+    for (axis, tile) in problem.axes.into_iter().zip(row_tile) {
+        let Axis { queries, keys, kernel_size, stride, dilation, .. } = axis;
+        let (ahead, behind) = axis.shift();
         let (rows, columns) = if is_keys { (keys, queries) } else { (queries, keys) };
         let tiles = rows.div_ceil(dilation).div_ceil(tile);
         cubes *= dilation * tiles;
-        sizes.extend([rows, columns, kernel_size, stride, dilation, tiles]);
+        sizes.extend([rows, columns, kernel_size, stride, dilation, ahead, behind, tiles]);
     }
     sizes.extend([heads, problem.group_size(), problem.additional, cubes]);
     sizes.extend(tensors.iter().flat_map(|tensor| tensor.strides(vector)));

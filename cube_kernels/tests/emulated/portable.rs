@@ -45,7 +45,8 @@ fn run<'a>(
     };
     let layouts = match blueprint.pass {
         Pass::Forward => vec![query, key, value, more(key), more(value)],
-        Pass::Queries | Pass::Keys => vec![query, dout, key, value, more(key), more(value)],
+        Pass::Queries => vec![query, dout, key, value, more(key), more(value)],
+        Pass::Keys => vec![key, value, query, dout],
     };
     let (is_keys, row_tile) = (blueprint.pass == Pass::Keys, blueprint.row_tile());
     let (cubes, sizes) = sizes_of(&merged(problem), is_keys, row_tile, blueprint.vector, &layouts);
@@ -64,17 +65,17 @@ fn run<'a>(
         Pass::Queries => (
             vec![
                 &data.query,
+                &data.dout,
                 &data.key,
                 &data.value,
                 more_key,
                 more_value,
-                &data.dout,
                 &statistics,
             ],
             vec![("dq", &exact.dq)],
         ),
         Pass::Keys => (
-            vec![&data.query, &data.key, &data.value, &data.dout, &statistics],
+            vec![&data.key, &data.value, &data.query, &data.dout, &statistics],
             vec![("dk", &exact.dk), ("dv", &exact.dv)],
         ),
     };

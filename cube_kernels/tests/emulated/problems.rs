@@ -21,6 +21,12 @@ pub fn all() -> Vec<Problem> {
         Problem { additional: 5, ..problem(&plane, 32, 16) },
         Problem { batch: 2, heads: 1, heads_kv: 1, ..problem(&space, 24, 40) },
         Problem { additional: 20, ..problem(&[Axis::dense(40, 23, false)], 7, 5) },
+        // Tiles in which no query sees anything, in which some do, and in which all do.
+        Problem { heads_kv: 1, ..problem(&[Axis::dense(200, 70, true)], 16, 16) },
+        // Keys that no query sees.
+        problem(&[axis(3, 2, 1, 1, false), Axis::dense(33, 90, true).with_origin(0)], 16, 24),
+        Problem { additional: 3, ..problem(&[Axis::dense(90, 20, true)], 8, 16) },
+        problem(&[Axis::dense(20, 90, true)], 16, 8),
     ]
 }
 
@@ -48,7 +54,8 @@ fn random_problem(rng: &mut StdRng) -> Random {
         .map(|_| {
             let length = rng.random_range(4..=[100, 14, 7][rank - 1]);
             if rank == 1 && rng.random_bool(0.3) {
-                return Axis::dense(length, rng.random_range(1..=100), rng.random()).with_origin(0);
+                let axis = Axis::dense(length, rng.random_range(1..=100), rng.random());
+                return if rng.random() { axis } else { axis.with_origin(0) };
             }
             let dilation = if rng.random() { 1 } else { rng.random_range(1..=length / 2) };
             let kernel_size = rng.random_range(2..=length / dilation);

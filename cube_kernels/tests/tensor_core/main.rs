@@ -13,4 +13,5 @@ mod large_scores;
 mod layout;
 mod precision;
 mod random;
+mod visibility;
 mod ways;

@@ -35,7 +35,10 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> Problem {
         let length = rng.random_range(4..=longest);
         if is_dense {
             let keys = rng.random_range(1..=longest);
-            *axis = Axis::dense(length, keys, rng.random()).with_origin(0);
+            *axis = Axis::dense(length, keys, rng.random());
+            if rng.random() {
+                *axis = axis.with_origin(0);
+            }
             continue;
         }
         let dilation = if rng.random_bool(0.5) { 1 } else { rng.random_range(1..=length / 2) };

@@ -12,9 +12,10 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, Run, geometry, owned};
-use super::super::plan::{Launch, RowPlan, buffer};
+use super::super::plan::{Launch, RowPlan};
 use super::super::rows::{store, zeros};
 use super::gather::gather;
+use crate::cube::buffer;
 use crate::slicing::GATHER_LINES;
 use crate::{KeyValue, Saved};
 

@@ -8,8 +8,9 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::super::plan::{Launch, buffer};
+use super::super::plan::Launch;
 use crate::Saved;
+use crate::cube::buffer;
 
 /// `statistics = [lse, rowsum(dout * out) - dlse]`.
 #[cube(launch_unchecked, address_type = "dynamic")]

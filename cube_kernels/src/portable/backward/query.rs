@@ -10,9 +10,10 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, Run, geometry, owned};
-use super::super::plan::{Launch, RowPlan, additional_or, buffer};
+use super::super::plan::{Launch, RowPlan, additional_or};
 use super::super::rows::{accumulate, dots, is_spoiled, store, zeros};
 use crate::Saved;
+use crate::cube::buffer;
 use crate::slicing::FORWARD_LINES;
 
 #[cube(launch_unchecked, address_type = "dynamic")]

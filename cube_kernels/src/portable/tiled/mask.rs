@@ -1,12 +1,14 @@
 //! Which columns a row sees, as bits.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
 use super::super::blueprint::Blueprint;
-use crate::tiles::{CubeTile, Interval, Position, Space, is_inside, write_row_windows};
+use super::source::Work;
+use crate::MAX_RANK;
+use crate::cube::{Interval, Position, is_inside, write_row_windows};
 
 /// What keeps columns of a step out of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +17,27 @@ pub(super) enum Mask {
     Windows,
     /// The number of additional tokens, which every row sees.
     Count,
+}
+
+impl Mask {
+    /// Columns of a step along each axis.
+    pub fn column_tile(self, blueprint: &Blueprint) -> [usize; MAX_RANK] {
+        match self {
+            Mask::Windows => blueprint.column_tile(),
+            Mask::Count => [1, 1, blueprint.columns()],
+        }
+    }
+}
+
+/// What rows see of a step's columns.
+#[derive(CubeType)]
+pub(super) struct Sight {
+    /// Where the columns begin.
+    pub corner: Position,
+    /// Whether every row sees every column.
+    pub is_all: bool,
+    #[cube(comptime)]
+    pub mask: Mask,
 }
 
 /// The columns that every row of the cube sees: an interval along each axis.
@@ -28,25 +51,19 @@ pub(super) struct Common {
 
 /// Writes the windows of the cube's rows; those behind the last row are like it.
 #[cube]
-pub(super) fn write_windows(
-    windows: &mut [u32],
-    space: &Space,
-    tile: &CubeTile,
-    unit: usize,
-    #[comptime] blueprint: Blueprint,
-) {
-    let (rows, units) = comptime!((blueprint.rows(), blueprint.units()));
-    let (words, cut) = comptime!((blueprint.window_words(), blueprint.cut()));
-    write_row_windows(windows, space, tile, unit, rows, units, words, cut);
+pub(super) fn write_windows(windows: &mut [u32], work: &Work, #[comptime] blueprint: Blueprint) {
+    let (words, units) = comptime!((blueprint.window_words(), blueprint.units()));
+    let cut = comptime!(blueprint.cut());
+    write_row_windows(windows, &work.space, &work.tile, work.unit, words, units, cut);
 }
 
 #[cube]
-pub(super) fn common(space: &Space, tile: &CubeTile, #[comptime] blueprint: Blueprint) -> Common {
+pub(super) fn common(work: &Work, #[comptime] blueprint: Blueprint) -> Common {
     let [size_z, size_y, size_x] = comptime!(blueprint.row_tile());
     Common {
-        z: space.z.common(&tile.z, size_z),
-        y: space.y.common(&tile.y, size_y),
-        x: space.x.common(&tile.x, size_x),
+        z: work.space.z.common(&work.tile.z, size_z),
+        y: work.space.y.common(&work.tile.y, size_y),
+        x: work.space.x.common(&work.tile.x, size_x),
     }
 }
 
@@ -68,21 +85,19 @@ pub(super) fn is_common(
     is_common
 }
 
-/// A bit for each of this unit's columns of the tile at `corner`, the first one lowest, set if row number
-/// `row` sees it. Additional tokens are seen as far as there are `count`.
+/// A bit for each of this unit's columns, the first one lowest, set if row number `row` sees it.
 #[cube]
 pub(super) fn seen(
     windows: &[u32],
-    corner: &Position,
-    count: usize,
+    sight: &Sight,
     row: usize,
-    unit: usize,
-    #[comptime] mask: Mask,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) -> u32 {
-    let first = unit % comptime!(blueprint.across) * comptime!(blueprint.columns_each);
-    if comptime!(mask == Mask::Count) {
-        bits(0usize, count, corner.x + first, blueprint)
+    let corner = &sight.corner;
+    let first = work.unit % comptime!(blueprint.across) * comptime!(blueprint.columns_each);
+    if comptime!(sight.mask == Mask::Count) {
+        bits(0usize, work.space.additional, corner.x + first, blueprint)
     } else {
         // A unit's columns are neighbors along the fastest axis.
         let [_, size_y, size_x] = comptime!(blueprint.column_tile());
@@ -100,6 +115,23 @@ pub(super) fn seen(
         }
         seen
     }
+}
+
+/// Whether row number `row` sees no column at all.
+#[cube]
+pub(super) fn sees_nothing(windows: &[u32], row: usize, #[comptime] blueprint: Blueprint) -> bool {
+    let word = row * comptime!(blueprint.window_words());
+    let mut is_empty = false.runtime();
+    if comptime!(!blueprint.has_additional) {
+        is_empty = windows[word] >= windows[word + 1];
+        if comptime!(blueprint.rank > 1) {
+            is_empty = is_empty || windows[word + 2] >= windows[word + 3];
+        }
+        if comptime!(blueprint.rank > 2) {
+            is_empty = is_empty || windows[word + 4] >= windows[word + 5];
+        }
+    }
+    is_empty
 }
 
 /// A bit for each of a unit's columns from position `first` on, set inside `start..end`.

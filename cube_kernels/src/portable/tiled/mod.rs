@@ -15,7 +15,9 @@ mod backward;
 mod forward;
 mod mask;
 mod products;
+mod source;
 mod staging;
+mod tensor;
 
 #[cfg(feature = "cuda")]
 use cubecl::ir::ElemType;
@@ -23,9 +25,9 @@ use cubecl::prelude::*;
 
 use super::blueprint::Blueprint;
 use super::plan::Launch;
+use crate::Problem;
+use crate::cube::{self, Cut};
 use crate::tensor_core::Pass;
-use crate::tiles::{self, Cut, SpaceLaunch, StridesLaunch};
-use crate::{MAX_RANK, Problem};
 pub(super) use backward::{launch_keys, launch_queries};
 pub(super) use forward::launch as launch_forward;
 
@@ -42,25 +44,9 @@ impl Blueprint {
     }
 }
 
-/// Launch argument for a problem.
-fn space(problem: &Problem, blueprint: &Blueprint) -> SpaceLaunch {
-    tiles::space(problem, &blueprint.cut())
-}
-
-/// Launch argument for a contiguous tensor `[batch, tokens.., heads, dim]` that is read in vectors.
-fn strides([z, y, x]: [usize; MAX_RANK], heads: usize, dim: usize, vector: usize) -> StridesLaunch {
-    let along_x = heads * dim;
-    let along_y = x * along_x;
-    let along_z = y * along_y;
-    tiles::strides([z * along_z, along_z, along_y, along_x, dim], vector)
-}
-
 /// The grid for a problem.
 fn grid(launch: &Launch, problem: &Problem, blueprint: &Blueprint) -> (CubeCount, CubeDim) {
-    let cubes = tiles::cubes(problem, &blueprint.cut());
-    let (widest, _, _) = launch.client.properties().hardware.max_cube_count;
-    let along_x = cubes.clamp(1, widest as usize);
-    let count = CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1);
+    let count = cube::grid(launch.client, blueprint.cut().cubes(problem));
     (count, CubeDim::new_1d(blueprint.units() as u32))
 }
 

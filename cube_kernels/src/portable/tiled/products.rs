@@ -4,14 +4,14 @@
 //! 8 rows and 4 columns it reads 12 lines for 128 multiply-adds.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, Operand, WEIGHTS};
+use super::source::Source;
 use super::staging::{Stage, stage};
 use crate::MAX_RANK;
-use crate::tiles::{Position, Walk};
 
 /// Weights as they are read.
 pub(super) type Weights = Vector<f32, Const<4>>;
@@ -33,13 +33,6 @@ pub(super) struct Memory<N: Size> {
     pub maxima: Shared<[f32]>,
     /// Of each row the window.
     pub windows: Shared<[u32]>,
-}
-
-/// Where rows or columns come from.
-#[derive(CubeType)]
-pub(super) struct Source {
-    pub walk: Walk,
-    pub corner: Position,
 }
 
 #[cube]
@@ -79,15 +72,12 @@ pub(super) fn zero_lines<N: Size>(#[comptime] count: usize) -> Array<Vector<f32,
     zeros
 }
 
-/// This unit's scores: products of its rows' vectors with those of its columns. The columns pass through
-/// shared memory, which has to be free; the last piece is read there without a barrier behind it.
-/// `is_second` says which vectors.
+/// This unit's scores: products of its rows' vectors with those of its columns, the first or the second ones. The columns
+/// pass through shared memory, which has to be free; the last piece is read there without a barrier behind it.
 #[cube]
 pub(super) fn scores<F: Float, N: Size>(
-    row_source: &[Vector<F, N>],
-    rows_from: &Source,
-    column_source: &[Vector<F, N>],
-    columns_from: &Source,
+    rows: &Source<'_, F, N>,
+    columns: &Source<'_, F, N>,
     memory: &mut Memory<N>,
     unit: usize,
     #[comptime] is_second: bool,
@@ -102,23 +92,11 @@ pub(super) fn scores<F: Float, N: Size>(
         if comptime!(piece > 0) {
             sync_cube();
         }
-        stage::<F, N>(
-            column_source,
-            &mut memory.columns,
-            &columns_from.walk,
-            &columns_from.corner,
-            unit,
-            comptime!(Stage::columns(&blueprint, operand, column_tile, piece)),
-        );
+        let of_piece = comptime!(Stage::columns(&blueprint, operand, column_tile, piece));
+        stage::<F, N>(columns, &mut memory.columns, unit, of_piece);
         if comptime!(!blueprint.holds_rows) {
-            stage::<F, N>(
-                row_source,
-                &mut memory.first,
-                &rows_from.walk,
-                &rows_from.corner,
-                unit,
-                comptime!(Stage::row_piece(&blueprint, operand, piece)),
-            );
+            let of_piece = comptime!(Stage::row_piece(&blueprint, operand, piece));
+            stage::<F, N>(rows, &mut memory.first, unit, of_piece);
         }
         sync_cube();
         if comptime!(is_second && blueprint.holds_rows) {
@@ -202,35 +180,36 @@ pub(super) fn write_weights(
     }
 }
 
+/// How columns are weighted and summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Summed {
+    pub operand: Operand,
+    /// Columns of a step along each axis.
+    pub column_tile: [usize; MAX_RANK],
+    /// Whether the only piece of the columns is in shared memory.
+    pub is_staged: bool,
+}
+
 /// Adds to this unit's sums the columns, weighted as shared memory says. The columns pass through shared
-/// memory, which has to be free, unless `is_staged` says that the only piece is there; the last piece is
-/// read there without a barrier behind it.
+/// memory, which has to be free, unless they are there; the last piece is read there without a barrier behind it.
 #[cube]
 pub(super) fn accumulate<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,
-    column_source: &[Vector<F, N>],
-    columns_from: &Source,
+    columns: &Source<'_, F, N>,
     memory: &mut Memory<N>,
     unit: usize,
-    #[comptime] is_staged: bool,
-    #[comptime] column_tile: [usize; MAX_RANK],
-    #[comptime] operand: Operand,
+    #[comptime] summed: Summed,
     #[comptime] blueprint: Blueprint,
 ) {
+    let Summed { operand, column_tile, is_staged } = comptime!(summed);
     #[unroll]
     for piece in 0..comptime!(operand.pieces()) {
         if comptime!(piece > 0 || !is_staged) {
             if comptime!(piece > 0) {
                 sync_cube();
             }
-            stage::<F, N>(
-                column_source,
-                &mut memory.columns,
-                &columns_from.walk,
-                &columns_from.corner,
-                unit,
-                comptime!(Stage::columns(&blueprint, operand, column_tile, piece)),
-            );
+            let of_piece = comptime!(Stage::columns(&blueprint, operand, column_tile, piece));
+            stage::<F, N>(columns, &mut memory.columns, unit, of_piece);
             sync_cube();
         }
         let (weights, columns) = (&memory.weights, &memory.columns);
@@ -295,10 +274,9 @@ pub(super) fn store_row<F: Float, N: Size>(
     out: &mut [Vector<F, N>],
     place: usize,
     unit: usize,
-    #[comptime] i: usize,
-    #[comptime] operand: Operand,
-    #[comptime] blueprint: Blueprint,
+    #[comptime] row: OwnRow,
 ) {
+    let OwnRow { i, operand, blueprint } = comptime!(row);
     let across = comptime!(blueprint.across);
     let each = comptime!(blueprint.lines_each(operand));
     let x = unit % across;
@@ -316,4 +294,12 @@ pub(super) fn store_row<F: Float, N: Size>(
             }
         }
     }
+}
+
+/// Row number `i` of a unit's own, of sums of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct OwnRow {
+    pub i: usize,
+    pub operand: Operand,
+    pub blueprint: Blueprint,
 }

@@ -4,13 +4,13 @@
 
 // `#[cube]` adds a module beside each function, without docs.
 // Of equal branches one is chosen at compile time, so that the other costs no comparison.
-#![allow(missing_docs, clippy::too_many_arguments, clippy::if_same_then_else)]
+#![allow(missing_docs, clippy::if_same_then_else)]
 
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, Operand};
+use super::source::Source;
 use crate::MAX_RANK;
-use crate::tiles::{Position, Walk};
 
 /// Lines that a unit reads before it writes the first of them.
 const IN_FLIGHT: usize = 8;
@@ -85,13 +85,11 @@ impl Stage {
     }
 }
 
-/// Copies the tile at `corner`.
+/// Copies a tile.
 #[cube]
 pub(super) fn stage<F: Float, N: Size>(
-    source: &[Vector<F, N>],
+    source: &Source<'_, F, N>,
     shared: &mut [Vector<f32, N>],
-    walk: &Walk,
-    corner: &Position,
     unit: usize,
     #[comptime] stage: Stage,
 ) {
@@ -110,10 +108,10 @@ pub(super) fn stage<F: Float, N: Size>(
                 // Reads some row again, and drops it.
                 row %= comptime!(stage.rows_of_tile());
             }
-            let at = walk.vector(corner, row, comptime!(stage.tile))
+            let at = source.walk.vector(&source.corner, row, comptime!(stage.tile))
                 + comptime!(stage.first)
                 + number % lines;
-            fetched[i] = Vector::cast_from(source[at]);
+            fetched[i] = Vector::cast_from(source.vectors[at]);
         }
         #[unroll]
         for i in 0..size {

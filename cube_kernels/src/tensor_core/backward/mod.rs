@@ -17,13 +17,16 @@
 
 #![allow(clippy::too_many_arguments)]
 
+mod arguments;
 mod cooperative;
 mod kernel;
 mod pair;
+mod part;
 mod repair;
 mod statistics;
 mod step;
 mod store;
+mod sweep;
 
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
@@ -31,15 +34,14 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::blueprint::{Blueprint, Exponential, Instruction};
-use super::geometry::{cubes, space, strides};
-#[cfg(feature = "cuda")]
-use super::geometry::{space_compilation, strides_compilation};
-use super::layout::{buffer, cube_count};
+use super::geometry::{InputPair, Space, tensor};
+use crate::cube::{Input, buffer, grid};
 use crate::{Problem, Strided};
-use cooperative::cooperative_kernel;
 #[cfg(feature = "cuda")]
-use kernel::PairStridesCompilationArg;
-use kernel::{PairStridesLaunch, backward_kernel};
+use arguments::{Inputs, Outputs};
+use arguments::{InputsLaunch, OutputsLaunch};
+use cooperative::cooperative_kernel;
+use kernel::backward_kernel;
 pub(super) use statistics::STATISTICS;
 use statistics::statistics_kernel;
 
@@ -63,17 +65,15 @@ pub(super) fn launch_statistics(
     unsafe {
         statistics_kernel::launch_unchecked(
             client,
-            cube_count(client, rows.div_ceil(UNITS as usize)),
+            grid(client, rows.div_ceil(UNITS as usize)),
             CubeDim::new_1d(UNITS),
             address_type,
             vector,
-            buffer(&out.handle),
-            buffer(&dout.handle),
+            Input::argument(tensor(out), vector),
+            Input::argument(tensor(dout), vector),
             buffer(lse),
             buffer(dlse),
             buffer(statistics),
-            strides(out, vector),
-            strides(dout, vector),
             problem.heads,
             x,
             y,
@@ -105,38 +105,28 @@ pub(super) fn launch(
     address_type: AddressType,
     tensors: &Tensors<'_>,
 ) {
-    let [row_first, row_second] = tensors.rows;
     // Empty buffers cannot be bound.
-    let [first, second] = if blueprint.has_keys { tensors.columns } else { tensors.rows };
-    let [more_first, more_second] = tensors.additional.unwrap_or(tensors.rows);
-    let strides = |tensor| strides(tensor, blueprint.vector);
+    let columns = if blueprint.has_keys { tensors.columns } else { tensors.rows };
+    let more = tensors.additional.unwrap_or(tensors.rows);
+    let (cut, vector) = (blueprint.cut(), blueprint.vector);
+    let [first, second] = tensors.gradients;
     macro_rules! launch {
         ($kernel:path) => {
             $kernel(
                 client,
-                cube_count(client, cubes(problem, blueprint)),
+                grid(client, cut.cubes(problem)),
                 CubeDim::new_1d(blueprint.units() as u32),
                 address_type,
-                blueprint.vector,
+                vector,
                 blueprint.vector_out(),
-                buffer(&row_first.handle),
-                buffer(&row_second.handle),
-                buffer(&first.handle),
-                buffer(&second.handle),
-                buffer(&more_first.handle),
-                buffer(&more_second.handle),
-                buffer(tensors.statistics),
-                buffer(tensors.gradients[0]),
-                buffer(tensors.gradients[1]),
-                space(problem, blueprint),
-                PairStridesLaunch::new(
-                    strides(row_first),
-                    strides(row_second),
-                    strides(first),
-                    strides(second),
-                    strides(more_first),
-                    strides(more_second),
+                Space::argument(problem, &cut),
+                InputsLaunch::new(
+                    InputPair::argument(tensors.rows.map(tensor), vector),
+                    InputPair::argument(columns.map(tensor), vector),
+                    InputPair::argument(more.map(tensor), vector),
+                    buffer(tensors.statistics),
                 ),
+                OutputsLaunch::new(buffer(first), buffer(second)),
                 blueprint.exponential.factor(problem.scale),
                 problem.scale as f32,
                 *blueprint,
@@ -162,33 +152,15 @@ pub(super) fn definition(
     properties: std::sync::Arc<cubecl::ir::DeviceProperties>,
     target: std::sync::Arc<TargetProperties>,
 ) -> KernelDefinition {
-    let buffer = || BufferCompilationArg { inplace: None };
-    let strides = strides_compilation;
-    let pair_strides = PairStridesCompilationArg {
-        row_first: strides(),
-        row_second: strides(),
-        column_first: strides(),
-        column_second: strides(),
-        additional_first: strides(),
-        additional_second: strides(),
-    };
     macro_rules! define {
         ($kernel:path) => {{
             let kernel = $kernel(
                 settings,
                 properties,
                 target,
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                space_compilation(blueprint),
-                pair_strides,
+                Space::compilation(&blueprint.cut()),
+                Inputs::compilation(),
+                Outputs::compilation(),
                 (),
                 (),
                 blueprint.vector,

@@ -8,7 +8,7 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::geometry::Strides;
+use crate::cube::Input;
 
 /// Numbers of a query.
 pub(in super::super) const STATISTICS: usize = 2;
@@ -16,13 +16,11 @@ pub(in super::super) const STATISTICS: usize = 2;
 /// `statistics = [factor * lse, rowsum(dout * out) - dlse]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn statistics_kernel<F: Float, N: Size>(
-    out: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
+    out: &Input<'_, F, N>,
+    dout: &Input<'_, F, N>,
     lse: &[f32],
     dlse: &[f32],
     statistics: &mut [f32],
-    out_strides: Strides,
-    dout_strides: Strides,
     heads: usize,
     x: usize,
     y: usize,
@@ -40,12 +38,12 @@ pub(super) fn statistics_kernel<F: Float, N: Size>(
     let token = row / heads;
     let line = token / x;
     let plane = line / y;
-    let from = out_strides.vector(plane / z, plane % z, line % y, token % x, head);
-    let from_d = dout_strides.vector(plane / z, plane % z, line % y, token % x, head);
+    let from = out.strides.vector(plane / z, plane % z, line % y, token % x, head);
+    let from_d = dout.strides.vector(plane / z, plane % z, line % y, token % x, head);
     let mut sum = Vector::<f32, N>::new(0.0f32);
     for line in 0..lines {
-        let factor = Vector::<f32, N>::cast_from(out[from + line]);
-        sum += factor * Vector::<f32, N>::cast_from(dout[from_d + line]);
+        let factor = Vector::<f32, N>::cast_from(out.vectors[from + line]);
+        sum += factor * Vector::<f32, N>::cast_from(dout.vectors[from_d + line]);
     }
     statistics[STATISTICS * row] = lse[row] * factor;
     statistics[STATISTICS * row + 1] = sum.vector_sum() - dlse[row];

@@ -1,16 +1,47 @@
 //! What a plane makes of one tile of columns.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, COLUMNS, Pass};
-use super::super::geometry::{CubeTile, Position, Space};
-use super::super::mask::mask_windows;
+use super::super::fragments::Fragments;
+use super::super::mask::{Sight, mask_windows};
 use super::super::power::power;
-use super::super::products::{Fragments, accumulate, add_scores, no_scores};
+use super::super::products::{self, accumulate, add_scores, no_scores};
+use super::super::work::Work;
 use super::statistics::STATISTICS;
+
+/// What a plane keeps of its rows.
+#[derive(CubeType)]
+pub(super) struct Rows<'a, F: Float, N: Size> {
+    pub first: products::Rows<F, N>,
+    pub second: products::Rows<F, N>,
+    /// Windows of the cube's rows.
+    pub windows: Shared<[u32]>,
+    pub statistics: &'a RowStatistics,
+}
+
+/// A tile of columns in shared memory, and how the plane sees it.
+#[derive(CubeType)]
+pub(super) struct Columns<'a, F: Float, N: Size> {
+    pub first: &'a [Vector<F, N>],
+    pub second: &'a [Vector<F, N>],
+    /// Of columns that are queries: their logsumexps, then their deltas.
+    pub statistics: &'a [f32],
+    pub sight: Sight,
+}
+
+#[cube]
+pub(super) fn columns<'a, F: Float, N: Size>(
+    first: &'a [Vector<F, N>],
+    second: &'a [Vector<F, N>],
+    statistics: &'a [f32],
+    sight: Sight,
+) -> Columns<'a, F, N> {
+    Columns::<'a, F, N> { first, second, statistics, sight }
+}
 
 /// Sums of the gradients of the rows' first and second vectors.
 #[derive(CubeType)]
@@ -30,10 +61,7 @@ pub(super) struct RowStatistics {
 #[cube]
 pub(super) fn row_statistics(
     statistics: &[f32],
-    space: &Space,
-    tile: &CubeTile,
-    first_row: usize,
-    lane: usize,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) -> RowStatistics {
     let rows = comptime!(2 * blueprint.blocks);
@@ -44,10 +72,10 @@ pub(super) fn row_statistics(
         lse[row] = 0.0f32;
         delta[row] = 0.0f32;
         if comptime!(blueprint.pass != Pass::Keys) {
-            let at = tile
-                .position(first_row + lane / 4 + comptime!(row * 8), comptime!(blueprint.cut()));
-            if tile.is_row(&at) {
-                let place = STATISTICS * space.row_place(tile, &at);
+            let number = work.first_row + work.lane / 4 + comptime!(row * 8);
+            let at = work.tile.position(number, comptime!(blueprint.cut()));
+            if work.tile.is_row(&at) {
+                let place = STATISTICS * work.space.row_place(&work.tile, &at);
                 lse[row] = statistics[place];
                 delta[row] = statistics[place + 1];
             }
@@ -59,80 +87,40 @@ pub(super) fn row_statistics(
 /// Takes a tile of columns into the sums.
 #[cube]
 pub(super) fn take<F: Float, N: Size>(
-    shared_rows_first: &[Vector<F, N>],
-    shared_rows_second: &[Vector<F, N>],
-    held_first: &Fragments<F>,
-    held_second: &Fragments<F>,
-    shared_first: &[Vector<F, N>],
-    shared_second: &[Vector<F, N>],
-    shared_statistics: &[f32],
-    windows: &[u32],
-    own: &RowStatistics,
+    columns: &Columns<'_, F, N>,
+    rows: &Rows<'_, F, N>,
     sums: &mut Sums,
-    corner: &Position,
-    is_masked: bool,
-    factor: f32,
-    first_row: usize,
-    lane: usize,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
+    let (windows, corner) = (&rows.windows, &columns.sight.corner);
+    let is_masked = !columns.sight.is_all;
+    let (statistics, own) = (columns.statistics, rows.statistics);
     let mut weights = no_scores(first);
-    add_scores::<F, N>(
-        &mut weights,
-        shared_rows_first,
-        held_first,
-        shared_first,
-        first_row,
-        lane,
-        first,
-    );
+    add_scores::<F, N>(&mut weights, &rows.first, columns.first, work, first);
     if comptime!(blueprint.has_first) {
         let mut gradients = no_scores(second);
-        add_scores::<F, N>(
-            &mut gradients,
-            shared_rows_second,
-            held_second,
-            shared_second,
-            first_row,
-            lane,
-            second,
-        );
-        differentiate(
-            &mut weights,
-            &mut gradients,
-            shared_statistics,
-            own,
-            factor,
-            lane,
-            blueprint,
-        );
+        add_scores::<F, N>(&mut gradients, &rows.second, columns.second, work, second);
+        differentiate(&mut weights, &mut gradients, statistics, own, work, blueprint);
         if is_masked {
             if comptime!(blueprint.has_second) {
-                mask_windows(&mut weights, 0.0, windows, corner, first_row, lane, blueprint);
+                mask_windows(&mut weights, 0.0, windows, corner, work, blueprint);
             }
-            mask_windows(&mut gradients, 0.0, windows, corner, first_row, lane, blueprint);
+            mask_windows(&mut gradients, 0.0, windows, corner, work, blueprint);
         }
         if comptime!(blueprint.has_second) {
-            accumulate::<F, N>(&mut sums.second, &weights, shared_second, lane, second);
+            accumulate::<F, N>(&mut sums.second, &weights, columns.second, work.lane, second);
         }
-        accumulate::<F, N>(&mut sums.first, &gradients, shared_first, lane, first);
+        accumulate::<F, N>(&mut sums.first, &gradients, columns.first, work.lane, first);
     } else {
         // Gradients that nothing reads, which the compiler drops.
         let mut gradients = no_scores(second);
-        differentiate(
-            &mut weights,
-            &mut gradients,
-            shared_statistics,
-            own,
-            factor,
-            lane,
-            blueprint,
-        );
+        differentiate(&mut weights, &mut gradients, statistics, own, work, blueprint);
         if is_masked {
-            mask_windows(&mut weights, 0.0, windows, corner, first_row, lane, blueprint);
+            mask_windows(&mut weights, 0.0, windows, corner, work, blueprint);
         }
-        accumulate::<F, N>(&mut sums.second, &weights, shared_second, lane, second);
+        accumulate::<F, N>(&mut sums.second, &weights, columns.second, work.lane, second);
     }
 }
 
@@ -141,10 +129,9 @@ pub(super) fn take<F: Float, N: Size>(
 pub(super) fn differentiate(
     weights: &mut Fragments<f32>,
     gradients: &mut Fragments<f32>,
-    shared_statistics: &[f32],
+    statistics: &[f32],
     own: &RowStatistics,
-    factor: f32,
-    lane: usize,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let columns = comptime!(blueprint.columns());
@@ -156,9 +143,9 @@ pub(super) fn differentiate(
             let mut lse = 0.0f32;
             let mut delta = 0.0f32;
             if comptime!(blueprint.pass == Pass::Keys) {
-                let column = comptime!(matrix * COLUMNS + element) + lane % 4 * 2;
-                lse = shared_statistics[column];
-                delta = shared_statistics[column + columns];
+                let column = comptime!(matrix * COLUMNS + element) + work.lane % 4 * 2;
+                lse = statistics[column];
+                delta = statistics[column + columns];
             }
             #[unroll]
             for row in 0..comptime!(2 * blueprint.blocks) {
@@ -170,7 +157,7 @@ pub(super) fn differentiate(
                 let half = comptime!(row % 2);
                 let fragment = weights.index_mut(number);
                 let mut pair = fragment[half];
-                let argument = fma(pair.extract(element), factor, -lse);
+                let argument = fma(pair.extract(element), work.factor, -lse);
                 let weight = power(argument, comptime!(blueprint.exponential));
                 pair.insert(element, weight);
                 fragment[half] = pair;

@@ -1,14 +1,15 @@
 //! Gradients of the rows that came out finite.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
-use super::super::blueprint::{Blueprint, ROWS};
-use super::super::geometry::{CubeTile, Space};
+use super::super::blueprint::ROWS;
 use super::super::results::{Row, is_finite, residue, row_sum, write_row};
-use super::pair::Role;
+use super::super::work::Work;
+use super::arguments::Outputs;
+use super::part::Part;
 use super::step::Sums;
 
 /// Writes the rows, and gives a bit for each of this unit's, set where something in it is not finite so
@@ -16,18 +17,13 @@ use super::step::Sums;
 #[cube]
 pub(super) fn store<F: Float, NO: Size>(
     sums: &Sums,
-    out_first: &mut [Vector<F, NO>],
-    out_second: &mut [Vector<F, NO>],
-    space: &Space,
-    tile: &CubeTile,
-    scale: f32,
-    first_row: usize,
-    lane: usize,
-    #[comptime] blueprint: Blueprint,
-    #[comptime] role: Role,
+    outputs: &mut Outputs<F, NO>,
+    work: &Work,
+    #[comptime] part: Part,
 ) -> u32 {
-    let has_first = comptime!(blueprint.has_first && role != Role::Values);
-    let has_second = comptime!(blueprint.has_second && role != Role::Keys);
+    let blueprint = comptime!(part.blueprint);
+    let has_first = comptime!(part.has_first());
+    let has_second = comptime!(part.has_second());
     let size = comptime!(blueprint.vector_out());
     let mut spoiled = 0u32;
     #[unroll]
@@ -40,25 +36,27 @@ pub(super) fn store<F: Float, NO: Size>(
             let second = comptime!(Row { block, half, dim, padded });
             let mut trace = 0.0f32;
             if has_first {
-                trace += residue(&sums.first, lane, first);
+                trace += residue(&sums.first, work.lane, first);
             }
             if has_second {
-                trace += residue(&sums.second, lane, second);
+                trace += residue(&sums.second, work.lane, second);
             }
             let is_fine = is_finite(row_sum(trace));
-            let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
-            let at = tile.position(number, comptime!(blueprint.cut()));
-            let is_row = tile.is_row(&at);
+            let number = work.first_row + work.lane / 4 + comptime!(block * ROWS + half * 8);
+            let at = work.tile.position(number, comptime!(blueprint.cut()));
+            let is_row = work.tile.is_row(&at);
             if is_row && !is_fine {
                 spoiled |= comptime!(1u32 << (block * 2 + half));
             }
             if is_row && is_fine {
-                let place = space.row_place(tile, &at);
+                let place = work.space.row_place(&work.tile, &at);
                 if has_first {
-                    write_row::<F, NO>(&sums.first, scale, out_first, place, lane, first, size);
+                    let (sums, out) = (&sums.first, &mut outputs.first);
+                    write_row::<F, NO>(sums, work.scale, out, place, work.lane, first, size);
                 }
                 if has_second {
-                    write_row::<F, NO>(&sums.second, 1.0, out_second, place, lane, second, size);
+                    let (sums, out) = (&sums.second, &mut outputs.second);
+                    write_row::<F, NO>(sums, 1.0, out, place, work.lane, second, size);
                 }
             }
         }

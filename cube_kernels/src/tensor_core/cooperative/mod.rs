@@ -8,4 +8,4 @@ mod products;
 mod results;
 
 pub(super) use products::{Sums, accumulate, no_sums, score};
-pub(super) use results::{Place, place, residue, row_sum, spoiled_rows, write_rows};
+pub(super) use results::{Place, Written, place, residue, row_sum, spoiled_rows, write_rows};

@@ -1,13 +1,13 @@
 //! Sums as they are written: a few columns at a time, where scores were.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, PLANE};
-use super::super::geometry::{CubeTile, Space};
 use super::super::results::SMALL;
+use super::super::work::Work;
 use super::products::{Sums, show};
 
 /// The row that a unit shares with others, and its part of it.
@@ -23,41 +23,63 @@ pub(in super::super) struct Place {
     pub weights: usize,
 }
 
+/// Length of the vectors that are summed, and the same in whole matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Vectors {
+    dim: usize,
+    padded: usize,
+}
+
+impl Blueprint {
+    /// Those of sums of queries or keys.
+    pub(in super::super) fn first_vectors(&self) -> Vectors {
+        Vectors { dim: self.head_dim, padded: self.dim() }
+    }
+
+    /// Those of sums of values or of the output's gradient.
+    pub(in super::super) fn second_vectors(&self) -> Vectors {
+        Vectors { dim: self.head_dim_v, padded: self.dim_v() }
+    }
+}
+
+/// What is written of the plane's rows: those for which `mine` is 0, times `factor`.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(in super::super) struct Written {
+    pub mine: u32,
+    pub factor: f32,
+}
+
 /// Where a unit's part of its row is.
 #[cube]
-pub(in super::super) fn place(
-    first_row: usize,
-    lane: usize,
-    #[comptime] blueprint: Blueprint,
-) -> Place {
+pub(in super::super) fn place(work: &Work, #[comptime] blueprint: Blueprint) -> Place {
     let per_plane = comptime!(blueprint.plane_rows());
-    let row = first_row + lane % per_plane;
+    let row = work.first_row + work.lane % per_plane;
     Place {
         row,
-        stripe: lane / per_plane,
+        stripe: work.lane / per_plane,
         scores: row * comptime!(blueprint.score_pitch()),
         weights: row * comptime!(blueprint.weight_pitch()),
     }
 }
 
-/// A number that is finite if every number in the row is, of this unit's part, and no other. The sums are those of
-/// vectors of `dim` elements, `padded` in whole matrices.
+/// A number that is finite if every number in the row is, of this unit's part, and no other.
 #[cube]
 pub(in super::super) fn residue(
     scores: &mut [f32],
     sums: &Sums,
     place: &Place,
-    plane: usize,
-    #[comptime] dim: usize,
-    #[comptime] padded: usize,
+    work: &Work,
+    #[comptime] vectors: Vectors,
     #[comptime] blueprint: Blueprint,
 ) -> f32 {
+    let (dim, padded) = comptime!((vectors.dim, vectors.padded));
     let columns = comptime!(blueprint.columns());
     let stripes = comptime!(blueprint.stripes());
     let mut residue = 0.0f32;
     #[unroll]
     for part in 0..comptime!(padded.div_ceil(columns)) {
-        show(scores, sums, plane, part, padded, blueprint);
+        show(scores, sums, work.group, part, padded, blueprint);
         for turn in 0..comptime!(columns / stripes) {
             let column = place.stripe + turn * stripes;
             if column + comptime!(part * columns) < dim {
@@ -102,49 +124,45 @@ pub(in super::super) fn spoiled_rows(
     spoiled
 }
 
-/// Writes the plane's rows, times `factor`, for which `mine` is 0.
+/// Writes the plane's rows that came out finite.
 #[cube]
 pub(in super::super) fn write_rows<F: Float, NO: Size>(
     scores: &mut [f32],
     sums: &Sums,
-    factor: f32,
+    rows: &Written,
     out: &mut [Vector<F, NO>],
-    space: &Space,
-    tile: &CubeTile,
-    mine: u32,
-    first_row: usize,
-    lane: usize,
-    #[comptime] dim: usize,
-    #[comptime] padded: usize,
+    work: &Work,
+    #[comptime] vectors: Vectors,
     #[comptime] blueprint: Blueprint,
 ) {
+    let (dim, padded) = comptime!((vectors.dim, vectors.padded));
     let columns = comptime!(blueprint.columns());
     let per_plane = comptime!(blueprint.plane_rows());
     let pitch = comptime!(blueprint.score_pitch());
     let size = comptime!(blueprint.vector_out());
-    let vectors = comptime!(dim / size);
+    let pieces = comptime!(dim / size);
     // Scores are still read where this begins.
     sync_cube();
     #[unroll]
     for part in 0..comptime!(padded.div_ceil(columns)) {
-        show(scores, sums, first_row / per_plane, part, padded, blueprint);
+        show(scores, sums, work.group, part, padded, blueprint);
         for turn in 0..comptime!((per_plane * columns / size).div_ceil(PLANE)) {
-            let number = lane + turn * PLANE;
+            let number = work.lane + turn * PLANE;
             let local = number / comptime!(columns / size);
             let pair = number % comptime!(columns / size);
             let vector = pair + comptime!(part * columns / size);
-            let row = first_row + local;
-            let at = tile.position(row, comptime!(blueprint.cut()));
-            let is_fine = (plane_shuffle(mine, local as u32)) == 0;
-            if local < per_plane && vector < vectors && is_fine && tile.is_row(&at) {
+            let row = work.first_row + local;
+            let at = work.tile.position(row, comptime!(blueprint.cut()));
+            let is_fine = plane_shuffle(rows.mine, local as u32) == 0;
+            if local < per_plane && vector < pieces && is_fine && work.tile.is_row(&at) {
                 let mut elements = Vector::<f32, NO>::new(0.0f32);
                 #[unroll]
                 for element in 0..size {
                     let value = scores[row * pitch + pair * size + element];
-                    elements.insert(element, value * factor);
+                    elements.insert(element, value * rows.factor);
                 }
-                let place = space.row_place(tile, &at);
-                out[place * vectors + vector] = Vector::cast_from(elements);
+                let place = work.space.row_place(&work.tile, &at);
+                out[place * pieces + vector] = Vector::cast_from(elements);
             }
         }
         sync_cube();

@@ -17,15 +17,11 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::blueprint::{Blueprint, Instruction};
-use super::geometry::{cubes, space, strides};
-#[cfg(feature = "cuda")]
-use super::geometry::{space_compilation, strides_compilation};
-use super::layout::{buffer, cube_count};
-use crate::{KeyValue, Operands, Outputs, Problem, Strided};
+use super::geometry::{InputPair, Space, tensor};
+use crate::cube::{Input, buffer, forward, grid};
+use crate::{Operands, Outputs, Problem, Strided};
 use cooperative::cooperative_kernel;
-#[cfg(feature = "cuda")]
-use kernel::AllStridesCompilationArg;
-use kernel::{AllStridesLaunch, forward_kernel};
+use kernel::forward_kernel;
 
 /// Launches the kernel.
 pub(super) fn launch(
@@ -37,41 +33,27 @@ pub(super) fn launch(
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) {
-    let cube_count = cube_count(client, cubes(problem, blueprint));
-    let cube_dim = CubeDim::new_1d(blueprint.units() as u32);
+    let Operands { query, key, value, additional } = inputs;
     // Empty buffers cannot be bound.
-    let has_keys = problem.keys() > 0;
-    let key = if has_keys { &inputs.key } else { &inputs.query };
-    let value = if has_keys { &inputs.value } else { &inputs.query };
-    let (more_key, more_value) = match &inputs.additional {
-        Some(KeyValue { key, value }) => (key, value),
-        None => (key, value),
-    };
-    let strides = |tensor| strides(tensor, blueprint.vector);
+    let columns = if problem.keys() > 0 { [key, value] } else { [query, query] };
+    let more = additional.as_ref().map_or(columns, |more| [&more.key, &more.value]);
+    let (cut, vector) = (blueprint.cut(), blueprint.vector);
     macro_rules! launch {
         ($kernel:path) => {
             $kernel(
                 client,
-                cube_count,
-                cube_dim,
+                grid(client, cut.cubes(problem)),
+                CubeDim::new_1d(blueprint.units() as u32),
                 address_type,
-                blueprint.vector,
+                vector,
                 blueprint.vector_out(),
-                buffer(&inputs.query.handle),
-                buffer(&key.handle),
-                buffer(&value.handle),
-                buffer(&more_key.handle),
-                buffer(&more_value.handle),
-                buffer(&outputs.out),
-                buffer(&outputs.lse),
-                space(problem, blueprint),
-                AllStridesLaunch::new(
-                    strides(&inputs.query),
-                    strides(key),
-                    strides(value),
-                    strides(more_key),
-                    strides(more_value),
+                Space::argument(problem, &cut),
+                forward::InputsLaunch::new(
+                    Input::argument(tensor(query), vector),
+                    InputPair::argument(columns.map(tensor), vector),
+                    InputPair::argument(more.map(tensor), vector),
                 ),
+                forward::OutputsLaunch::new(buffer(&outputs.out), buffer(&outputs.lse)),
                 blueprint.exponential.factor(problem.scale),
                 problem.scale as f32,
                 *blueprint,
@@ -97,30 +79,15 @@ pub(super) fn definition(
     properties: std::sync::Arc<cubecl::ir::DeviceProperties>,
     target: std::sync::Arc<TargetProperties>,
 ) -> KernelDefinition {
-    let buffer = || BufferCompilationArg { inplace: None };
-    let strides = strides_compilation;
-    let all_strides = AllStridesCompilationArg {
-        query: strides(),
-        key: strides(),
-        value: strides(),
-        additional_key: strides(),
-        additional_value: strides(),
-    };
     macro_rules! define {
         ($kernel:path) => {{
             let kernel = $kernel(
                 settings,
                 properties,
                 target,
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                space_compilation(blueprint),
-                all_strides,
+                Space::compilation(&blueprint.cut()),
+                forward::Inputs::compilation(),
+                forward::Outputs::compilation(),
                 (),
                 (),
                 blueprint.vector,

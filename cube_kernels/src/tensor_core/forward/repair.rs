@@ -2,7 +2,8 @@
 //!
 //! A tile holds keys that some of its queries do not see. Their weights are zero, but zero times a value
 //! that is not finite is no number, so that it would reach rows that do not see it. Here a plane takes such
-//! rows one after another, its units sharing the vectors.
+//! rows one after another, its units sharing the vectors. Rows that see nothing are among them: their output is 0, their
+//! logsumexp -inf.
 
 // `#[cube]` adds a module beside each function, without docs.
 #![allow(missing_docs, clippy::too_many_arguments)]
@@ -10,160 +11,116 @@
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, PLANE, ROWS};
-use super::super::geometry::{AxisSpace, AxisTile, CubeTile, Position, Space, Walk};
-use super::super::results::{load_vectors, write_vectors};
-use super::kernel::AllStrides;
+use super::super::geometry::{FeedPair, Position};
+use super::super::results::{load_vectors, no_sums, write_vectors};
+use super::super::work::Work;
+use crate::cube::forward::{Inputs, Outputs};
 
-/// Index into the statistics of a row: the largest score so far.
-const MAXIMUM: usize = 0;
-/// Index into the statistics of a row: the sum of exponentials relative to the maximum.
-const SUM: usize = 1;
-
-/// Keys of a row's window along one axis: positions.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-struct Span {
-    start: usize,
-    end: usize,
+/// One row: a unit's part of its query and its sums, and the softmax so far.
+#[derive(CubeType)]
+struct OneRow<N: Size> {
+    query: Array<Vector<f32, N>>,
+    sums: Array<Vector<f32, N>>,
+    /// Index [`MAXIMUM`] and index [`SUM`].
+    state: Array<f32>,
 }
+
+/// The largest score so far.
+const MAXIMUM: usize = 0;
+/// The sum of exponentials relative to the maximum.
+const SUM: usize = 1;
 
 /// Computes the plane's rows again that `spoiled` marks, a bit for each of this unit's.
 #[cube]
-pub(in super::super) fn repair<F: Float, N: Size, NO: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    additional_key: &[Vector<F, N>],
-    additional_value: &[Vector<F, N>],
-    out: &mut [Vector<F, NO>],
-    lse: &mut [f32],
-    space: &Space,
-    strides: &AllStrides,
-    tile: &CubeTile,
+pub(super) fn repair<F: Float, N: Size, NO: Size>(
+    inputs: &Inputs<'_, F, N>,
+    outputs: &mut Outputs<F, NO>,
+    work: &Work,
     spoiled: u32,
-    scale: f32,
-    first_row: usize,
-    lane: usize,
     #[comptime] blueprint: Blueprint,
 ) {
-    let head_kv = tile.head / space.group_size;
+    let (space, tile, lane) = (&work.space, &work.tile, work.lane);
     let vectors = comptime!(blueprint.head_dim / blueprint.vector);
     let vectors_v = comptime!(blueprint.head_dim_v / blueprint.vector);
-    let slices_v = comptime!(vectors_v.div_ceil(PLANE));
     for row in 0..comptime!(ROWS * blueprint.blocks) {
         // Four units hold the row, at the same place of theirs.
         let flags = plane_shuffle(spoiled, (row % 8 * 4) as u32);
         if (flags >> (row / 8) as u32) & 1 == 1 {
-            let at = tile.position(first_row + row, comptime!(blueprint.cut()));
-            let walk = space.row_walk(tile, &strides.query);
-            let from = walk.vector(&at, 0usize, comptime!([1, 1, 1]));
-            let fixed = load_vectors::<F, N>(query, from, lane, vectors);
-            let mut sums = Array::<Vector<f32, N>>::new(slices_v);
-            #[unroll]
-            for slice in 0..slices_v {
-                sums[slice] = Vector::new(0.0f32);
-            }
-            let mut state = Array::<f32>::new(2usize);
-            state[MAXIMUM] = f32::min_value();
-            state[SUM] = 0.0;
+            let at = tile.position(work.first_row + row, comptime!(blueprint.cut()));
+            let feed = inputs.query.rows(space, tile);
+            let from = feed.walk.vector(&at, 0usize, comptime!([1, 1, 1]));
+            let mut one = OneRow::<N> {
+                query: load_vectors::<F, N>(feed.vectors, from, lane, vectors),
+                sums: no_sums::<N>(comptime!(vectors_v.div_ceil(PLANE))),
+                state: Array::<f32>::new(2usize),
+            };
+            one.state[MAXIMUM] = f32::min_value();
+            one.state[SUM] = 0.0;
+            let mut seen = 0usize;
             if comptime!(blueprint.has_keys) {
-                let key_walk = space.column_walk(tile, &strides.key, head_kv);
-                let value_walk = space.column_walk(tile, &strides.value, head_kv);
-                let along_z = span(&space.z, &tile.z, at.z);
-                let along_y = span(&space.y, &tile.y, at.y);
-                let along_x = span(&space.x, &tile.x, at.x);
+                let head = tile.head / space.group_size;
+                let feed = inputs.columns.columns(space, tile, head);
+                let along_z = space.z.sees(&tile.z, at.z);
+                let along_y = space.y.sees(&tile.y, at.y);
+                let along_x = space.x.sees(&tile.x, at.x);
+                seen = along_z.length() * along_y.length() * along_x.length();
                 for z in along_z.start..along_z.end {
                     for y in along_y.start..along_y.end {
                         for x in along_x.start..along_x.end {
-                            let at = Position { z, y, x };
-                            attend::<F, N>(
-                                &fixed,
-                                &mut sums,
-                                &mut state,
-                                key,
-                                value,
-                                &key_walk,
-                                &value_walk,
-                                &at,
-                                scale,
-                                lane,
-                                blueprint,
-                            );
+                            attend::<F, N>(&mut one, &feed, &Position { z, y, x }, work, blueprint);
                         }
                     }
                 }
             }
             if comptime!(blueprint.has_additional) {
-                let key_walk = space.additional_walk(tile, &strides.additional_key);
-                let value_walk = space.additional_walk(tile, &strides.additional_value);
+                let feed = inputs.additional.additional(space, tile);
+                seen += space.additional;
                 for x in 0..space.additional {
                     let at = Position { z: 0usize, y: 0usize, x };
-                    attend::<F, N>(
-                        &fixed,
-                        &mut sums,
-                        &mut state,
-                        additional_key,
-                        additional_value,
-                        &key_walk,
-                        &value_walk,
-                        &at,
-                        scale,
-                        lane,
-                        blueprint,
-                    );
+                    attend::<F, N>(&mut one, &feed, &at, work, blueprint);
                 }
             }
             let place = space.row_place(tile, &at);
             if lane == 0 {
-                lse[place] = state[MAXIMUM] + state[SUM].ln();
+                outputs.lse[place] = one.state[MAXIMUM] + one.state[SUM].ln();
             }
-            let (size, vector) = comptime!((blueprint.vector_out(), blueprint.vector));
-            let inverse = 1.0 / state[SUM];
-            write_vectors::<F, N, NO>(&sums, inverse, out, place, lane, vectors_v, vector, size);
+            let stored = comptime!(blueprint.stored(vectors_v));
+            // A sum of 0 is not enough to tell: scores of -inf have it, too.
+            let inverse = select(seen == 0, 0.0f32, 1.0 / one.state[SUM]);
+            write_vectors::<F, N, NO>(&one.sums, inverse, &mut outputs.out, place, lane, stored);
         }
     }
-}
-
-#[cube]
-fn span(space: &AxisSpace, tile: &AxisTile, position: usize) -> Span {
-    let start = space.start(position, tile.columns);
-    Span { start, end: space.end(position, start, tile.rows, tile.columns) }
 }
 
 /// Takes the key at a position into the softmax of the row.
 #[cube]
 fn attend<F: Float, N: Size>(
-    fixed: &Array<Vector<f32, N>>,
-    sums: &mut Array<Vector<f32, N>>,
-    state: &mut Array<f32>,
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    key_walk: &Walk,
-    value_walk: &Walk,
+    one: &mut OneRow<N>,
+    feed: &FeedPair<'_, F, N>,
     at: &Position,
-    scale: f32,
-    lane: usize,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let vectors = comptime!(blueprint.head_dim / blueprint.vector);
     let vectors_v = comptime!(blueprint.head_dim_v / blueprint.vector);
-    let from = key_walk.vector(at, 0usize, comptime!([1, 1, 1]));
-    let elements = load_vectors::<F, N>(key, from, lane, vectors);
+    let from = feed.first.walk.vector(at, 0usize, comptime!([1, 1, 1]));
+    let elements = load_vectors::<F, N>(feed.first.vectors, from, work.lane, vectors);
     let mut product = 0.0f32;
     #[unroll]
     for slice in 0..comptime!(vectors.div_ceil(PLANE)) {
-        product += (fixed[slice] * elements[slice]).vector_sum();
+        product += (one.query[slice] * elements[slice]).vector_sum();
     }
-    let score = plane_sum(product) * scale;
-    let maximum = max(state[MAXIMUM], score);
-    let decay = (state[MAXIMUM] - maximum).exp();
+    let score = plane_sum(product) * work.scale;
+    let maximum = max(one.state[MAXIMUM], score);
+    let decay = (one.state[MAXIMUM] - maximum).exp();
     let weight = (score - maximum).exp();
-    state[MAXIMUM] = maximum;
-    state[SUM] = state[SUM] * decay + weight;
-    let from = value_walk.vector(at, 0usize, comptime!([1, 1, 1]));
-    let elements = load_vectors::<F, N>(value, from, lane, vectors_v);
+    one.state[MAXIMUM] = maximum;
+    one.state[SUM] = one.state[SUM] * decay + weight;
+    let from = feed.second.walk.vector(at, 0usize, comptime!([1, 1, 1]));
+    let elements = load_vectors::<F, N>(feed.second.vectors, from, work.lane, vectors_v);
     #[unroll]
     for slice in 0..comptime!(vectors_v.div_ceil(PLANE)) {
-        sums[slice] = sums[slice] * Vector::new(decay) + elements[slice] * Vector::new(weight);
+        let kept = one.sums[slice] * Vector::new(decay);
+        one.sums[slice] = kept + elements[slice] * Vector::new(weight);
     }
 }

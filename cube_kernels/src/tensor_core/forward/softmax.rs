@@ -9,22 +9,29 @@
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, COLUMNS};
+use super::super::fragments::{Fragments, Pair, zeros};
 use super::super::power::power;
-use super::super::products::{Fragments, Pair};
+use super::super::work::Work;
 
 /// The running maximum before the first score: far below what scores of rounded numbers reach, and far
 /// above what stands for a masked score, so that the difference of the two has no weight.
-pub(in super::super) const LOWEST: f32 = -1e30;
+pub(super) const LOWEST: f32 = -1e30;
 
-/// Largest score and sum of weights of this unit's rows: two of each block.
+/// What a plane keeps of its rows.
 #[derive(CubeType)]
-pub(in super::super) struct Statistics {
+pub(super) struct Softmax {
+    /// Sums of weighted values.
+    pub sums: Fragments<f32>,
+    /// Largest scores of this unit's rows: two of each block.
     pub maximum: Array<f32>,
+    /// Sums of their weights.
     pub sum: Array<f32>,
 }
 
 #[cube]
-pub(in super::super) fn statistics(#[comptime] rows: usize) -> Statistics {
+pub(super) fn softmax(#[comptime] blueprint: Blueprint) -> Softmax {
+    let rows = comptime!(blueprint.blocks * 2);
+    let sums = zeros(comptime!(blueprint.blocks * blueprint.dim_v() / COLUMNS));
     let mut maximum = Array::<f32>::new(rows);
     let mut sum = Array::<f32>::new(rows);
     #[unroll]
@@ -32,16 +39,15 @@ pub(in super::super) fn statistics(#[comptime] rows: usize) -> Statistics {
         maximum[row] = f32::new(LOWEST);
         sum[row] = 0.0f32;
     }
-    Statistics { maximum, sum }
+    Softmax { sums, maximum, sum }
 }
 
-/// Makes weights of scores, relative to the new maximum, and takes `sums` to it.
+/// Makes weights of scores, relative to the new maximum, and takes the sums to it.
 #[cube]
-pub(in super::super) fn weigh(
+pub(super) fn weigh(
     scores: &mut Fragments<f32>,
-    sums: &mut Fragments<f32>,
-    statistics: &mut Statistics,
-    factor: f32,
+    state: &mut Softmax,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let matrices = comptime!(blueprint.columns() / COLUMNS);
@@ -51,7 +57,7 @@ pub(in super::super) fn weigh(
         #[unroll]
         for half in 0..2usize {
             let row = comptime!(block * 2 + half);
-            let before = statistics.maximum[row];
+            let before = state.maximum[row];
             let mut maximum = before;
             #[unroll]
             for matrix in 0..matrices {
@@ -60,10 +66,10 @@ pub(in super::super) fn weigh(
             }
             maximum = max(maximum, plane_shuffle_xor(maximum, 1u32));
             maximum = max(maximum, plane_shuffle_xor(maximum, 2u32));
-            statistics.maximum[row] = maximum;
-            let decay = power((before - maximum) * factor, comptime!(blueprint.exponential));
-            let offset = -maximum * factor;
-            let mut sum = statistics.sum[row] * decay;
+            state.maximum[row] = maximum;
+            let decay = power((before - maximum) * work.factor, comptime!(blueprint.exponential));
+            let offset = -maximum * work.factor;
+            let mut sum = state.sum[row] * decay;
             #[unroll]
             for matrix in 0..matrices {
                 let fragment = scores.index_mut(comptime!(block * matrices + matrix));
@@ -71,17 +77,17 @@ pub(in super::super) fn weigh(
                 let mut weights = Pair::<f32>::new(0.0f32);
                 #[unroll]
                 for element in 0..2usize {
-                    let argument = fma(pair.extract(element), factor, offset);
+                    let argument = fma(pair.extract(element), work.factor, offset);
                     let weight = power(argument, comptime!(blueprint.exponential));
                     sum += weight;
                     weights.insert(element, weight);
                 }
                 fragment[half] = weights;
             }
-            statistics.sum[row] = sum;
+            state.sum[row] = sum;
             #[unroll]
             for matrix in 0..matrices_v {
-                let fragment = sums.index_mut(comptime!(block * matrices_v + matrix));
+                let fragment = state.sums.index_mut(comptime!(block * matrices_v + matrix));
                 fragment[half] *= Pair::new(decay);
             }
         }

@@ -6,10 +6,10 @@
 use cubecl::prelude::*;
 
 use super::super::blueprint::{Blueprint, ROWS};
-use super::super::geometry::{CubeTile, Space};
-use super::super::products::Fragments;
 use super::super::results::{Row, is_finite, residue, row_sum, write_row};
-use super::softmax::{LOWEST, Statistics};
+use super::super::work::Work;
+use super::softmax::{LOWEST, Softmax};
+use crate::cube::forward::Outputs;
 
 /// Exponents beyond this are rounded so much that weights relative to the largest score may leave the range
 /// of f16.
@@ -19,17 +19,10 @@ const LARGEST: f32 = 1_048_576.0;
 /// something in it is not finite, scores are huge, or none came near the maximum that the softmax began
 /// with.
 #[cube]
-pub(in super::super) fn store<F: Float, NO: Size>(
-    sums: &Fragments<f32>,
-    state: &Statistics,
-    out: &mut [Vector<F, NO>],
-    lse: &mut [f32],
-    space: &Space,
-    tile: &CubeTile,
-    factor: f32,
-    scale: f32,
-    first_row: usize,
-    lane: usize,
+pub(super) fn store<F: Float, NO: Size>(
+    state: &Softmax,
+    outputs: &mut Outputs<F, NO>,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) -> u32 {
     let mut spoiled = 0u32;
@@ -42,23 +35,24 @@ pub(in super::super) fn store<F: Float, NO: Size>(
             let row = comptime!(Row { block, half, dim, padded });
             let sum = row_sum(state.sum[index]);
             let inverse = 1.0 / sum;
-            let is_fine = is_finite(row_sum(residue(sums, lane, row)))
+            let is_fine = is_finite(row_sum(residue(&state.sums, work.lane, row)))
                 && is_finite(inverse)
                 && state.maximum[index] > f32::new(LOWEST)
-                && (state.maximum[index] * factor).abs() < f32::new(LARGEST);
-            let number = first_row + lane / 4 + comptime!(block * ROWS + half * 8);
-            let at = tile.position(number, comptime!(blueprint.cut()));
-            let is_query = tile.is_row(&at);
+                && (state.maximum[index] * work.factor).abs() < f32::new(LARGEST);
+            let number = work.first_row + work.lane / 4 + comptime!(block * ROWS + half * 8);
+            let at = work.tile.position(number, comptime!(blueprint.cut()));
+            let is_query = work.tile.is_row(&at);
             if is_query && !is_fine {
                 spoiled |= comptime!(1u32 << index);
             }
             if is_query && is_fine {
-                let place = space.row_place(tile, &at);
-                if lane.is_multiple_of(4) {
-                    lse[place] = state.maximum[index] * scale + sum.ln();
+                let place = work.space.row_place(&work.tile, &at);
+                if work.lane.is_multiple_of(4) {
+                    outputs.lse[place] = state.maximum[index] * work.scale + sum.ln();
                 }
                 let size = comptime!(blueprint.vector_out());
-                write_row::<F, NO>(sums, inverse, out, place, lane, row, size);
+                let out = &mut outputs.out;
+                write_row::<F, NO>(&state.sums, inverse, out, place, work.lane, row, size);
             }
         }
     }

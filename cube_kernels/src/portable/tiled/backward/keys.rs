@@ -3,24 +3,41 @@
 //! Queries pass through shared memory first, then the output's gradients, which are summed at once; the
 //! queries come back for their sums.
 
-// `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::super::blueprint::Blueprint;
-use super::super::super::plan::{Launch, buffer};
-use super::super::mask::{Mask, common, is_common, seen, write_windows};
+use super::super::super::plan::Launch;
+use super::super::grid;
+use super::super::mask::{Mask, Sight, common, is_common, seen, write_windows};
 use super::super::products::{
-    Memory, Source, accumulate, memory, scores, store_row, write_weights, zero_lines,
+    Memory, OwnRow, Summed, accumulate, memory, scores, store_row, write_weights, zero_lines,
 };
+use super::super::source::{SourcePair, Work, row_pair, sources, work};
 use super::super::staging::{Stage, stage};
-use super::super::{grid, space};
-use super::{AllStrides, all_strides};
-use crate::tiles::{CubeTile, Position, Space};
+use super::super::tensor::Tensors;
+use crate::cube::{InputPair, Position, Space, buffer};
 use crate::{Operands, Saved};
+
+/// What the kernel reads. Additional keys have a kernel of their own, and buffers are few.
+#[derive(CubeType, CubeLaunch)]
+struct Inputs<'a, F: Float, N: Size> {
+    rows: InputPair<'a, F, N>,
+    /// Queries and the output's gradient.
+    columns: InputPair<'a, F, N>,
+    statistics: &'a [f32],
+}
+
+/// What it writes.
+#[derive(CubeType, CubeLaunch)]
+struct Outputs<F: Float, N: Size> {
+    dk: Box<[Vector<F, N>]>,
+    dv: Box<[Vector<F, N>]>,
+}
 
 /// What a unit sums for its rows.
 #[derive(CubeType)]
@@ -29,160 +46,126 @@ struct State<N: Size> {
     dv: Array<Vector<f32, N>>,
 }
 
+/// A tile of queries of head `head`.
+#[derive(CubeType)]
+struct Queries<'a, F: Float, N: Size> {
+    vectors: SourcePair<'a, F, N>,
+    statistics: &'a [f32],
+    head: usize,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn tiled_key_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
-    statistics: &[f32],
-    dk: &mut [Vector<F, N>],
-    dv: &mut [Vector<F, N>],
     space: Space,
-    strides: AllStrides,
+    inputs: &Inputs<'_, F, N>,
+    outputs: &mut Outputs<F, N>,
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    if CUBE_POS >= space.cubes {
-        terminate!();
-    }
-    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
-    if !tile.has_rows() {
-        terminate!();
-    }
-    let unit = UNIT_POS as usize;
+    let work = work(space, scale, blueprint);
     let rows_each = comptime!(blueprint.rows_each);
-    let (across, down) = comptime!((blueprint.across, blueprint.down));
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let mut memory = memory::<N>(blueprint);
-    let corner = Position { z: tile.z.row, y: tile.y.row, x: tile.x.row };
-    let keys = Source { walk: space.row_walk(&tile, &strides.key), corner };
-    let values = Source { walk: space.row_walk(&tile, &strides.value), corner };
+    let rows = row_pair::<F, N>(&inputs.rows, &work);
     if comptime!(blueprint.holds_rows) {
         let of_first = comptime!(Stage::rows(&blueprint, first));
         let of_second = comptime!(Stage::rows(&blueprint, second));
-        stage::<F, N>(key, &mut memory.first, &keys.walk, &corner, unit, of_first);
-        stage::<F, N>(value, &mut memory.second, &values.walk, &corner, unit, of_second);
+        stage::<F, N>(&rows.first, &mut memory.first, work.unit, of_first);
+        stage::<F, N>(&rows.second, &mut memory.second, work.unit, of_second);
     }
-    write_windows(&mut memory.windows, &space, &tile, unit, blueprint);
+    write_windows(&mut memory.windows, &work, blueprint);
     let mut state = State::<N> {
         dk: zero_lines(comptime!(rows_each * blueprint.lines_each(first))),
         dv: zero_lines(comptime!(rows_each * blueprint.lines_each(second))),
     };
     sync_cube();
 
-    let common = common(&space, &tile, blueprint);
-    for member in 0..space.group_size {
-        let head = tile.head * space.group_size + member;
-        let query_walk = space.column_walk(&tile, &strides.query, head);
-        let dout_walk = space.column_walk(&tile, &strides.dout, head);
-        for z in 0..tile.z.count {
-            for y in 0..tile.y.count {
-                for x in 0..tile.x.count {
-                    let corner = tile.corner(z, y, x, comptime!(blueprint.cut()));
+    let common = common(&work, blueprint);
+    for member in 0..work.space.group_size {
+        let head = work.tile.head * work.space.group_size + member;
+        let feed = inputs.columns.columns(&work.space, &work.tile, head);
+        for z in 0..work.tile.z.count {
+            for y in 0..work.tile.y.count {
+                for x in 0..work.tile.x.count {
+                    let corner =
+                        work.tile.corner(&Position { z, y, x }, comptime!(blueprint.cut()));
                     let is_all = is_common(&common, &corner, blueprint);
-                    let queries = Source { walk: query_walk, corner };
-                    let douts = Source { walk: dout_walk, corner };
-                    step::<F, N>(
-                        key,
-                        &keys,
-                        value,
-                        &values,
-                        query,
-                        &queries,
-                        dout,
-                        &douts,
-                        statistics,
-                        &mut memory,
-                        &mut state,
-                        &space,
-                        &tile,
-                        head,
-                        is_all,
-                        scale,
-                        unit,
-                        blueprint,
-                    );
+                    let sight = Sight { corner, is_all, mask: comptime!(Mask::Windows) };
+                    let vectors = sources::<F, N>(&feed, corner);
+                    let queries = queries::<F, N>(vectors, inputs.statistics, head);
+                    let (memory, state) = (&mut memory, &mut state);
+                    step::<F, N>(&rows, &queries, memory, state, &sight, &work, blueprint);
                 }
             }
         }
     }
     #[unroll]
     for i in 0..rows_each {
-        let row = unit / across + comptime!(i * down);
-        let at = tile.position(row, comptime!(blueprint.cut()));
-        if tile.is_row(&at) {
-            let place = space.row_place(&tile, &at);
-            store_row::<F, N>(&state.dk, scale, dk, place, unit, i, first, blueprint);
-            store_row::<F, N>(&state.dv, 1.0f32, dv, place, unit, i, second, blueprint);
+        let at = work.tile.position(work.row(i, blueprint), comptime!(blueprint.cut()));
+        if work.tile.is_row(&at) {
+            let place = work.space.row_place(&work.tile, &at);
+            let row = comptime!(OwnRow { i, operand: first, blueprint });
+            store_row::<F, N>(&state.dk, scale, &mut outputs.dk, place, work.unit, row);
+            let row = comptime!(OwnRow { i, operand: second, blueprint });
+            store_row::<F, N>(&state.dv, 1.0f32, &mut outputs.dv, place, work.unit, row);
         }
     }
+}
+
+#[cube]
+fn queries<'a, F: Float, N: Size>(
+    vectors: SourcePair<'a, F, N>,
+    statistics: &'a [f32],
+    head: usize,
+) -> Queries<'a, F, N> {
+    Queries::<'a, F, N> { vectors, statistics, head }
 }
 
 /// Adds `ds q` and `p dout` of one tile of queries. Shared memory is free for the next one in the end.
 #[cube]
 fn step<F: Float, N: Size>(
-    key: &[Vector<F, N>],
-    keys: &Source,
-    value: &[Vector<F, N>],
-    values: &Source,
-    query: &[Vector<F, N>],
-    queries: &Source,
-    dout: &[Vector<F, N>],
-    douts: &Source,
-    statistics: &[f32],
+    rows: &SourcePair<'_, F, N>,
+    queries: &Queries<'_, F, N>,
     memory: &mut Memory<N>,
     state: &mut State<N>,
-    space: &Space,
-    tile: &CubeTile,
-    head: usize,
-    is_all: bool,
-    scale: f32,
-    unit: usize,
+    sight: &Sight,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let (rows_each, columns_each) = comptime!((blueprint.rows_each, blueprint.columns_each));
-    let (across, down) = comptime!((blueprint.across, blueprint.down));
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
-    let column_tile = comptime!(blueprint.column_tile());
-    let mut weights =
-        scores::<F, N>(key, keys, query, queries, memory, unit, false, column_tile, blueprint);
+    let (space, unit) = (&work.space, work.unit);
+    let tile = comptime!(blueprint.column_tile());
+    let (own, others) = (&rows.first, &queries.vectors.first);
+    let mut weights = scores::<F, N>(own, others, memory, unit, false, tile, blueprint);
     sync_cube();
-    let mut gradients =
-        scores::<F, N>(value, values, dout, douts, memory, unit, true, column_tile, blueprint);
+    let (own, others) = (&rows.second, &queries.vectors.second);
+    let mut gradients = scores::<F, N>(own, others, memory, unit, true, tile, blueprint);
     #[unroll]
     for j in 0..columns_each {
-        let column = unit % across * columns_each + j;
-        let at = space.nearest_column(tile, &queries.corner, column, column_tile);
-        let place = space.column_place(tile, &at, head, space.heads * space.group_size);
-        let lse = statistics[2 * place];
-        let delta = statistics[2 * place + 1];
+        let column = unit % comptime!(blueprint.across) * columns_each + j;
+        let at = space.nearest_column(&work.tile, &sight.corner, column, tile);
+        let heads = space.heads * space.group_size;
+        let place = space.column_place(&work.tile, &at, queries.head, heads);
+        let lse = queries.statistics[2 * place];
+        let delta = queries.statistics[2 * place + 1];
         #[unroll]
         for i in 0..rows_each {
             let at = comptime!(i * columns_each + j);
-            let weight = (weights[at] * scale - lse).exp();
+            let weight = (weights[at] * work.scale - lse).exp();
             weights[at] = weight;
             gradients[at] = weight * (gradients[at] - delta);
         }
     }
-    if !is_all {
+    if !sight.is_all {
         #[unroll]
         for i in 0..rows_each {
-            let row = unit / across + comptime!(i * down);
-            let sight = seen(
-                &memory.windows,
-                &queries.corner,
-                0usize,
-                row,
-                unit,
-                comptime!(Mask::Windows),
-                blueprint,
-            );
+            let bits = seen(&memory.windows, sight, work.row(i, blueprint), work, blueprint);
             #[unroll]
             for j in 0..columns_each {
                 let at = comptime!(i * columns_each + j);
-                let is_seen = sight & comptime!(1u32 << j) != 0;
+                let is_seen = bits & comptime!(1u32 << j) != 0;
                 weights[at] = select(is_seen, weights[at], 0.0f32);
                 gradients[at] = select(is_seen, gradients[at], 0.0f32);
             }
@@ -190,30 +173,13 @@ fn step<F: Float, N: Size>(
     }
     write_weights(&mut memory.weights, &weights, unit, blueprint);
     sync_cube();
-    accumulate::<F, N>(
-        &mut state.dv,
-        dout,
-        douts,
-        memory,
-        unit,
-        comptime!(second.pieces() == 1),
-        column_tile,
-        second,
-        blueprint,
-    );
+    let is_staged = comptime!(second.pieces() == 1);
+    let summed = comptime!(Summed { operand: second, column_tile: tile, is_staged });
+    accumulate::<F, N>(&mut state.dv, &queries.vectors.second, memory, unit, summed, blueprint);
     sync_cube();
     write_weights(&mut memory.weights, &gradients, unit, blueprint);
-    accumulate::<F, N>(
-        &mut state.dk,
-        query,
-        queries,
-        memory,
-        unit,
-        false,
-        column_tile,
-        first,
-        blueprint,
-    );
+    let summed = comptime!(Summed { operand: first, column_tile: tile, is_staged: false });
+    accumulate::<F, N>(&mut state.dk, &queries.vectors.first, memory, unit, summed, blueprint);
     sync_cube();
 }
 
@@ -227,6 +193,9 @@ pub(in super::super::super) fn launch(
 ) {
     let problem = &launch.problem.normalized();
     let (cube_count, cube_dim) = grid(launch, problem, blueprint);
+    let tensors = Tensors::new(problem);
+    let Saved { operands, gradients, .. } = inputs;
+    let vector = blueprint.vector;
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         tiled_key_kernel::launch_unchecked(
@@ -234,16 +203,14 @@ pub(in super::super::super) fn launch(
             cube_count,
             cube_dim,
             launch.address_type,
-            blueprint.vector,
-            buffer(&inputs.operands.query),
-            buffer(&inputs.operands.key),
-            buffer(&inputs.operands.value),
-            buffer(&inputs.gradients.out),
-            buffer(statistics),
-            buffer(&outputs.key),
-            buffer(&outputs.value),
-            space(problem, blueprint),
-            all_strides(problem, blueprint.vector),
+            vector,
+            Space::argument(problem, &blueprint.cut()),
+            InputsLaunch::new(
+                InputPair::argument(tensors.keys([&operands.key, &operands.value]), vector),
+                InputPair::argument(tensors.queries([&operands.query, &gradients.out]), vector),
+                buffer(statistics),
+            ),
+            OutputsLaunch::new(buffer(&outputs.key), buffer(&outputs.value)),
             problem.scale as f32,
             *blueprint,
             launch.dtype,
@@ -260,20 +227,15 @@ pub(in super::super) fn definition(
     properties: std::sync::Arc<cubecl::ir::DeviceProperties>,
     target: std::sync::Arc<TargetProperties>,
 ) -> KernelDefinition {
-    let buffer = || BufferCompilationArg { inplace: None };
+    let (pair, buffer) = (InputPair::compilation, || BufferCompilationArg { inplace: None });
+    let inputs = InputsCompilationArg { rows: pair(), columns: pair(), statistics: buffer() };
     let kernel = tiled_key_kernel::TiledKeyKernel::new(
         settings,
         properties,
         target,
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        crate::tiles::space_compilation(&blueprint.cut()),
-        super::strides_compilation(),
+        Space::compilation(&blueprint.cut()),
+        inputs,
+        OutputsCompilationArg { dk: buffer(), dv: buffer() },
         (),
         blueprint.vector,
         *blueprint,

@@ -3,24 +3,36 @@
 //! Values pass through shared memory first, then keys, so that those are there to be summed, at least
 //! where they are staged whole.
 
-// `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::super::blueprint::Blueprint;
-use super::super::super::plan::{Launch, additional_or, buffer};
-use super::super::mask::{Mask, common, is_common, seen, write_windows};
+use super::super::super::plan::{Launch, additional_or};
+use super::super::grid;
+use super::super::mask::{Mask, Sight, common, is_common, seen, write_windows};
 use super::super::products::{
-    Memory, Source, accumulate, memory, scores, store_row, write_weights, zero_lines, zero_scores,
+    Memory, OwnRow, Summed, accumulate, memory, scores, store_row, write_weights, zero_lines,
+    zero_scores,
 };
+use super::super::source::{SourcePair, Work, row_pair, sources, work};
 use super::super::staging::{Stage, stage};
-use super::super::{grid, space};
-use super::{AllStrides, all_strides};
+use super::super::tensor::Tensors;
 use crate::Saved;
-use crate::tiles::{Position, Space};
+use crate::cube::{InputPair, Position, Space, buffer};
+
+/// What the kernel reads.
+#[derive(CubeType, CubeLaunch)]
+struct Inputs<'a, F: Float, N: Size> {
+    /// Queries and the output's gradient.
+    rows: InputPair<'a, F, N>,
+    columns: InputPair<'a, F, N>,
+    additional: InputPair<'a, F, N>,
+    statistics: &'a [f32],
+}
 
 /// What a unit keeps of its rows.
 #[derive(CubeType)]
@@ -33,43 +45,25 @@ struct State<N: Size> {
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn tiled_query_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    additional_key: &[Vector<F, N>],
-    additional_value: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
-    statistics: &[f32],
-    dq: &mut [Vector<F, N>],
     space: Space,
-    strides: AllStrides,
+    inputs: &Inputs<'_, F, N>,
+    dq: &mut [Vector<F, N>],
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    if CUBE_POS >= space.cubes {
-        terminate!();
-    }
-    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
-    if !tile.has_rows() {
-        terminate!();
-    }
-    let unit = UNIT_POS as usize;
-    let head_kv = tile.head / space.group_size;
+    let work = work(space, scale, blueprint);
     let rows_each = comptime!(blueprint.rows_each);
-    let (across, down) = comptime!((blueprint.across, blueprint.down));
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let mut memory = memory::<N>(blueprint);
-    let corner = Position { z: tile.z.row, y: tile.y.row, x: tile.x.row };
-    let queries = Source { walk: space.row_walk(&tile, &strides.query), corner };
-    let douts = Source { walk: space.row_walk(&tile, &strides.dout), corner };
+    let rows = row_pair::<F, N>(&inputs.rows, &work);
     if comptime!(blueprint.holds_rows) {
         let of_first = comptime!(Stage::rows(&blueprint, first));
         let of_second = comptime!(Stage::rows(&blueprint, second));
-        stage::<F, N>(query, &mut memory.first, &queries.walk, &corner, unit, of_first);
-        stage::<F, N>(dout, &mut memory.second, &douts.walk, &corner, unit, of_second);
+        stage::<F, N>(&rows.first, &mut memory.first, work.unit, of_first);
+        stage::<F, N>(&rows.second, &mut memory.second, work.unit, of_second);
     }
-    write_windows(&mut memory.windows, &space, &tile, unit, blueprint);
+    write_windows(&mut memory.windows, &work, blueprint);
     let mut state = State::<N> {
         sums: zero_lines(comptime!(rows_each * blueprint.lines_each(first))),
         lse: zero_scores(rows_each),
@@ -77,81 +71,46 @@ fn tiled_query_kernel<F: Float, N: Size>(
     };
     #[unroll]
     for i in 0..rows_each {
-        let row = unit / across + comptime!(i * down);
-        let at = space.nearest_row(&tile, row, comptime!(blueprint.cut()));
-        let place = space.row_place(&tile, &at);
-        state.lse[i] = statistics[2 * place];
-        state.delta[i] = statistics[2 * place + 1];
+        let row = work.row(i, blueprint);
+        let at = work.space.nearest_row(&work.tile, row, comptime!(blueprint.cut()));
+        let place = work.space.row_place(&work.tile, &at);
+        state.lse[i] = inputs.statistics[2 * place];
+        state.delta[i] = inputs.statistics[2 * place + 1];
     }
     sync_cube();
 
-    let common = common(&space, &tile, blueprint);
-    let key_walk = space.column_walk(&tile, &strides.key, head_kv);
-    let value_walk = space.column_walk(&tile, &strides.value, head_kv);
-    for z in 0..tile.z.count {
-        for y in 0..tile.y.count {
-            for x in 0..tile.x.count {
-                let corner = tile.corner(z, y, x, comptime!(blueprint.cut()));
+    let common = common(&work, blueprint);
+    let head = work.tile.head / work.space.group_size;
+    let feed = inputs.columns.columns(&work.space, &work.tile, head);
+    for z in 0..work.tile.z.count {
+        for y in 0..work.tile.y.count {
+            for x in 0..work.tile.x.count {
+                let corner = work.tile.corner(&Position { z, y, x }, comptime!(blueprint.cut()));
                 let is_all = is_common(&common, &corner, blueprint);
-                let keys = Source { walk: key_walk, corner };
-                let values = Source { walk: value_walk, corner };
-                step::<F, N>(
-                    query,
-                    &queries,
-                    dout,
-                    &douts,
-                    key,
-                    &keys,
-                    value,
-                    &values,
-                    &mut memory,
-                    &mut state,
-                    0usize,
-                    is_all,
-                    scale,
-                    unit,
-                    comptime!(Mask::Windows),
-                    blueprint,
-                );
+                let sight = Sight { corner, is_all, mask: comptime!(Mask::Windows) };
+                let columns = sources::<F, N>(&feed, corner);
+                step::<F, N>(&rows, &columns, &mut memory, &mut state, &sight, &work, blueprint);
             }
         }
     }
     if comptime!(blueprint.has_additional) {
         let columns = comptime!(blueprint.columns());
-        let key_walk = space.additional_walk(&tile, &strides.additional_key);
-        let value_walk = space.additional_walk(&tile, &strides.additional_value);
-        for number in 0..space.additional.div_ceil(columns) {
+        let feed = inputs.additional.additional(&work.space, &work.tile);
+        for number in 0..work.space.additional.div_ceil(columns) {
             let corner = Position { z: 0usize, y: 0usize, x: number * columns };
-            let is_all = corner.x + columns <= space.additional;
-            let keys = Source { walk: key_walk, corner };
-            let values = Source { walk: value_walk, corner };
-            step::<F, N>(
-                query,
-                &queries,
-                dout,
-                &douts,
-                additional_key,
-                &keys,
-                additional_value,
-                &values,
-                &mut memory,
-                &mut state,
-                space.additional,
-                is_all,
-                scale,
-                unit,
-                comptime!(Mask::Count),
-                blueprint,
-            );
+            let is_all = corner.x + columns <= work.space.additional;
+            let sight = Sight { corner, is_all, mask: comptime!(Mask::Count) };
+            let columns = sources::<F, N>(&feed, corner);
+            step::<F, N>(&rows, &columns, &mut memory, &mut state, &sight, &work, blueprint);
         }
     }
     #[unroll]
     for i in 0..rows_each {
-        let row = unit / across + comptime!(i * down);
-        let at = tile.position(row, comptime!(blueprint.cut()));
-        if tile.is_row(&at) {
-            let place = space.row_place(&tile, &at);
-            store_row::<F, N>(&state.sums, scale, dq, place, unit, i, first, blueprint);
+        let at = work.tile.position(work.row(i, blueprint), comptime!(blueprint.cut()));
+        if work.tile.is_row(&at) {
+            let place = work.space.row_place(&work.tile, &at);
+            let row = comptime!(OwnRow { i, operand: first, blueprint });
+            store_row::<F, N>(&state.sums, scale, dq, place, work.unit, row);
         }
     }
 }
@@ -159,70 +118,49 @@ fn tiled_query_kernel<F: Float, N: Size>(
 /// Adds `ds k` of one tile of keys. Shared memory is free for the next one in the end.
 #[cube]
 fn step<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    queries: &Source,
-    dout: &[Vector<F, N>],
-    douts: &Source,
-    key: &[Vector<F, N>],
-    keys: &Source,
-    value: &[Vector<F, N>],
-    values: &Source,
+    rows: &SourcePair<'_, F, N>,
+    columns: &SourcePair<'_, F, N>,
     memory: &mut Memory<N>,
     state: &mut State<N>,
-    count: usize,
-    is_all: bool,
-    scale: f32,
-    unit: usize,
-    #[comptime] mask: Mask,
+    sight: &Sight,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let (rows_each, columns_each) = comptime!((blueprint.rows_each, blueprint.columns_each));
-    let (across, down) = comptime!((blueprint.across, blueprint.down));
     let first = comptime!(blueprint.first());
-    let column_tile = comptime!(match mask {
-        Mask::Windows => blueprint.column_tile(),
-        Mask::Count => [1, 1, blueprint.columns()],
-    });
-    let mut gradients =
-        scores::<F, N>(dout, douts, value, values, memory, unit, true, column_tile, blueprint);
+    let unit = work.unit;
+    let tile = comptime!(sight.mask.column_tile(&blueprint));
+    let (own, others) = (&rows.second, &columns.second);
+    let mut gradients = scores::<F, N>(own, others, memory, unit, true, tile, blueprint);
     sync_cube();
-    let weights =
-        scores::<F, N>(query, queries, key, keys, memory, unit, false, column_tile, blueprint);
+    let (own, others) = (&rows.first, &columns.first);
+    let weights = scores::<F, N>(own, others, memory, unit, false, tile, blueprint);
     #[unroll]
     for i in 0..rows_each {
         #[unroll]
         for j in 0..columns_each {
             let at = comptime!(i * columns_each + j);
-            let weight = (weights[at] * scale - state.lse[i]).exp();
+            let weight = (weights[at] * work.scale - state.lse[i]).exp();
             gradients[at] = weight * (gradients[at] - state.delta[i]);
         }
     }
-    if !is_all {
+    if !sight.is_all {
         #[unroll]
         for i in 0..rows_each {
-            let row = unit / across + comptime!(i * down);
-            let sight = seen(&memory.windows, &keys.corner, count, row, unit, mask, blueprint);
+            let bits = seen(&memory.windows, sight, work.row(i, blueprint), work, blueprint);
             #[unroll]
             for j in 0..columns_each {
                 let at = comptime!(i * columns_each + j);
-                let is_seen = sight & comptime!(1u32 << j) != 0;
+                let is_seen = bits & comptime!(1u32 << j) != 0;
                 gradients[at] = select(is_seen, gradients[at], 0.0f32);
             }
         }
     }
     write_weights(&mut memory.weights, &gradients, unit, blueprint);
     sync_cube();
-    accumulate::<F, N>(
-        &mut state.sums,
-        key,
-        keys,
-        memory,
-        unit,
-        comptime!(first.pieces() == 1),
-        column_tile,
-        first,
-        blueprint,
-    );
+    let is_staged = comptime!(first.pieces() == 1);
+    let summed = comptime!(Summed { operand: first, column_tile: tile, is_staged });
+    accumulate::<F, N>(&mut state.sums, &columns.first, memory, unit, summed, blueprint);
     sync_cube();
 }
 
@@ -236,8 +174,10 @@ pub(in super::super::super) fn launch(
 ) {
     let problem = &launch.problem.normalized();
     let (cube_count, cube_dim) = grid(launch, problem, blueprint);
-    let [additional_key, additional_value] =
-        additional_or(&inputs.operands.query, inputs.operands.additional.as_ref());
+    let tensors = Tensors::new(problem);
+    let Saved { operands, gradients, .. } = inputs;
+    let more = additional_or(&operands.query, operands.additional.as_ref());
+    let vector = blueprint.vector;
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         tiled_query_kernel::launch_unchecked(
@@ -245,17 +185,15 @@ pub(in super::super::super) fn launch(
             cube_count,
             cube_dim,
             launch.address_type,
-            blueprint.vector,
-            buffer(&inputs.operands.query),
-            buffer(&inputs.operands.key),
-            buffer(&inputs.operands.value),
-            buffer(additional_key),
-            buffer(additional_value),
-            buffer(&inputs.gradients.out),
-            buffer(statistics),
+            vector,
+            Space::argument(problem, &blueprint.cut()),
+            InputsLaunch::new(
+                InputPair::argument(tensors.queries([&operands.query, &gradients.out]), vector),
+                InputPair::argument(tensors.keys([&operands.key, &operands.value]), vector),
+                InputPair::argument(tensors.additional(more), vector),
+                buffer(statistics),
+            ),
             buffer(dq),
-            space(problem, blueprint),
-            all_strides(problem, blueprint.vector),
             problem.scale as f32,
             *blueprint,
             launch.dtype,
@@ -272,21 +210,20 @@ pub(in super::super) fn definition(
     properties: std::sync::Arc<cubecl::ir::DeviceProperties>,
     target: std::sync::Arc<TargetProperties>,
 ) -> KernelDefinition {
-    let buffer = || BufferCompilationArg { inplace: None };
+    let (pair, buffer) = (InputPair::compilation, || BufferCompilationArg { inplace: None });
+    let inputs = InputsCompilationArg {
+        rows: pair(),
+        columns: pair(),
+        additional: pair(),
+        statistics: buffer(),
+    };
     let kernel = tiled_query_kernel::TiledQueryKernel::new(
         settings,
         properties,
         target,
+        Space::compilation(&blueprint.cut()),
+        inputs,
         buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        crate::tiles::space_compilation(&blueprint.cut()),
-        super::strides_compilation(),
         (),
         blueprint.vector,
         *blueprint,

@@ -1,84 +1,69 @@
 //! What a plane makes of one tile of columns.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
 use super::{Share, Sums, Tiles};
-use crate::tensor_core::blueprint::{Blueprint, PLANE, Pass};
+use crate::tensor_core::blueprint::{Blueprint, Pass};
 use crate::tensor_core::cooperative::{accumulate, score};
 use crate::tensor_core::power::power;
+use crate::tensor_core::work::Work;
+
+/// What is seen of a tile of columns.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Seen {
+    /// A bit for each of this unit's scores.
+    pub visible: u32,
+    /// Whether any of the plane's rows sees a column.
+    pub is_any: bool,
+}
 
 /// Takes the tile of columns that has been put into shared memory into the sums, if any of the plane's rows sees one of
-/// them. `visible` has a bit for each of this unit's scores.
+/// them.
 #[cube]
 pub(super) fn take<F: Float, N: Size>(
     tiles: &mut Tiles<F, N>,
     share: &Share,
     sums: &mut Sums,
-    visible: u32,
-    is_seen: bool,
-    factor: f32,
-    unit: usize,
+    seen: &Seen,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
-    let plane = unit / PLANE;
+    let plane = work.group;
     let mut weights = Array::<f32>::new(comptime!(blueprint.columns() / blueprint.stripes()));
     sync_cube();
-    if is_seen {
-        score::<F, N>(
-            &tiles.row_first,
-            &tiles.column_first,
-            &mut tiles.scores,
-            plane,
-            first,
-            blueprint,
-        );
+    if seen.is_any {
+        let (rows, columns) = (&tiles.row_first, &tiles.column_first);
+        score::<F, N>(rows, columns, &mut tiles.scores, plane, first, blueprint);
     }
     sync_cube();
-    if is_seen {
-        weigh::<F, N>(tiles, share, &mut weights, visible, factor, blueprint);
+    if seen.is_any {
+        weigh::<F, N>(tiles, share, &mut weights, seen.visible, work, blueprint);
     }
     sync_cube();
-    if is_seen {
+    if seen.is_any {
         if comptime!(blueprint.has_second) {
-            accumulate::<F, N>(
-                &tiles.weights,
-                &tiles.column_second,
-                &mut sums.second,
-                plane,
-                second,
-                blueprint,
-            );
+            let (from, columns) = (&tiles.weights, &tiles.column_second);
+            accumulate::<F, N>(from, columns, &mut sums.second, plane, second, blueprint);
         }
         if comptime!(blueprint.has_first) {
-            score::<F, N>(
-                &tiles.row_second,
-                &tiles.column_second,
-                &mut tiles.scores,
-                plane,
-                second,
-                blueprint,
-            );
+            let (rows, columns) = (&tiles.row_second, &tiles.column_second);
+            score::<F, N>(rows, columns, &mut tiles.scores, plane, second, blueprint);
         }
     }
     sync_cube();
     if comptime!(blueprint.has_first) {
-        if is_seen {
-            differentiate::<F, N>(tiles, share, &weights, visible, blueprint);
+        if seen.is_any {
+            differentiate::<F, N>(tiles, share, &weights, seen.visible, blueprint);
         }
         sync_cube();
-        if is_seen {
-            accumulate::<F, N>(
-                &tiles.weights,
-                &tiles.column_first,
-                &mut sums.first,
-                plane,
-                first,
-                blueprint,
-            );
+        if seen.is_any {
+            let (from, columns) = (&tiles.weights, &tiles.column_first);
+            accumulate::<F, N>(from, columns, &mut sums.first, plane, first, blueprint);
         }
         sync_cube();
     }
@@ -91,7 +76,7 @@ fn weigh<F: Float, N: Size>(
     share: &Share,
     weights: &mut Array<f32>,
     visible: u32,
-    factor: f32,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let stripes = comptime!(blueprint.stripes());
@@ -102,7 +87,7 @@ fn weigh<F: Float, N: Size>(
         if comptime!(blueprint.pass == Pass::Keys) {
             lse = tiles.statistics[column];
         }
-        let argument = fma(tiles.scores[share.place.scores + column], factor, -lse);
+        let argument = fma(tiles.scores[share.place.scores + column], work.factor, -lse);
         let weight = power(argument, comptime!(blueprint.exponential));
         let weight = select(visible & comptime!(1u32 << turn) != 0, weight, 0.0f32);
         weights[turn] = weight;

@@ -5,7 +5,7 @@
 //! time weights are final when they are computed, and sums stay in fragments from the first key to the last.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 mod output;
 mod softmax;
@@ -14,13 +14,14 @@ mod sweep;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::blueprint::{Blueprint, PLANE};
-use super::super::cooperative::{Place, no_sums, place};
-use super::super::geometry::{Position, Space};
+use super::super::blueprint::Blueprint;
+use super::super::cooperative::{Place, Sums, no_sums, place};
+use super::super::geometry::Space;
 use super::super::mask::{words, write_windows};
-use super::super::staging::{Stage, clear, fetch, put};
-use super::kernel::AllStrides;
+use super::super::staging::{Stage, bring, clear};
+use super::super::work::work;
 use super::repair::repair;
+use crate::cube::forward::{Inputs, Outputs};
 use output::store;
 use softmax::finish_statistics;
 use sweep::{sweep_additional, sweep_windows};
@@ -33,6 +34,8 @@ struct Share {
     maximum: f32,
     /// Of the exponentials relative to it.
     sum: f32,
+    /// Weighted values of the plane's rows.
+    sums: Sums,
 }
 
 /// A sweep over the keys.
@@ -56,124 +59,59 @@ struct Tiles<F: Float, N: Size> {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(in super::super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    additional_key: &[Vector<F, N>],
-    additional_value: &[Vector<F, N>],
-    out: &mut [Vector<F, NO>],
-    lse: &mut [f32],
+pub(super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     space: Space,
-    strides: AllStrides,
+    inputs: &Inputs<'_, F, N>,
+    outputs: &mut Outputs<F, NO>,
     factor: f32,
     scale: f32,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    if CUBE_POS >= space.cubes {
-        terminate!();
-    }
-    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
-    if !tile.has_rows() {
-        terminate!();
-    }
-    let unit = UNIT_POS as usize;
-    let lane = unit % PLANE;
-    let plane = unit / PLANE;
-    let first_row = plane * comptime!(blueprint.plane_rows());
-    let head_kv = tile.head / space.group_size;
-
-    let first = comptime!(blueprint.first());
-    let second = comptime!(blueprint.second());
+    let work = work(space, factor, scale, blueprint);
+    let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let (rows, columns) = comptime!((blueprint.rows(), blueprint.columns()));
-    let size = comptime!(if blueprint.has_keys { words(&blueprint) } else { 1 });
     let mut tiles = Tiles::<F, N> {
         query: Shared::new_aligned_slice(comptime!(rows * first.pitch), 32usize),
         key: Shared::new_aligned_slice(comptime!(columns * first.pitch), 32usize),
         value: Shared::new_aligned_slice(comptime!(columns * second.pitch), 32usize),
         scores: Shared::new_aligned_slice(comptime!(rows * blueprint.score_pitch()), 32usize),
         weights: Shared::new_aligned_slice(comptime!(rows * blueprint.weight_pitch()), 32usize),
-        windows: Shared::new_slice(size),
+        windows: Shared::new_slice(comptime!(words(&blueprint))),
     };
-    let query_stage =
-        comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.q_tile));
-    let key_stage = comptime!(Stage { tile: blueprint.kv_tile, ..query_stage });
-    clear::<F, N>(&mut tiles.query, unit, 1usize, query_stage);
-    clear::<F, N>(&mut tiles.key, unit, 1usize, key_stage);
-    let corner = Position { z: tile.z.row, y: tile.y.row, x: tile.x.row };
-    let walk = space.row_walk(&tile, &strides.query);
-    let fetched = fetch::<F, N>(query, &walk, &corner, unit, query_stage);
-    put::<F, N>(&fetched, &mut tiles.query, unit, query_stage);
+    let row_stage = comptime!(Stage::new(&blueprint, first, blueprint.head_dim, blueprint.q_tile));
+    let key_stage = comptime!(Stage { tile: blueprint.kv_tile, ..row_stage });
+    clear::<F, N>(&mut tiles.query, work.unit, 1usize, row_stage);
+    clear::<F, N>(&mut tiles.key, work.unit, 1usize, key_stage);
+    let feed = inputs.query.rows(&work.space, &work.tile);
+    bring::<F, N>(&feed, &mut tiles.query, &work.tile.row_corner(), work.unit, row_stage);
     if comptime!(blueprint.has_keys) {
-        write_windows(&mut tiles.windows, &space, &tile, unit, blueprint);
+        write_windows(&mut tiles.windows, &work, blueprint);
     }
     sync_cube();
 
-    let mut share =
-        Share { place: place(first_row, lane, blueprint), maximum: f32::min_value(), sum: 0.0f32 };
-    let mut sums = no_sums(comptime!(blueprint.dim_v()), blueprint);
+    let mut share = Share {
+        place: place(&work, blueprint),
+        maximum: f32::min_value(),
+        sum: 0.0f32,
+        sums: no_sums(comptime!(blueprint.dim_v()), blueprint),
+    };
     #[unroll]
     for number in 0..2usize {
         let sweep = comptime!(if number == 0 { Sweep::Statistics } else { Sweep::Output });
         if comptime!(blueprint.has_keys) {
-            let key_walk = space.column_walk(&tile, &strides.key, head_kv);
-            let value_walk = space.column_walk(&tile, &strides.value, head_kv);
-            sweep_windows::<F, N>(
-                key,
-                value,
-                &key_walk,
-                &value_walk,
-                &tile,
-                &mut tiles,
-                &mut share,
-                &mut sums,
-                factor,
-                unit,
-                sweep,
-                blueprint,
-            );
+            let head = work.tile.head / work.space.group_size;
+            let feed = inputs.columns.columns(&work.space, &work.tile, head);
+            sweep_windows::<F, N>(&feed, &mut tiles, &mut share, &work, sweep, blueprint);
         }
         if comptime!(blueprint.has_additional) {
-            let key_walk = space.additional_walk(&tile, &strides.additional_key);
-            let value_walk = space.additional_walk(&tile, &strides.additional_value);
-            sweep_additional::<F, N>(
-                additional_key,
-                additional_value,
-                &key_walk,
-                &value_walk,
-                space.additional,
-                &mut tiles,
-                &mut share,
-                &mut sums,
-                factor,
-                unit,
-                sweep,
-                blueprint,
-            );
+            let feed = inputs.additional.additional(&work.space, &work.tile);
+            sweep_additional::<F, N>(&feed, &mut tiles, &mut share, &work, sweep, blueprint);
         }
         if comptime!(sweep == Sweep::Statistics) {
-            finish_statistics(&mut tiles.scores, &mut share, factor, blueprint);
+            finish_statistics(&mut tiles.scores, &mut share, &work, blueprint);
         }
     }
-    let spoiled = store::<F, N, NO>(
-        &mut tiles, &sums, &share, out, lse, &space, &tile, scale, first_row, lane, blueprint,
-    );
-    repair::<F, N, NO>(
-        query,
-        key,
-        value,
-        additional_key,
-        additional_value,
-        out,
-        lse,
-        &space,
-        &strides,
-        &tile,
-        spoiled,
-        scale,
-        first_row,
-        lane,
-        blueprint,
-    );
+    let spoiled = store::<F, N, NO>(&mut tiles, &share, outputs, &work, blueprint);
+    repair::<F, N, NO>(inputs, outputs, &work, spoiled, blueprint);
 }

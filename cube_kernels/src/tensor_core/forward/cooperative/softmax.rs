@@ -1,19 +1,20 @@
 //! Weights of scores that lie in shared memory. A row's columns are shared by a few units.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
 use super::{Share, Tiles};
 use crate::tensor_core::blueprint::Blueprint;
+use crate::tensor_core::work::Work;
 
 /// Takes this unit's scores into the largest score and the sum of exponentials.
 #[cube]
 pub(super) fn take_statistics(
     scores: &[f32],
     share: &mut Share,
-    factor: f32,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let stripes = comptime!(blueprint.stripes());
@@ -23,11 +24,11 @@ pub(super) fn take_statistics(
     for turn in 0..turns {
         maximum = max(maximum, scores[first + turn * stripes]);
     }
-    let mut sum = share.sum * ((share.maximum - maximum) * factor).exp();
-    let offset = -maximum * factor;
+    let mut sum = share.sum * ((share.maximum - maximum) * work.factor).exp();
+    let offset = -maximum * work.factor;
     for turn in 0..turns {
         let score = scores[first + turn * stripes];
-        let weight = fma(score, factor, offset).exp();
+        let weight = fma(score, work.factor, offset).exp();
         sum += select(score == f32::min_value(), 0.0f32, weight);
     }
     share.maximum = maximum;
@@ -38,17 +39,17 @@ pub(super) fn take_statistics(
 #[cube]
 pub(super) fn weigh<F: Float, N: Size>(
     tiles: &mut Tiles<F, N>,
-    share: &mut Share,
-    factor: f32,
+    share: &Share,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let stripes = comptime!(blueprint.stripes());
-    let offset = -share.maximum * factor;
+    let offset = -share.maximum * work.factor;
     let inverse = 1.0 / share.sum;
     for turn in 0..comptime!(blueprint.columns() / stripes) {
         let column = share.place.stripe + turn * stripes;
         let score = tiles.scores[share.place.scores + column];
-        let weight = fma(score, factor, offset).exp() * inverse;
+        let weight = fma(score, work.factor, offset).exp() * inverse;
         let weight = select(score == f32::min_value(), 0.0f32, weight);
         tiles.weights[share.place.weights + column] = F::cast_from(weight);
     }
@@ -59,7 +60,7 @@ pub(super) fn weigh<F: Float, N: Size>(
 pub(super) fn finish_statistics(
     scores: &mut [f32],
     share: &mut Share,
-    factor: f32,
+    work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
     let stripes = comptime!(blueprint.stripes());
@@ -76,7 +77,7 @@ pub(super) fn finish_statistics(
     for stripe in 0..stripes {
         let part = scores[share.place.scores + comptime!(2 * stripe + 1)];
         let below = scores[share.place.scores + comptime!(2 * stripe)] - maximum;
-        sum += part * (below * factor).exp();
+        sum += part * (below * work.factor).exp();
     }
     share.maximum = maximum;
     share.sum = sum;

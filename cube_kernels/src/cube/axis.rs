@@ -1,0 +1,170 @@
+//! One axis: the tile of rows that a cube owns along it, and the columns that they see.
+
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+
+use super::cut::Cut;
+use super::walk::nearest;
+use crate::Axis;
+use crate::window::{group_length, shifted, visitor_end, visitor_start, window_end, window_start};
+
+/// One axis: lengths and parameters at run time, so that they do not cost a compilation.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct AxisSpace {
+    pub rows: usize,
+    pub columns: usize,
+    kernel_size: usize,
+    stride: usize,
+    pub dilation: usize,
+    /// By how many positions queries stand ahead of keys of the same number.
+    ahead: usize,
+    /// By how many they stand behind them; one of both is 0.
+    behind: usize,
+    /// Tiles of rows of a dilation group; the last may be missing in some groups.
+    pub tiles: usize,
+    #[cube(comptime)]
+    is_causal: bool,
+    /// Whether rows are keys.
+    #[cube(comptime)]
+    is_inverse: bool,
+}
+
+/// What a cube owns along one axis: some rows of one dilation group, and the columns that they see.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct AxisTile {
+    pub group: usize,
+    /// Position of the first row.
+    pub row: usize,
+    /// Rows of the group.
+    pub rows: usize,
+    /// Columns of the group.
+    pub columns: usize,
+    /// Position of the first column that any row sees.
+    pub column: usize,
+    /// Tiles of columns from there on.
+    pub count: usize,
+}
+
+/// Positions along one axis.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct Interval {
+    pub start: usize,
+    pub end: usize,
+}
+
+#[cube]
+impl Interval {
+    /// How many positions there are.
+    pub fn length(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+#[cube]
+impl AxisSpace {
+    /// The tile of rows number `index`, groups first, and its columns.
+    pub fn tile(
+        &self,
+        index: usize,
+        #[comptime] row_tile: usize,
+        #[comptime] column_tile: usize,
+    ) -> AxisTile {
+        let group = index / self.tiles;
+        let row = (index % self.tiles) * row_tile;
+        let rows = group_length(self.rows, self.dilation, group);
+        let columns = group_length(self.columns, self.dilation, group);
+        let mut tile = AxisTile { group, row, rows, columns, column: 0usize, count: 0usize };
+        if row < rows && columns > 0 {
+            // Starts and ends never decrease, so that the first and the last row bound all others.
+            let first = self.sees(&tile, row);
+            let last = self.sees(&tile, nearest(row + (row_tile - 1), rows - 1));
+            tile.column = first.start;
+            if last.end > first.start {
+                tile.count = (last.end - first.start).div_ceil(column_tile);
+            }
+        }
+        tile
+    }
+
+    /// The columns that every row of the tile sees; none where the end is not behind the start.
+    pub fn common(&self, tile: &AxisTile, #[comptime] row_tile: usize) -> Interval {
+        let last = nearest(tile.row + (row_tile - 1), tile.rows - 1);
+        Interval { start: self.sees(tile, last).start, end: self.sees(tile, tile.row).end }
+    }
+
+    /// The columns that the row at `position` sees. There may be none.
+    pub fn sees(&self, tile: &AxisTile, position: usize) -> Interval {
+        if comptime!(self.is_inverse) {
+            self.visitors(tile, position)
+        } else {
+            self.window(tile, position)
+        }
+    }
+
+    /// The keys that the query at `position` sees.
+    fn window(&self, tile: &AxisTile, position: usize) -> Interval {
+        let (kernel_size, stride) = (self.kernel_size, self.stride);
+        let is_causal = comptime!(self.is_causal);
+        let at = shifted(position, self.ahead, self.behind);
+        let next = shifted(position + 1, self.ahead, self.behind);
+        let start = window_start(at, tile.columns, kernel_size, stride, is_causal);
+        Interval { start, end: window_end(next, start, tile.columns, kernel_size, is_causal) }
+    }
+
+    /// The queries that see the key at `position`.
+    fn visitors(&self, tile: &AxisTile, position: usize) -> Interval {
+        let (kernel_size, stride) = (self.kernel_size, self.stride);
+        let is_causal = comptime!(self.is_causal);
+        let past = shifted(tile.columns, self.ahead, self.behind);
+        let start = visitor_start(position, past, kernel_size, stride, is_causal);
+        let end = visitor_end(position, past, tile.rows, kernel_size, stride, is_causal);
+        Interval {
+            start: nearest(shifted(start, self.behind, self.ahead), tile.columns),
+            end: nearest(shifted(end, self.behind, self.ahead), tile.columns),
+        }
+    }
+}
+
+impl AxisSpace {
+    /// Launch argument for axis number `index`.
+    pub fn argument(axis: &Axis, index: usize, cut: &Cut) -> AxisSpaceLaunch {
+        let [rows, columns] = cut.sides(axis);
+        let Axis { kernel_size, stride, dilation, is_causal, .. } = *axis;
+        let (ahead, behind) = axis.shift();
+        let tiles = cut.tiles(axis, index);
+        AxisSpaceLaunch::new(
+            rows,
+            columns,
+            kernel_size,
+            stride,
+            dilation,
+            ahead,
+            behind,
+            tiles,
+            is_causal,
+            cut.is_inverse,
+        )
+    }
+
+    /// What a kernel is compiled for in its place.
+    #[cfg(feature = "cuda")]
+    pub fn compilation(is_causal: bool, is_inverse: bool) -> AxisSpaceCompilationArg {
+        AxisSpaceCompilationArg {
+            rows: (),
+            columns: (),
+            kernel_size: (),
+            stride: (),
+            dilation: (),
+            ahead: (),
+            behind: (),
+            tiles: (),
+            is_causal,
+            is_inverse,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Tensors as kernels read them, and the launch arguments that they come from.
+
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::space::{CubeTile, Space};
+use super::walk::{Strides, Walk};
+
+/// A tensor that a kernel reads.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Input<'a, F: Float, N: Size> {
+    pub vectors: &'a [Vector<F, N>],
+    pub strides: Strides,
+}
+
+/// Two tensors of one kind of token. First vectors are queries and keys, second ones values and the output's
+/// gradient.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct InputPair<'a, F: Float, N: Size> {
+    pub first: Input<'a, F, N>,
+    pub second: Input<'a, F, N>,
+}
+
+/// The vectors that a cube reads of a tensor: those of one sample, one head and its dilation group.
+#[derive(CubeType)]
+pub(crate) struct Feed<'a, F: Float, N: Size> {
+    pub vectors: &'a [Vector<F, N>],
+    pub walk: Walk,
+}
+
+/// The same of two tensors.
+#[derive(CubeType)]
+pub(crate) struct FeedPair<'a, F: Float, N: Size> {
+    pub first: Feed<'a, F, N>,
+    pub second: Feed<'a, F, N>,
+}
+
+#[cube]
+impl<'a, F: Float, N: Size> Input<'a, F, N> {
+    /// Rows, by their positions.
+    pub fn rows(&self, space: &Space, tile: &CubeTile) -> Feed<'a, F, N> {
+        Feed::<'a, F, N> { vectors: self.vectors, walk: space.row_walk(tile, &self.strides) }
+    }
+
+    /// Columns of head `head`, by their positions.
+    pub fn columns(&self, space: &Space, tile: &CubeTile, head: usize) -> Feed<'a, F, N> {
+        Feed::<'a, F, N> {
+            vectors: self.vectors,
+            walk: space.column_walk(tile, &self.strides, head),
+        }
+    }
+
+    /// Additional tokens, by their numbers.
+    pub fn additional(&self, space: &Space, tile: &CubeTile) -> Feed<'a, F, N> {
+        Feed::<'a, F, N> { vectors: self.vectors, walk: space.additional_walk(tile, &self.strides) }
+    }
+}
+
+#[cube]
+impl<'a, F: Float, N: Size> InputPair<'a, F, N> {
+    /// Columns of head `head`, by their positions.
+    pub fn columns(&self, space: &Space, tile: &CubeTile, head: usize) -> FeedPair<'a, F, N> {
+        FeedPair::<'a, F, N> {
+            first: self.first.columns(space, tile, head),
+            second: self.second.columns(space, tile, head),
+        }
+    }
+
+    /// Additional tokens, by their numbers.
+    pub fn additional(&self, space: &Space, tile: &CubeTile) -> FeedPair<'a, F, N> {
+        FeedPair::<'a, F, N> {
+            first: self.first.additional(space, tile),
+            second: self.second.additional(space, tile),
+        }
+    }
+}
+
+/// A tensor as it is launched with: its memory, and the elements between neighbors (batch, z, y, x, heads).
+pub(crate) type Tensor<'a> = (&'a Handle, [usize; 5]);
+
+impl<F: Float, N: Size> Input<'static, F, N> {
+    /// Launch argument for a tensor that is read in vectors of `vector` elements.
+    pub fn argument((handle, strides): Tensor<'_>, vector: usize) -> InputLaunch<'static, F, N> {
+        InputLaunch::new(buffer(handle), Strides::argument(strides, vector))
+    }
+
+    /// What a kernel is compiled for in its place.
+    #[cfg(feature = "cuda")]
+    pub fn compilation() -> InputCompilationArg<'static, F, N> {
+        let vectors = BufferCompilationArg { inplace: None };
+        InputCompilationArg { vectors, strides: Strides::compilation() }
+    }
+}
+
+impl<F: Float, N: Size> InputPair<'static, F, N> {
+    /// Launch argument for two tensors.
+    pub fn argument(
+        [first, second]: [Tensor<'_>; 2],
+        vector: usize,
+    ) -> InputPairLaunch<'static, F, N> {
+        InputPairLaunch::new(Input::argument(first, vector), Input::argument(second, vector))
+    }
+
+    /// What a kernel is compiled for in its place.
+    #[cfg(feature = "cuda")]
+    pub fn compilation() -> InputPairCompilationArg<'static, F, N> {
+        InputPairCompilationArg { first: Input::compilation(), second: Input::compilation() }
+    }
+}
+
+/// A kernel argument. The kernels take every length from the problem, so that the one given here only has
+/// to be inside the buffer.
+pub(crate) fn buffer(handle: &Handle) -> BufferArg {
+    // SAFETY: a length of zero is inside any buffer.
+    unsafe { BufferArg::from_raw_parts(handle.clone(), 0) }
+}
+
+/// A grid of at least `cubes` cubes.
+pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
+    let (widest, _, _) = client.properties().hardware.max_cube_count;
+    let along_x = cubes.clamp(1, widest as usize);
+    CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1)
+}

@@ -1,0 +1,41 @@
+//! What the kernels of the forward pass read and write.
+
+// `CubeLaunch` adds items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+
+use super::feed::{Input, InputPair};
+
+/// What the kernels read: queries, and keys with their values.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Inputs<'a, F: Float, N: Size> {
+    pub query: Input<'a, F, N>,
+    pub columns: InputPair<'a, F, N>,
+    pub additional: InputPair<'a, F, N>,
+}
+
+/// What they write.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Outputs<F: Float, NO: Size> {
+    pub out: Box<[Vector<F, NO>]>,
+    pub lse: Box<[f32]>,
+}
+
+#[cfg(feature = "cuda")]
+impl<F: Float, N: Size> Inputs<'static, F, N> {
+    /// What a kernel is compiled for.
+    pub fn compilation() -> InputsCompilationArg<'static, F, N> {
+        let (query, pair) = (Input::compilation(), InputPair::compilation);
+        InputsCompilationArg { query, columns: pair(), additional: pair() }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<F: Float, NO: Size> Outputs<F, NO> {
+    /// What a kernel is compiled for.
+    pub fn compilation() -> OutputsCompilationArg<F, NO> {
+        let buffer = || BufferCompilationArg { inplace: None };
+        OutputsCompilationArg { out: buffer(), lse: buffer() }
+    }
+}

@@ -1,0 +1,23 @@
+//! What the CubeCL tiers that work on tiles share: which rows a cube owns, which columns it visits, and where their
+//! vectors lie in memory.
+//!
+//! Rows are queries and columns are keys, but in the pass that gives keys their gradients it is the other
+//! way round: a row then sees its visitors, an interval along every axis as well.
+//!
+//! Positions are members of a dilation group, as in [`window`](crate::window). A row of a tile has its
+//! coordinates in the bits of its number, for tiles are powers of two long.
+
+mod axis;
+mod cut;
+mod feed;
+pub(crate) mod forward;
+mod space;
+mod walk;
+mod windows;
+
+pub(crate) use axis::Interval;
+pub(crate) use cut::Cut;
+pub(crate) use feed::{Feed, FeedPair, Input, InputPair, Tensor, buffer, grid};
+pub(crate) use space::{CubeTile, Space};
+pub(crate) use walk::{Position, Walk};
+pub(crate) use windows::{is_inside, write_row_windows, write_window};

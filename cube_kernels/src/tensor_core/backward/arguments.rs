@@ -1,0 +1,44 @@
+//! What the kernels read and write.
+
+// `CubeLaunch` adds items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+
+use crate::cube::InputPair;
+
+/// What the kernels read. Vectors of the rows stay in shared memory, those of the columns pass through it.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Inputs<'a, F: Float, N: Size> {
+    pub rows: InputPair<'a, F, N>,
+    pub columns: InputPair<'a, F, N>,
+    pub additional: InputPair<'a, F, N>,
+    /// Of each query the scaled logsumexp and delta.
+    pub statistics: &'a [f32],
+}
+
+/// Gradients of the rows' first and second vectors.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Outputs<F: Float, NO: Size> {
+    pub first: Box<[Vector<F, NO>]>,
+    pub second: Box<[Vector<F, NO>]>,
+}
+
+#[cfg(feature = "cuda")]
+impl<F: Float, N: Size> Inputs<'static, F, N> {
+    /// What a kernel is compiled for.
+    pub fn compilation() -> InputsCompilationArg<'static, F, N> {
+        let pair = InputPair::compilation;
+        let statistics = BufferCompilationArg { inplace: None };
+        InputsCompilationArg { rows: pair(), columns: pair(), additional: pair(), statistics }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<F: Float, NO: Size> Outputs<F, NO> {
+    /// What a kernel is compiled for.
+    pub fn compilation() -> OutputsCompilationArg<F, NO> {
+        let buffer = || BufferCompilationArg { inplace: None };
+        OutputsCompilationArg { first: buffer(), second: buffer() }
+    }
+}
