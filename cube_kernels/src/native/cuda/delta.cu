@@ -1,8 +1,14 @@
 // What the backward kernels need of each query besides its vectors, four floats of it:
 //
-//   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero
-//   delta      rowsum(dout * out) - dlse, or 0 for such a query, whatever its gradients are
-//   0, 0       TMA begins its boxes at multiples of 16 bytes
+//   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero; NaN where it is `untrusted` or more
+//   delta      rowsum(dout * out) - dlse, or 0 for a query that sees nothing, whatever its gradients are
+//   logsumexp  the same, whatever it is: for rows that are computed again
+//   0          TMA begins its boxes at multiples of 16 bytes
+//
+// Scores beyond 2^24 may come through one-hot masks, see mask.cuh. A logsumexp of such scores is not handed on: the rows
+// that meet it become NaN and are computed again. Where a query's seen scores are below 2^23 and its logsumexp is
+// trusted, an unseen one that comes through as 2^24 or more weighs exp2(scale_log2 * 2^23), infinitely much for scales from
+// 1.1e-5 on, so that its row is computed again as well.
 //
 // `[batch, heads, queries, 4]`, the queries in the order of their dilation groups, `pitch` places to a group
 // along each axis, so that the queries of a tile are a box of it. Places without a query hold zeros. LANES
@@ -19,6 +25,7 @@ struct Params {
   int queries[3], dilation[3], pitch[3];
   int heads, blocks;                   // CTAs of a sample
   int launches;
+  float untrusted;
 };
 
 DEVICE void unpack_pair(u32 bits, float (&values)[2]) {
@@ -80,6 +87,8 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
     const i64 plane = extents[0] * extents[1] * extents[2];
     const i64 index = ((i64)batch * params.heads + head) * plane + (place[0] * extents[1] + place[1]) * extents[2] + place[2];
     const bool is_blind = lse == NEG_INF;
-    params.statistics[index] = make_float4(is_blind ? -NEG_INF : lse * 1.4426950408889634f, is_blind ? 0.f : sum - dlse, 0.f, 0.f);
+    const float base_2 = is_blind ? -NEG_INF : lse * 1.4426950408889634f;
+    const bool is_trusted = is_blind || fabsf(base_2) < params.untrusted;
+    params.statistics[index] = make_float4(is_trusted ? base_2 : __int_as_float(0x7fc00000), is_blind ? 0.f : sum - dlse, base_2, 0.f);
   }
 }

@@ -184,6 +184,9 @@ struct Workspace {
     taken: Handle,
 }
 
+/// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
+const UNTRUSTED_SCORE: f64 = (1 << 23) as f64;
+
 /// `Params` of the kernel that makes the statistics.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -196,9 +199,11 @@ struct DeltaParams {
     heads: i32,
     blocks: i32,
     launches: i32,
+    untrusted: f32,
+    padding: i32,
 }
 
-const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 4 * 12);
+const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 4 * 14);
 
 fn launch_delta(
     client: &Client,
@@ -228,6 +233,8 @@ fn launch_delta(
         heads: problem.heads as i32,
         blocks: blocks as i32,
         launches: launches as i32,
+        untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
+        padding: 0,
     };
     let Saved { outputs, gradients, .. } = inputs;
     let read = [&outputs.out, &gradients.out, &outputs.lse, &gradients.lse]
