@@ -174,32 +174,3 @@ fn statistics_are_four_floats_to_a_place() {
         }
     }
 }
-
-#[test]
-fn a_line_has_the_tokens_in_their_order() {
-    let contiguous = tensor([3, 5, 7], 2, 64);
-    let line = |tensor: &Strided, tokens| tensor.line(tokens).map(|line| line.strides);
-    let sample = 3 * 5 * 7 * 128;
-    assert_eq!(line(&contiguous, [3, 5, 7]), Some([sample, sample, sample, 128, 64]));
-
-    // One of three in a fused projection.
-    let with = |strides| Strided { strides, ..contiguous.clone() };
-    let [batch, z, y, x, head] = contiguous.strides;
-    let fused = with([3 * batch, 3 * z, 3 * y, 3 * x, head]);
-    assert_eq!(line(&fused, [3, 5, 7]).map(|strides| strides[3]), Some(3 * x));
-
-    // A gap between samples is none between tokens; one between lines or planes is.
-    assert!(line(&with([batch + 64, z, y, x, head]), [3, 5, 7]).is_some());
-    assert_eq!(line(&with([batch, z + 64, y, x, head]), [3, 5, 7]), None);
-    assert_eq!(line(&with([batch, 5 * (y + 64), y + 64, x, head]), [3, 5, 7]), None);
-    // Heads slower than tokens are no obstacle.
-    assert!(line(&with([2 * 105 * 64, 35 * 64, 7 * 64, 64, 105 * 64]), [3, 5, 7]).is_some());
-
-    // Strides of axes of one token do not matter.
-    let step = |strides, tokens| line(&with(strides), tokens).map(|strides| strides[3]);
-    assert_eq!(step([batch, 9, y, x, head], [1, 5, 7]), Some(x));
-    assert_eq!(step([batch, z, 9, 9, head], [3, 1, 1]), Some(z));
-    assert_eq!(step([batch, z, 9, x, head], [3, 1, 7]), None);
-    assert_eq!(step([batch, 7 * x, 9, x, head], [3, 1, 7]), Some(x));
-    assert!(step([batch, z, y, x, head], [1, 1, 1]).is_some_and(|step| step > 0));
-}
