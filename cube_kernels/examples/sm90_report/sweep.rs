@@ -104,7 +104,7 @@ fn sweep(schedules: &mut Schedules, all: bool) {
         })
         .collect();
     for problem in shifted() {
-        planned(&problem, Element::Bf16).into_iter().for_each(&mut add);
+        add(schedules, planned(&problem, Element::Bf16));
     }
     for (index, problem) in problems.iter().enumerate() {
         // Every other problem in the other type, or both.

@@ -9,11 +9,20 @@
 
 #[cfg(feature = "cuda")]
 pub mod compile;
+mod cut;
+mod element;
+#[cfg(feature = "cuda")]
+mod grid;
 #[cfg(feature = "cuda")]
 mod launch;
 pub mod sm90;
+mod statistics;
 #[cfg(test)]
 mod window_tests;
 
+pub use cut::Cut;
+pub(crate) use cut::MAX_STEP;
+pub use element::Element;
 #[cfg(feature = "cuda")]
 pub use launch::{DeviceInfo, device_info};
+pub(crate) use statistics::dense;

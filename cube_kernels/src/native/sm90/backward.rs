@@ -11,14 +11,14 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use super::forward::{ELEMENT, How, check_layouts, chosen, hopper, more_strides, words};
-use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
-use super::plan::dense;
 use super::program::Program;
-use super::statistics::{pitch, places, statistics_bytes};
 use super::{BackwardPlan, Element, Pass, Schedule, plan_backward};
 use crate::choices::Choices;
 use crate::native::compile::Cubin;
+use crate::native::dense;
+use crate::native::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use crate::native::statistics::{pitch, places, statistics_bytes};
 use crate::tiling::Tiling;
 use crate::view::{check_gradients, check_saved};
 use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Saved, Shape, Strided};
@@ -100,7 +100,7 @@ pub fn backward_with(
         assert!(is_own, "{schedule} is no backward schedule for {problem:?}");
         check_layouts(schedule, problem, operands)?;
         for (name, tensor) in [("out", &results.out), ("dout", &gradients.out)] {
-            check_layout(name, tensor, Shape::out(problem), problem, schedule)?;
+            check_layout(name, tensor, Shape::out(problem), problem, &schedule.cut())?;
         }
     }
     // Another problem on the same tensors: the additional tokens are its keys.
@@ -141,10 +141,10 @@ pub fn backward_with(
                kernels: &[(&Schedule, Arc<Cubin>)],
                inputs: &Saved<Strided>,
                outputs: &Operands<Handle>| {
-        let launches: Vec<(Grid, &Arc<Cubin>)> = kernels
+        let launches: Vec<(Grid, &Schedule, &Arc<Cubin>)> = kernels
             .iter()
             .flat_map(|(schedule, cubin)| {
-                grids(schedule, problem, &device).map(move |grid| (grid, cubin))
+                grids(schedule.cut(), problem, &device).map(move |grid| (grid, *schedule, cubin))
             })
             .collect();
         let workspace = Workspace {
@@ -152,10 +152,10 @@ pub fn backward_with(
             taken: client.empty(size_of::<i32>() * launches.len()),
         };
         launch_delta(client, &delta, problem, inputs, &workspace, launches.len());
-        for (number, (grid, cubin)) in launches.iter().enumerate() {
+        for (number, (grid, schedule, cubin)) in launches.iter().enumerate() {
             let kernel = grid.kernel(cubin, c"attention_backward");
-            let buffers = buffers(grid.schedule, inputs, outputs, &workspace, number);
-            launch(client, kernel, buffers, arguments(grid, inputs));
+            let buffers = buffers(schedule, inputs, outputs, &workspace, number);
+            launch(client, kernel, buffers, arguments(grid, schedule.has_additional, inputs));
         }
     };
     run(problem, &own, inputs, outputs);
@@ -302,7 +302,7 @@ struct Params {
 
 const _: () = assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 8));
 
-fn arguments(grid: &Grid, inputs: &Saved<Strided>) -> Vec<Argument> {
+fn arguments(grid: &Grid, has_additional: bool, inputs: &Saved<Strided>) -> Vec<Argument> {
     use Slot::*;
     let Operands { query, key, value, additional } = &inputs.operands;
     let dout = &inputs.gradients.out;
@@ -311,20 +311,20 @@ fn arguments(grid: &Grid, inputs: &Saved<Strided>) -> Vec<Argument> {
     let queries =
         [grid.query_map(Query as usize, query, dim), grid.query_map(Dout as usize, dout, dim_v)];
     let keys = [grid.key_map(Key as usize, key, dim), grid.key_map(Value as usize, value, dim_v)];
-    let mut maps = match grid.schedule.pass {
+    let mut maps = match grid.cut.pass {
         Pass::Forward | Pass::Queries => [queries, keys].concat(),
         Pass::Keys => [keys, queries].concat(),
     };
     match additional {
-        Some(KeyValue { key, value }) if grid.schedule.has_additional => maps.extend([
+        Some(KeyValue { key, value }) if has_additional => maps.extend([
             grid.map_more(MoreKey as usize, key, dim),
             grid.map_more(MoreValue as usize, value, dim_v),
         ]),
         _ => maps.extend(keys),
     }
-    maps.push(match grid.schedule.pass {
+    maps.push(match grid.cut.pass {
         Pass::Forward | Pass::Queries => queries[0],
-        Pass::Keys => statistics_map(Statistics as usize, grid.schedule, problem),
+        Pass::Keys => statistics_map(Statistics as usize, &grid.cut, problem),
     });
     let params = Params {
         pointers: [0; 10],
@@ -333,7 +333,7 @@ fn arguments(grid: &Grid, inputs: &Saved<Strided>) -> Vec<Argument> {
         space: grid.space(),
         heads: problem.heads as i32,
         group_size: problem.group_size() as i32,
-        additional: if grid.schedule.has_additional { problem.additional as i32 } else { 0 },
+        additional: if has_additional { problem.additional as i32 } else { 0 },
         scale: problem.scale as f32,
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
         shift: grid.shift(),

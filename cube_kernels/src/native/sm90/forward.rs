@@ -5,11 +5,11 @@ use std::sync::{LazyLock, Mutex};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::grid::{Grid, Space, check_layout, grids, parameters};
 use super::program::Program;
 use super::{Element, Schedule, plan, plan_tiled, unsupported};
 use crate::choices::{Choices, remembered};
 use crate::native::compile::has_compiler;
+use crate::native::grid::{Grid, Space, check_layout, grids, parameters};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, device_info, launch};
 use crate::tiling::Tiling;
 use crate::view::{check_operands, check_outputs};
@@ -115,7 +115,7 @@ pub fn forward_with(
     check_outputs(problem, outputs, ELEMENT)?;
     check_layouts(schedule, problem, inputs)?;
     let cubin = Program::Attention(*schedule).load(&device)?;
-    for grid in grids(schedule, problem, &device) {
+    for grid in grids(schedule.cut(), problem, &device) {
         let kernel = grid.kernel(&cubin, c"attention_forward");
         launch(client, kernel, buffers(inputs, outputs), arguments(&grid, inputs));
     }
@@ -132,7 +132,7 @@ pub(super) fn check_layouts(
     operands: &Operands<Strided>,
 ) -> Result<(), KernelError> {
     operands.iter().try_for_each(|(operand, tensor)| {
-        check_layout(operand.name(), tensor, operand.shape(problem), problem, schedule)
+        check_layout(operand.name(), tensor, operand.shape(problem), problem, &schedule.cut())
     })
 }
 

@@ -8,15 +8,13 @@
 mod backward;
 #[cfg(feature = "cuda")]
 mod forward;
-#[cfg(feature = "cuda")]
-mod grid;
 mod plan;
 #[cfg(feature = "cuda")]
 mod program;
 mod schedule;
 mod source;
-mod statistics;
 
+pub use crate::native::statistics::backward_workspace;
 #[cfg(feature = "cuda")]
 pub use backward::{backward, backward_with, warm_up_backward};
 #[cfg(feature = "cuda")]
@@ -27,4 +25,3 @@ pub use plan::{
 };
 pub use schedule::{Element, Gradients, Mask, Pass, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS, delta_source};
-pub use statistics::backward_workspace;

@@ -1,8 +1,9 @@
 //! From a problem to a schedule.
 
-use super::schedule::{MAX_STEP, TILE};
+use super::schedule::TILE;
 use super::{Element, Gradients, Mask, Pass, Schedule};
 use crate::cost::{Cost, DeviceModel};
+use crate::native::MAX_STEP;
 use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
@@ -10,7 +11,6 @@ mod backward;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use backward::dense;
 pub use backward::{BackwardPlan, backward_candidates, plan_backward};
 
 /// One-hot coordinates that a block may have over all axes.

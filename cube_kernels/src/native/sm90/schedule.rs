@@ -1,27 +1,10 @@
 use std::fmt;
 
 pub use crate::Pass;
+use crate::native::Cut;
+pub use crate::native::Element;
 use crate::tiling::Tiling;
-use crate::{Axis, MAX_RANK, Problem};
-
-/// An element type of the tensor cores that the kernels use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Element {
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Element {
-    /// The name that PTX has for it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-}
+use crate::{MAX_RANK, Problem};
 
 /// How keys outside a row's window are kept out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,8 +38,6 @@ impl Gradients {
 const AXES: [&str; MAX_RANK] = ["z", "y", "x"];
 /// Rows of a warpgroup's tile, and columns of a block.
 pub(super) const TILE: usize = 64;
-/// The largest element stride of TMA.
-pub(super) const MAX_STEP: usize = 8;
 /// Shared memory that a CTA can have.
 const SHARED_MEMORY: usize = 227 * 1024;
 /// Shared memory of a multiprocessor, of which every CTA takes [`RESERVED`] besides its own.
@@ -249,11 +230,18 @@ impl Schedule {
         Some(self)
     }
 
-    /// Whether the dilation of an axis is one of TMA's element strides, so that all its groups are
-    /// one launch. Otherwise every group is a launch of its own.
-    pub fn dilates_in_kernel(&self, axis: &Axis, index: usize) -> bool {
-        let extent = self.q_tile[index].max(self.kv_tile[index]);
-        axis.dilation <= MAX_STEP && extent * axis.dilation <= 256
+    /// What launches and tensor maps have to know of it.
+    pub fn cut(&self) -> Cut {
+        Cut {
+            pass: self.pass,
+            element: self.element,
+            q_tile: self.q_tile,
+            kv_tile: self.kv_tile,
+            cta_tile: self.cta_tile(),
+            ctas: self.ctas,
+            threads: self.threads(),
+            shared_memory: self.shared_memory(),
+        }
     }
 
     /// The macros that the source is specialised by.

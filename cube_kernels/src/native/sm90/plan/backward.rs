@@ -1,9 +1,10 @@
 //! From a problem to the schedules of its backward pass.
 
 use super::{Shape, candidates_of, fastest};
+use crate::Problem;
+use crate::native::dense;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
-use crate::{Axis, Problem};
 
 #[cfg(test)]
 mod tests;
@@ -72,16 +73,6 @@ pub fn plan_backward(
         queries: of(problem, Pass::Queries)?,
         keys: of(problem, Pass::Keys)?,
         additional,
-    })
-}
-
-/// Attention of all queries to the additional tokens, as one axis; `None` if there are no such tokens.
-pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
-    let line = Axis::dense(problem.queries(), problem.additional, false);
-    (problem.additional > 0).then_some(Problem {
-        additional: 0,
-        axes: [Axis::UNIT, Axis::UNIT, line],
-        ..*problem
     })
 }
 

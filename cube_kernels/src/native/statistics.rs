@@ -1,25 +1,34 @@
 //! What the backward kernels keep of each query besides its vectors, which is nearly all the memory they take.
 
-use super::plan::dense;
 use crate::{Axis, MAX_RANK, Problem};
 
 /// Floats that the statistics have for a query.
-pub(super) const STATISTICS: usize = 4;
+pub(crate) const STATISTICS: usize = 4;
 
 /// Places that a dilation group's queries have in the statistics along an axis.
-pub(super) fn pitch(axis: &Axis) -> usize {
+pub(crate) fn pitch(axis: &Axis) -> usize {
     axis.queries.div_ceil(axis.dilation)
 }
 
 /// Places in the statistics along each axis.
-pub(super) fn places(problem: &Problem) -> [usize; MAX_RANK] {
+pub(crate) fn places(problem: &Problem) -> [usize; MAX_RANK] {
     problem.axes.map(|axis| axis.dilation * pitch(&axis))
 }
 
 /// Bytes of the statistics of a problem's own tokens.
-pub(super) fn statistics_bytes(problem: &Problem) -> usize {
+pub(crate) fn statistics_bytes(problem: &Problem) -> usize {
     let queries: usize = places(problem).iter().product();
     STATISTICS * size_of::<f32>() * problem.batch * problem.heads * queries
+}
+
+/// Attention of all queries to the additional tokens, as one axis; `None` if there are no such tokens.
+pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
+    let line = Axis::dense(problem.queries(), problem.additional, false);
+    (problem.additional > 0).then_some(Problem {
+        additional: 0,
+        axes: [Axis::UNIT, Axis::UNIT, line],
+        ..*problem
+    })
 }
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query

@@ -4,22 +4,24 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use super::schedule::TILE;
+use super::compile::Cubin;
+use super::launch::{Argument, DeviceInfo, Kernel, MapElement, TensorMap};
 use super::statistics::{STATISTICS, pitch, places};
-use super::{Element, Pass, Schedule};
-use crate::native::compile::Cubin;
-use crate::native::launch::{Argument, DeviceInfo, Kernel, MapElement, TensorMap};
-use crate::{Axis, KernelError, MAX_RANK, Problem, Shape, Strided, window};
+use super::{Cut, Element};
+use crate::{Axis, KernelError, MAX_RANK, Pass, Problem, Shape, Strided, window};
 
 #[cfg(test)]
 mod tests;
 
+/// Elements of a vector in a box: the width of the swizzle.
+const CHUNK: usize = 64;
+
 /// The dilation groups, along each axis, that a launch covers: all of those that TMA can step over,
 /// one of the others.
-pub(super) fn launches(schedule: &Schedule, problem: &Problem) -> Vec<[usize; MAX_RANK]> {
+pub(crate) fn launches(cut: &Cut, problem: &Problem) -> Vec<[usize; MAX_RANK]> {
     let mut launches = vec![[0; MAX_RANK]];
     for (index, axis) in problem.axes.iter().enumerate() {
-        if schedule.dilates_in_kernel(axis, index) {
+        if cut.dilates_in_kernel(axis, index) {
             continue;
         }
         launches = (0..axis.dilation)
@@ -36,14 +38,14 @@ pub(super) fn launches(schedule: &Schedule, problem: &Problem) -> Vec<[usize; MA
 }
 
 /// The launches of a schedule on a device.
-pub(super) fn grids<'a>(
-    schedule: &'a Schedule,
+pub(crate) fn grids<'a>(
+    cut: Cut,
     problem: &'a Problem,
     device: &DeviceInfo,
 ) -> impl Iterator<Item = Grid<'a>> {
     let multiprocessors = device.multiprocessors as usize;
-    launches(schedule, problem).into_iter().map(move |residues| Grid {
-        schedule,
+    launches(&cut, problem).into_iter().map(move |residues| Grid {
+        cut,
         problem,
         multiprocessors,
         residues,
@@ -51,11 +53,11 @@ pub(super) fn grids<'a>(
 }
 
 /// A launch of a schedule: the dilation groups it covers on a device.
-pub(super) struct Grid<'a> {
-    pub(super) schedule: &'a Schedule,
-    pub(super) problem: &'a Problem,
-    pub(super) multiprocessors: usize,
-    pub(super) residues: [usize; MAX_RANK],
+pub(crate) struct Grid<'a> {
+    pub(crate) cut: Cut,
+    pub(crate) problem: &'a Problem,
+    pub(crate) multiprocessors: usize,
+    pub(crate) residues: [usize; MAX_RANK],
 }
 
 /// The kernels' `AxisParams`.
@@ -77,7 +79,7 @@ struct AxisParams {
 /// The kernels' `Space`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Space {
+pub(crate) struct Space {
     axes: [AxisParams; MAX_RANK],
     heads: i32,
     chunk: i32,
@@ -87,7 +89,7 @@ pub(super) struct Space {
 
 impl Grid<'_> {
     fn in_kernel(&self, index: usize) -> bool {
-        self.schedule.dilates_in_kernel(&self.problem.axes[index], index)
+        self.cut.dilates_in_kernel(&self.problem.axes[index], index)
     }
 
     /// Dilation groups that this launch covers along an axis.
@@ -98,17 +100,17 @@ impl Grid<'_> {
     /// Tiles of a CTA in the longest group.
     fn tiles_of(&self, index: usize) -> usize {
         let axis = &self.problem.axes[index];
-        let length = match self.schedule.pass {
+        let length = match self.cut.pass {
             Pass::Forward | Pass::Queries => axis.queries,
             Pass::Keys => axis.keys,
         };
         let rows = window::group_length(length, axis.dilation, self.residues[index]);
-        rows.div_ceil(self.schedule.cta_tile()[index])
+        rows.div_ceil(self.cut.cta_tile[index])
     }
 
     /// Heads of the rows.
     fn heads(&self) -> usize {
-        match self.schedule.pass {
+        match self.cut.pass {
             Pass::Forward | Pass::Queries => self.problem.heads,
             Pass::Keys => self.problem.heads_kv,
         }
@@ -120,19 +122,19 @@ impl Grid<'_> {
     }
 
     /// The kernel of a program, to be launched on this grid.
-    pub(super) fn kernel(&self, cubin: &Arc<Cubin>, entry: &'static CStr) -> Kernel {
+    pub(crate) fn kernel(&self, cubin: &Arc<Cubin>, entry: &'static CStr) -> Kernel {
         Kernel {
             cubin: cubin.clone(),
             entry,
             grid: self.ctas(),
-            block: self.schedule.threads() as u32,
-            shared_memory: self.schedule.shared_memory() as u32,
+            block: self.cut.threads as u32,
+            shared_memory: self.cut.shared_memory as u32,
         }
     }
 
     /// Number of CTAs.
-    pub(super) fn ctas(&self) -> u32 {
-        self.tiles().min(self.multiprocessors * self.schedule.ctas).max(1) as u32
+    pub(crate) fn ctas(&self) -> u32 {
+        self.tiles().min(self.multiprocessors * self.cut.ctas).max(1) as u32
     }
 
     /// (sample, head) pairs that advance together through space. One group of heads, whose columns are
@@ -140,7 +142,7 @@ impl Grid<'_> {
     /// as along a causal axis, enough pairs to fill several rounds of CTAs with tiles that fall in
     /// length: then all CTAs get a like share.
     fn chunk(&self) -> usize {
-        let group = match self.schedule.pass {
+        let group = match self.cut.pass {
             Pass::Forward | Pass::Queries => self.problem.group_size(),
             Pass::Keys => 1,
         };
@@ -156,15 +158,15 @@ impl Grid<'_> {
     }
 
     /// The map of the query or of a tensor of its shape, in boxes of the query tile.
-    pub(super) fn query_map(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
+    pub(crate) fn query_map(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
         let queries = self.problem.axes.map(|axis| axis.queries);
-        self.map(buffer, tensor, queries, self.schedule.q_tile, self.problem.heads, dim)
+        self.map(buffer, tensor, queries, self.cut.q_tile, self.problem.heads, dim)
     }
 
     /// The map of the key or the value, in boxes of the key tile.
-    pub(super) fn key_map(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
+    pub(crate) fn key_map(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
         let keys = self.problem.axes.map(|axis| axis.keys);
-        self.map(buffer, tensor, keys, self.schedule.kv_tile, self.problem.heads_kv, dim)
+        self.map(buffer, tensor, keys, self.cut.kv_tile, self.problem.heads_kv, dim)
     }
 
     /// The dimensions of a map: vector, x, y, z together with the sample, head.
@@ -206,15 +208,16 @@ impl Grid<'_> {
     }
 
     /// The map of additional keys or values.
-    pub(super) fn map_more(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
+    pub(crate) fn map_more(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
         let [batch, _, _, token, head] = tensor.strides;
         let sizes = [self.problem.batch, 1, self.problem.additional];
-        let space = (sizes, [batch, token, token], [1, 1, TILE], [1; MAX_RANK]);
+        let block = self.cut.kv_tile.iter().product();
+        let space = (sizes, [batch, token, token], [1, 1, block], [1; MAX_RANK]);
         tensor_map(buffer, self.element(), 0, space, (self.problem.heads_kv, head, dim))
     }
 
     fn element(&self) -> MapElement {
-        match self.schedule.element {
+        match self.cut.element {
             Element::F16 => MapElement::F16,
             Element::Bf16 => MapElement::Bf16,
         }
@@ -222,14 +225,14 @@ impl Grid<'_> {
 
     /// By how many positions queries stand ahead of keys of the same number, along each axis. Beyond both lengths
     /// it makes no difference.
-    pub(super) fn shift(&self) -> [i32; MAX_RANK] {
+    pub(crate) fn shift(&self) -> [i32; MAX_RANK] {
         self.problem.axes.map(|axis| {
             let shift = axis.origin / axis.dilation as isize;
             shift.clamp(-(axis.queries as isize), axis.keys as isize) as i32
         })
     }
 
-    pub(super) fn space(&self) -> Space {
+    pub(crate) fn space(&self) -> Space {
         let axes = std::array::from_fn(|index| {
             let axis = &self.problem.axes[index];
             AxisParams {
@@ -263,9 +266,9 @@ impl Grid<'_> {
 }
 
 /// The map of the statistics, in boxes of the query tile.
-pub(super) fn statistics_map(buffer: usize, schedule: &Schedule, problem: &Problem) -> TensorMap {
+pub(crate) fn statistics_map(buffer: usize, cut: &Cut, problem: &Problem) -> TensorMap {
     let [z, y, x] = places(problem);
-    let [tile_z, tile_y, tile_x] = schedule.q_tile;
+    let [tile_z, tile_y, tile_x] = cut.q_tile;
     let place = STATISTICS * size_of::<f32>();
     TensorMap {
         buffer,
@@ -283,7 +286,7 @@ pub(super) fn statistics_map(buffer: usize, schedule: &Schedule, problem: &Probl
 /// # Safety
 ///
 /// `T` must have no padding.
-pub(super) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argument {
+pub(crate) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argument {
     const { assert!(size_of::<T>().is_multiple_of(8)) };
     let mut words = vec![0u64; size_of::<T>() / 8];
     // SAFETY: as many bytes as the value has, all of them initialised, and any bits are a `u64`.
@@ -323,19 +326,19 @@ fn tensor_map(
             bytes(strides[0], sizes[0]),
             bytes(head_stride, heads),
         ],
-        tile: [TILE as u32, extent(2), extent(1), extent(0), 1],
+        tile: [CHUNK as u32, extent(2), extent(1), extent(0), 1],
         steps: [1, steps[2] as u32, steps[1] as u32, steps[0] as u32, 1],
     }
 }
 
 /// TMA takes strides in multiples of 16 bytes. In three dimensions, samples and the slowest axis
 /// are one dimension of the map, so that a sample must follow the other without a gap.
-pub(super) fn check_layout(
+pub(crate) fn check_layout(
     name: &'static str,
     tensor: &Strided,
     shape: Shape,
     problem: &Problem,
-    schedule: &Schedule,
+    cut: &Cut,
 ) -> Result<(), KernelError> {
     let ([batch, z, ..], tokens) = (tensor.strides, shape.tokens);
     let aligned =
@@ -346,7 +349,7 @@ pub(super) fn check_layout(
     // A sample of a group that is launched alone does not begin at a multiple of the group's stride.
     let whole = problem.batch == 1
         || tokens[0] == 1
-        || schedule.dilates_in_kernel(&problem.axes[0], 0)
+        || cut.dilates_in_kernel(&problem.axes[0], 0)
         || tokens[0].is_multiple_of(problem.axes[0].dilation);
     let offset = tensor.handle.offset_start.unwrap_or(0);
     let reason = if !aligned || !offset.is_multiple_of(16) {

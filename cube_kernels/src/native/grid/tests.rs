@@ -34,16 +34,20 @@ fn dilations_up_to_8_are_one_launch() {
         for schedule in candidates(&problem, Element::F16) {
             // A line of 64 tokens, four or eight apart, is 256 or more.
             let in_kernel = dilation <= 4;
-            assert_eq!(schedule.dilates_in_kernel(&problem.axes[2], 2), in_kernel, "{schedule}");
+            assert_eq!(
+                schedule.cut().dilates_in_kernel(&problem.axes[2], 2),
+                in_kernel,
+                "{schedule}"
+            );
             let count = if in_kernel { 1 } else { dilation };
-            assert_eq!(launches(&schedule, &problem).len(), count, "{schedule}");
+            assert_eq!(launches(&schedule.cut(), &problem).len(), count, "{schedule}");
         }
     }
     let plane = |dilation| problem([Axis::UNIT, dilated(100, dilation), dilated(100, 2)]);
     for (dilation, count) in [(7, 1), (8, 1), (9, 9)] {
         let problem = plane(dilation);
         for schedule in candidates(&problem, Element::F16) {
-            assert_eq!(launches(&schedule, &problem).len(), count, "{schedule}");
+            assert_eq!(launches(&schedule.cut(), &problem).len(), count, "{schedule}");
         }
     }
 }
@@ -53,7 +57,7 @@ fn dilations_up_to_8_are_one_launch() {
 fn launches_cover_every_group_once() {
     let problem = problem([dilated(40, 10), dilated(36, 9), dilated(30, 2)]);
     for schedule in candidates(&problem, Element::Bf16) {
-        let launches = launches(&schedule, &problem);
+        let launches = launches(&schedule.cut(), &problem);
         assert_eq!(launches.len(), 90, "{schedule}");
         let distinct: HashSet<_> = launches.iter().collect();
         assert_eq!(distinct.len(), 90, "{schedule}");
@@ -113,8 +117,8 @@ fn check_map(map: &TensorMap, what: &str) {
     assert_eq!(map.offset % 16, 0, "{what}: {map:?}");
     // Elements of a box: those that it steps on.
     let extents = map.tile.iter().zip(map.steps).map(|(extent, step)| extent.div_ceil(step));
-    let row = if is_swizzled { TILE as u32 } else { STATISTICS as u32 };
-    assert_eq!(extents.product::<u32>(), TILE as u32 * row, "{what}: {map:?}");
+    let row = if is_swizzled { CHUNK as u32 } else { STATISTICS as u32 };
+    assert_eq!(extents.product::<u32>(), 64 * row, "{what}: {map:?}");
 }
 
 #[test]
@@ -124,14 +128,14 @@ fn boxes_are_ones_that_tma_loads() {
         let keys = tensor(problem.axes.map(|axis| axis.keys), problem.heads_kv, 64);
         for schedule in schedules(&problem) {
             let what = format!("{schedule}: {problem:?}");
-            for residues in launches(&schedule, &problem) {
+            for residues in launches(&schedule.cut(), &problem) {
                 let grid =
-                    Grid { schedule: &schedule, problem: &problem, multiprocessors: 132, residues };
+                    Grid { cut: schedule.cut(), problem: &problem, multiprocessors: 132, residues };
                 check_map(&grid.query_map(0, &queries, 64), &what);
                 check_map(&grid.key_map(0, &keys, 64), &what);
             }
             if schedule.pass == Pass::Keys {
-                check_map(&statistics_map(0, &schedule, &problem), &what);
+                check_map(&statistics_map(0, &schedule.cut(), &problem), &what);
             }
         }
     }
@@ -165,7 +169,7 @@ fn statistics_are_four_floats_to_a_place() {
         let [z, y, x] = places(&problem).map(|places| places as u64);
         let gradients = Gradients { start: 0, width: 64, value: true };
         for schedule in backward_candidates(&problem, Element::F16, Pass::Keys, gradients) {
-            let map = statistics_map(6, &schedule, &problem);
+            let map = statistics_map(6, &schedule.cut(), &problem);
             let heads = (problem.batch * problem.heads) as u64;
             assert_eq!(map.sizes, [4, x, y, z, heads]);
             assert_eq!(map.strides, [16, 16 * x, 16 * x * y, 16 * x * y * z]);
