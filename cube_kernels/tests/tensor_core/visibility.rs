@@ -4,8 +4,9 @@ use burn_natten_kernels::{Axis, Problem};
 
 use crate::attend;
 use crate::backward::run::{check_all, plans};
-use crate::problems::{axis, problem};
+use crate::problems::problem;
 use crate::run::{device, for_each_case};
+use crate::support::axis;
 use crate::ways::Element;
 
 fn problems() -> Vec<Problem> {
