@@ -1,16 +1,208 @@
-//! Brute force in `f64`, from nothing but [`Axis::window`](burn_natten_kernels::Axis::window).
+//! Attention in `f64`, written from its definition: one loop over the keys of each row. What a row
+//! sees is the caller's to say.
 
 use burn_natten_kernels::Problem;
+use rayon::prelude::*;
 
-use super::{Data, Results};
+use crate::{Data, Results};
 
-/// Where a key of a query is.
-enum Source {
-    Spatial,
-    Additional,
+/// Sizes, and which keys a query sees.
+pub struct Attention {
+    pub batch: usize,
+    pub keys: usize,
+    pub heads: usize,
+    pub heads_kv: usize,
+    pub dim: usize,
+    pub dim_v: usize,
+    pub additional: usize,
+    pub scale: f64,
+    /// For every query, the keys it sees. It sees all additional ones besides.
+    pub visible: Vec<Vec<usize>>,
+    /// What rounds the operands of matrix products: vectors, weights and gradients of scores.
+    pub operand: fn(f64) -> f64,
 }
 
-/// The spatial keys that a query sees.
+/// What both passes read.
+#[derive(Clone, Copy)]
+pub struct Tensors<'a> {
+    pub query: &'a [f64],
+    pub key: &'a [f64],
+    pub value: &'a [f64],
+    pub additional_key: &'a [f64],
+    pub additional_value: &'a [f64],
+    pub dout: &'a [f64],
+    pub dlse: &'a [f64],
+}
+
+/// Gradients of the inputs.
+pub struct Gradients {
+    pub query: Vec<f64>,
+    pub key: Vec<f64>,
+    pub value: Vec<f64>,
+    pub additional_key: Vec<f64>,
+    pub additional_value: Vec<f64>,
+}
+
+impl Gradients {
+    fn zeros(tensors: Tensors<'_>) -> Self {
+        let zeros = |like: &[f64]| vec![0.0; like.len()];
+        Self {
+            query: zeros(tensors.query),
+            key: zeros(tensors.key),
+            value: zeros(tensors.value),
+            additional_key: zeros(tensors.additional_key),
+            additional_value: zeros(tensors.additional_value),
+        }
+    }
+
+    fn all(&mut self) -> [&mut Vec<f64>; 5] {
+        let Self { query, key, value, additional_key, additional_value } = self;
+        [query, key, value, additional_key, additional_value]
+    }
+}
+
+/// A key that a row sees: its vector's number among the keys, or among the additional ones.
+#[derive(Clone, Copy)]
+enum Seen {
+    Spatial(usize),
+    Additional(usize),
+}
+
+/// The keys that a row sees, with their scores, and the logsumexp of these.
+struct Row {
+    scores: Vec<(Seen, f64)>,
+    lse: f64,
+}
+
+/// Tensors as products have them.
+struct Rounded {
+    query: Vec<f64>,
+    keys: [Vec<f64>; 2],
+    values: [Vec<f64>; 2],
+    dout: Vec<f64>,
+}
+
+impl Rounded {
+    fn key(&self, seen: Seen, dim: usize) -> &[f64] {
+        Self::vector(&self.keys, seen, dim)
+    }
+
+    fn value(&self, seen: Seen, dim: usize) -> &[f64] {
+        Self::vector(&self.values, seen, dim)
+    }
+
+    fn vector([spatial, additional]: &[Vec<f64>; 2], seen: Seen, dim: usize) -> &[f64] {
+        match seen {
+            Seen::Spatial(at) => vector(spatial, at, dim),
+            Seen::Additional(at) => vector(additional, at, dim),
+        }
+    }
+}
+
+impl Attention {
+    fn rows(&self) -> usize {
+        self.batch * self.visible.len() * self.heads
+    }
+
+    /// `(out, lse)`
+    pub fn forward(&self, tensors: Tensors<'_>) -> (Vec<f64>, Vec<f64>) {
+        let rounded = self.rounded(tensors);
+        let rows = (0..self.rows()).into_par_iter().map(|number| {
+            let row = self.row(number, &rounded);
+            let mut out = vec![0.0; self.dim_v];
+            for (seen, score) in row.scores {
+                let weight = (self.operand)((score - row.lse).exp());
+                add(&mut out, weight, rounded.value(seen, self.dim_v));
+            }
+            (out, row.lse)
+        });
+        let (out, lse): (Vec<_>, Vec<_>) = rows.collect::<Vec<_>>().into_iter().unzip();
+        (out.concat(), lse)
+    }
+
+    /// Gradients for the cotangents. `out` is what the forward pass returned, which an implementation
+    /// may have rounded.
+    pub fn backward(&self, tensors: Tensors<'_>, out: &[f64]) -> Gradients {
+        let rounded = self.rounded(tensors);
+        let rows: Vec<usize> = (0..self.rows()).collect();
+        let parts = rows.par_chunks(rows.len().div_ceil(4).max(1)).map(|rows| {
+            let mut part = Gradients::zeros(tensors);
+            for &row in rows {
+                let exact = vector(tensors.dout, row, self.dim_v);
+                let delta = dot(vector(out, row, self.dim_v), exact) - tensors.dlse[row];
+                self.add_gradients(row, &rounded, delta, &mut part);
+            }
+            part
+        });
+        let mut sum = Gradients::zeros(tensors);
+        for mut part in parts.collect::<Vec<_>>() {
+            for (sum, part) in sum.all().into_iter().zip(part.all()) {
+                add(sum, 1.0, part);
+            }
+        }
+        sum
+    }
+
+    fn add_gradients(&self, number: usize, rounded: &Rounded, delta: f64, sum: &mut Gradients) {
+        let (dim, dim_v, operand) = (self.dim, self.dim_v, self.operand);
+        let row = self.row(number, rounded);
+        let query = vector(&rounded.query, number, dim);
+        let dout = vector(&rounded.dout, number, dim_v);
+        for (seen, score) in row.scores {
+            let p = (score - row.lse).exp();
+            let dp = dot(dout, rounded.value(seen, dim_v));
+            let ds = self.scale * operand(p * (dp - delta));
+            let (dk, dv, at) = match seen {
+                Seen::Spatial(at) => (&mut sum.key, &mut sum.value, at),
+                Seen::Additional(at) => (&mut sum.additional_key, &mut sum.additional_value, at),
+            };
+            add(&mut sum.query[number * dim..][..dim], ds, rounded.key(seen, dim));
+            add(&mut dk[at * dim..][..dim], ds, query);
+            add(&mut dv[at * dim_v..][..dim_v], operand(p), dout);
+        }
+    }
+
+    fn row(&self, number: usize, rounded: &Rounded) -> Row {
+        let (token, head) = (number / self.heads, number % self.heads);
+        let (batch, query) = (token / self.visible.len(), token % self.visible.len());
+        let head_kv = head / (self.heads / self.heads_kv);
+        let at = |tokens: usize, token: usize| (batch * tokens + token) * self.heads_kv + head_kv;
+        let spatial = self.visible[query].iter().map(|key| Seen::Spatial(at(self.keys, *key)));
+        let more = (0..self.additional).map(|key| Seen::Additional(at(self.additional, key)));
+        let query = vector(&rounded.query, number, self.dim);
+        let score = |seen| (seen, self.scale * dot(query, rounded.key(seen, self.dim)));
+        let scores: Vec<_> = spatial.chain(more).map(score).collect();
+        let maximum = scores.iter().map(|(_, score)| *score).fold(f64::NEG_INFINITY, f64::max);
+        let sum = scores.iter().map(|(_, score)| (score - maximum).exp()).sum::<f64>();
+        Row { scores, lse: maximum + sum.ln() }
+    }
+
+    fn rounded(&self, tensors: Tensors<'_>) -> Rounded {
+        let round = |values: &[f64]| values.iter().map(|x| (self.operand)(*x)).collect::<Vec<_>>();
+        Rounded {
+            query: round(tensors.query),
+            keys: [round(tensors.key), round(tensors.additional_key)],
+            values: [round(tensors.value), round(tensors.additional_value)],
+            dout: round(tensors.dout),
+        }
+    }
+}
+
+fn vector(buffer: &[f64], row: usize, dim: usize) -> &[f64] {
+    &buffer[row * dim..][..dim]
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add(sum: &mut [f64], weight: f64, row: &[f64]) {
+    for (sum, x) in sum.iter_mut().zip(row) {
+        *sum += weight * x;
+    }
+}
+
+/// The spatial keys that a query sees, from nothing but [`Axis::window`](burn_natten_kernels::Axis::window).
 pub fn visible(problem: &Problem, query: usize) -> Vec<usize> {
     let position = problem.query_coordinates(query);
     let mut keys = vec![0];
@@ -24,98 +216,50 @@ pub fn visible(problem: &Problem, query: usize) -> Vec<usize> {
     keys
 }
 
-/// Calls `visit(query_row, keys)` with every query row and the rows of the keys that it sees.
-fn for_each_row(problem: &Problem, mut visit: impl FnMut(usize, &[(Source, usize)])) {
-    let (heads, heads_kv) = (problem.heads, problem.heads_kv);
-    for query in 0..problem.queries() {
-        let keys = visible(problem, query);
-        for batch in 0..problem.batch {
-            for head in 0..heads {
-                let head_kv = head / problem.group_size();
-                let row =
-                    |tokens: usize, token: usize| (batch * tokens + token) * heads_kv + head_kv;
-                let spatial = keys.iter().map(|key| (Source::Spatial, row(problem.keys(), *key)));
-                let additional = (0..problem.additional)
-                    .map(|token| (Source::Additional, row(problem.additional, token)));
-                let all: Vec<_> = spatial.chain(additional).collect();
-                visit((batch * problem.queries() + query) * heads + head, &all);
-            }
-        }
-    }
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-fn add(sum: &mut [f64], weight: f64, row: &[f64]) {
-    for (sum, x) in sum.iter_mut().zip(row) {
-        *sum += weight * x;
-    }
-}
-
 /// Both passes. The backward pass reads the output as `round` leaves it, as an implementation that
 /// stores it in that type does.
 pub fn compute(problem: &Problem, data: &Data, round: fn(f64) -> f64) -> Results {
     compute_rounded(problem, data, round, |x| x)
 }
 
-/// The same where `operand` rounds what matrix products multiply: vectors, weights and gradients of scores.
+/// The same where `operand` rounds what matrix products multiply.
 pub fn compute_rounded(
     problem: &Problem,
     data: &Data,
     round: fn(f64) -> f64,
     operand: fn(f64) -> f64,
 ) -> Results {
-    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
-    let exactly = |buffer: &[f64], row: usize, dim: usize| buffer[row * dim..][..dim].to_vec();
-    let at = |buffer: &[f64], row: usize, dim: usize| -> Vec<f64> {
-        buffer[row * dim..][..dim].iter().map(|x| operand(*x)).collect()
+    let attention = Attention {
+        batch: problem.batch,
+        keys: problem.keys(),
+        heads: problem.heads,
+        heads_kv: problem.heads_kv,
+        dim: problem.head_dim,
+        dim_v: problem.head_dim_v,
+        additional: problem.additional,
+        scale: problem.scale,
+        visible: (0..problem.queries()).map(|query| visible(problem, query)).collect(),
+        operand,
     };
-    let keys_of = |source: &Source, row: usize| match source {
-        Source::Spatial => (at(&data.key, row, dim), at(&data.value, row, dim_v)),
-        Source::Additional => {
-            (at(&data.additional_key, row, dim), at(&data.additional_value, row, dim_v))
-        }
+    let tensors = Tensors {
+        query: &data.query,
+        key: &data.key,
+        value: &data.value,
+        additional_key: &data.additional_key,
+        additional_value: &data.additional_value,
+        dout: &data.dout,
+        dlse: &data.dlse,
     };
-    let mut results = Results {
-        out: vec![0.0; data.dout.len()],
-        lse: vec![0.0; data.dlse.len()],
-        dq: vec![0.0; data.query.len()],
-        dk: vec![0.0; data.key.len()],
-        dv: vec![0.0; data.value.len()],
-        additional_dk: vec![0.0; data.additional_key.len()],
-        additional_dv: vec![0.0; data.additional_value.len()],
-    };
-    for_each_row(problem, |row, keys| {
-        let query = at(&data.query, row, dim);
-        let dout = at(&data.dout, row, dim_v);
-        let pairs: Vec<_> = keys.iter().map(|(source, key)| keys_of(source, *key)).collect();
-        let scores: Vec<f64> =
-            pairs.iter().map(|(key, _)| problem.scale * dot(&query, key)).collect();
-        let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let lse = maximum + scores.iter().map(|s| (s - maximum).exp()).sum::<f64>().ln();
-        let mut out = vec![0.0; dim_v];
-        for (score, (_, value)) in scores.iter().zip(&pairs) {
-            add(&mut out, operand((score - lse).exp()), value);
-        }
-        results.lse[row] = lse;
-        results.out[row * dim_v..][..dim_v].copy_from_slice(&out);
-
-        let stored: Vec<f64> = out.into_iter().map(round).collect();
-        let delta = dot(&stored, &exactly(&data.dout, row, dim_v)) - data.dlse[row];
-        for ((score, (key, value)), (source, key_row)) in scores.iter().zip(&pairs).zip(keys) {
-            let p = (score - lse).exp();
-            let ds = problem.scale * operand(p * (dot(&dout, value) - delta));
-            let p = operand(p);
-            let (dk, dv) = match source {
-                Source::Spatial => (&mut results.dk, &mut results.dv),
-                Source::Additional => (&mut results.additional_dk, &mut results.additional_dv),
-            };
-            add(&mut results.dq[row * dim..][..dim], ds, key);
-            add(&mut dk[key_row * dim..][..dim], ds, &query);
-            add(&mut dv[key_row * dim_v..][..dim_v], p, &dout);
-        }
-    });
-    results
+    let (out, lse) = attention.forward(tensors);
+    let stored: Vec<f64> = out.iter().map(|x| round(*x)).collect();
+    let gradients = attention.backward(tensors, &stored);
+    Results {
+        out,
+        lse,
+        dq: gradients.query,
+        dk: gradients.key,
+        dv: gradients.value,
+        additional_dk: gradients.additional_key,
+        additional_dv: gradients.additional_value,
+    }
 }

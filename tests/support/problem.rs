@@ -129,6 +129,15 @@ impl Problem {
 
     /// For every query, the keys it sees, and behind `keys()` the additional tokens.
     pub fn visible(&self) -> Vec<Vec<usize>> {
+        let mut rows = self.visible_keys();
+        for row in &mut rows {
+            row.extend(self.keys()..self.keys() + self.extra());
+        }
+        rows
+    }
+
+    /// For every query, the keys it sees.
+    pub fn visible_keys(&self) -> Vec<Vec<usize>> {
         let mut rows = vec![vec![0]];
         for axis in &self.axes {
             let along = axis.visible();
@@ -142,9 +151,6 @@ impl Problem {
                         .collect()
                 })
                 .collect();
-        }
-        for row in &mut rows {
-            row.extend(self.keys()..self.keys() + self.extra());
         }
         rows
     }
