@@ -7,7 +7,7 @@ use cubecl_common::device::{DeviceId, ServiceId};
 use cubecl_environment::stream::StreamId;
 
 use super::*;
-use crate::native::sm90::{Gradients, backward_candidates, candidates};
+use crate::native::sm90::{Gradients, Schedule, backward_candidates, candidates};
 
 fn dilated(length: usize, dilation: usize) -> Axis {
     Axis::neighborhood(length, 3).with_dilation(dilation)

@@ -142,7 +142,7 @@ fn cubes_cover_all_tiles() {
     for problem in [plane(64, 64), dilated(plane(64, 64))] {
         let plan_of = plan(&problem, &capability, 8).expect("a blueprint");
         let tiles = plan_of.tiling().count(&problem).q_tiles as usize;
-        let cubes = super::super::geometry::cubes(&problem, &plan_of);
+        let cubes = plan_of.cut().cubes(&problem);
         let groups = problem.axes[2].dilation;
         assert!(cubes >= 4 * tiles && cubes <= 4 * tiles * 2, "{cubes} for {tiles}, {groups}");
     }

@@ -95,7 +95,7 @@ fn candidate(problem: &Problem, candidate: &Candidate) -> Value {
 }
 
 fn kernel(kernel: &BackwardKernel) -> Value {
-    let BackwardKernel { writes, schedule, tiling, count, seconds } = kernel;
+    let BackwardKernel { writes, schedule, tiling, count, seconds, .. } = kernel;
     json!({
         "writes": writes,
         "schedule": schedule,

@@ -153,7 +153,7 @@ fn kernels(request: &Request, candidate: &Candidate) -> Table {
         ["gradients", "schedule", "q tile", "kv tile", "visited", "unmasked", "mixed", "estimate"];
     let mut table = table::new(&header, 2);
     for kernel in &candidate.backward_kernels {
-        let BackwardKernel { writes, schedule, tiling, count: tiles, seconds: time } = kernel;
+        let BackwardKernel { writes, schedule, tiling, count: tiles, seconds: time, .. } = kernel;
         let [q_tile, kv_tile] =
             [tiling.q_tile, tiling.kv_tile].map(|extent| tile(&request.problem, extent));
         let mut cells = vec![writes.clone(), schedule.clone(), q_tile, kv_tile];
