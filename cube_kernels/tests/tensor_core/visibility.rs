@@ -2,12 +2,14 @@
 
 use burn_natten_kernels::{Axis, Problem};
 
+use test_support::axis;
+use test_support::compare::{device, for_each_case};
+use test_support::problems::problem;
+use test_support::tier::check_all;
+
 use crate::attend;
-use crate::backward::run::{check_all, plans};
-use crate::problems::problem;
-use crate::run::{device, for_each_case};
-use crate::support::axis;
-use crate::ways::Element;
+use crate::backward::run::plans;
+use crate::ways::{Element, TensorCore};
 
 fn problems() -> Vec<Problem> {
     let lengths = [(300, 70), (70, 300), (129, 1), (1, 129), (64, 192), (192, 64)];
@@ -52,5 +54,5 @@ fn backward() {
             plans(&problem, element).into_iter().map(move |plan| (problem, element, plan))
         })
         .collect();
-    check_all(&client, &cases);
+    check_all::<TensorCore>(&client, &cases);
 }
