@@ -7,32 +7,46 @@
 //! the scores of a block of keys.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::geometry::{Geometry, Run, geometry, owned};
 use super::plan::{Launch, RowPlan, additional_or};
-use super::rows::{accumulate, dots, is_spoiled, rescale, store, zeros};
+use super::rows::{
+    Fixed, Rows, RowsLaunch, accumulate, dots, fixed, is_spoiled, rescale, store, zeros,
+};
+use crate::Operands;
 use crate::cube::buffer;
+use crate::cube::forward::{Outputs, OutputsLaunch};
 use crate::slicing::FORWARD_LINES;
-use crate::{Operands, Outputs};
 
 /// Index into the running statistics of a row: the largest score so far.
 const MAXIMUM: usize = 0;
 /// Index into the running statistics of a row: the sum of exponentials relative to the maximum.
 const SUM: usize = 1;
 
+/// What the kernel reads: queries, and keys with their values.
+#[derive(CubeType, CubeLaunch)]
+struct Inputs<'a, F: Float, N: Size> {
+    query: &'a [Vector<F, N>],
+    columns: Rows<'a, F, N>,
+    additional: Rows<'a, F, N>,
+}
+
+/// What a unit keeps of its row.
+#[derive(CubeType)]
+struct State<N: Size> {
+    sums: Array<Vector<f32, N>>,
+    /// Index [`MAXIMUM`] and index [`SUM`].
+    statistics: Array<f32>,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn forward_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    additional_key: &[Vector<F, N>],
-    additional_value: &[Vector<F, N>],
-    out: &mut [Vector<F, N>],
-    lse: &mut [f32],
+    inputs: &Inputs<'_, F, N>,
+    outputs: &mut Outputs<F, N>,
     geometry: Geometry,
     scale: f32,
     units: usize,
@@ -46,17 +60,18 @@ fn forward_kernel<F: Float, N: Size>(
     let own = owned(ABSOLUTE_POS, geometry.queries(), geometry.heads, slices);
     if comptime!(plan.repairs) {
         let (slicing, size) = comptime!((plan.value, plan.vector));
-        if !is_spoiled::<F, N>(&*out, own.row, own.slice, slicing, size) {
+        if !is_spoiled::<F, N>(&outputs.out, own.row, own.slice, slicing, size) {
             terminate!();
         }
     }
     let head_kv = own.head / geometry.group_size();
 
-    let mut sums = zeros::<N>(comptime!(plan.value));
-    let mut statistics = Array::<f32>::new(2usize);
+    let row = fixed::<F, N>(inputs.query, inputs.query, &own, scale);
+    let mut state =
+        State::<N> { sums: zeros::<N>(comptime!(plan.value)), statistics: Array::new(2usize) };
     // The least finite number: below every finite score, and WGSL has no literal for infinity.
-    statistics[MAXIMUM] = f32::min_value();
-    statistics[SUM] = 0.0;
+    state.statistics[MAXIMUM] = f32::min_value();
+    state.statistics[SUM] = 0.0;
     let mut seen = 0usize;
 
     if comptime!(plan.has_keys) {
@@ -70,120 +85,81 @@ fn forward_kernel<F: Float, N: Size>(
             for j in 0..along_y.count {
                 let y = along_y.first + j * geometry.y.dilation;
                 let run = geometry.key_run(own.batch, head_kv, z, y, along_x);
-                attend::<F, N>(
-                    &mut sums,
-                    &mut statistics,
-                    query,
-                    own.row,
-                    key,
-                    value,
-                    run,
-                    own.slice,
-                    scale,
-                    plan,
-                );
+                attend::<F, N>(&mut state, &row, &inputs.columns, run, plan);
             }
         }
     }
     if comptime!(plan.has_additional) {
         let run = geometry.additional_run(own.batch, head_kv);
         seen += run.count;
-        attend::<F, N>(
-            &mut sums,
-            &mut statistics,
-            query,
-            own.row,
-            additional_key,
-            additional_value,
-            run,
-            own.slice,
-            scale,
-            plan,
-        );
+        attend::<F, N>(&mut state, &row, &inputs.additional, run, plan);
     }
 
     // A sum of 0 is not enough to tell that the row sees nothing: scores of -inf have it, too.
-    let inverse = select(seen == 0, 0.0f32, 1.0 / statistics[SUM]);
-    store::<F, N>(&sums, inverse, out, own.row, own.slice, comptime!(plan.value));
+    let inverse = select(seen == 0, 0.0f32, 1.0 / state.statistics[SUM]);
+    let out = &mut outputs.out;
+    store::<F, N>(&state.sums, inverse, out, own.row, own.slice, comptime!(plan.value));
     if own.slice == 0 {
-        lse[own.row] = statistics[MAXIMUM] + statistics[SUM].ln();
+        outputs.lse[own.row] = state.statistics[MAXIMUM] + state.statistics[SUM].ln();
     }
 }
 
 /// Takes the keys of `run` into the softmax of a row.
 #[cube]
 fn attend<F: Float, N: Size>(
-    sums: &mut Array<Vector<f32, N>>,
-    statistics: &mut Array<f32>,
-    query: &[Vector<F, N>],
-    query_row: usize,
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
+    state: &mut State<N>,
+    row: &Fixed<'_, F, N>,
+    columns: &Rows<'_, F, N>,
     run: Run,
-    slice: usize,
-    scale: f32,
     #[comptime] plan: RowPlan,
 ) {
     let block = comptime!(plan.block);
     let whole = run.count / block;
     for i in 0..whole {
-        let row = run.row + i * block * run.step;
-        attend_block::<F, N>(
-            sums, statistics, query, query_row, key, value, row, run.step, slice, scale, plan,
-            block,
-        );
+        attend_block::<F, N>(state, row, columns, run.from(i * block), plan, block);
     }
     for i in whole * block..run.count {
-        let row = run.row + i * run.step;
-        attend_block::<F, N>(
-            sums, statistics, query, query_row, key, value, row, run.step, slice, scale, plan,
-            1usize,
-        );
+        attend_block::<F, N>(state, row, columns, run.from(i), plan, 1usize);
     }
 }
 
 #[cube]
 fn attend_block<F: Float, N: Size>(
-    sums: &mut Array<Vector<f32, N>>,
-    statistics: &mut Array<f32>,
-    query: &[Vector<F, N>],
-    query_row: usize,
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    row: usize,
-    step: usize,
-    slice: usize,
-    scale: f32,
+    state: &mut State<N>,
+    row: &Fixed<'_, F, N>,
+    columns: &Rows<'_, F, N>,
+    at: Run,
     #[comptime] plan: RowPlan,
     #[comptime] block: usize,
 ) {
     let lines = comptime!(plan.key.lines);
-    let mut weights = dots::<F, N>(query, query_row, key, row, step, lines, block);
-    let before = statistics[MAXIMUM];
+    let mut weights = dots::<F, N>(row.first, row.row, columns.first, at, lines, block);
+    let before = state.statistics[MAXIMUM];
     let mut maximum = before;
     #[unroll]
     for b in 0..block {
-        weights[b] *= scale;
+        weights[b] *= row.scale;
         maximum = max(maximum, weights[b]);
     }
     let decay = (before - maximum).exp();
-    let mut sum = statistics[SUM] * decay;
+    let mut sum = state.statistics[SUM] * decay;
     #[unroll]
     for b in 0..block {
         weights[b] = (weights[b] - maximum).exp();
         sum += weights[b];
     }
-    statistics[MAXIMUM] = maximum;
-    statistics[SUM] = sum;
-    rescale::<N>(sums, decay, comptime!(plan.value));
-    accumulate::<F, N>(sums, &weights, value, row, step, slice, comptime!(plan.value), block);
+    state.statistics[MAXIMUM] = maximum;
+    state.statistics[SUM] = sum;
+    rescale::<N>(&mut state.sums, decay, comptime!(plan.value));
+    let (values, slicing) = (columns.second, comptime!(plan.value));
+    accumulate::<F, N>(&mut state.sums, &weights, values, at, row.slice, slicing, block);
 }
 
 /// Launches the forward pass, or with `repairs` for those slices of rows that are there but not finite.
 pub(super) fn launch(
     launch: &Launch,
     inputs: &Operands<Handle>,
-    outputs: &Outputs<Handle>,
+    outputs: &crate::Outputs<Handle>,
     repairs: bool,
 ) {
     let problem = launch.problem;
@@ -201,13 +177,12 @@ pub(super) fn launch(
             cube_dim,
             launch.address_type,
             launch.vector_size,
-            buffer(&inputs.query),
-            buffer(key),
-            buffer(value),
-            buffer(additional_key),
-            buffer(additional_value),
-            buffer(&outputs.out),
-            buffer(&outputs.lse),
+            InputsLaunch::new(
+                buffer(&inputs.query),
+                RowsLaunch::new(buffer(key), buffer(value)),
+                RowsLaunch::new(buffer(additional_key), buffer(additional_value)),
+            ),
+            OutputsLaunch::new(buffer(&outputs.out), buffer(&outputs.lse)),
             geometry(problem),
             problem.scale as f32,
             units,

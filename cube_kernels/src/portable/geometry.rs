@@ -170,6 +170,14 @@ impl Geometry {
     }
 }
 
+#[cube]
+impl Run {
+    /// The same from its row number `index` on.
+    pub fn from(&self, index: usize) -> Run {
+        Run { row: self.row + index * self.step, step: self.step, count: self.count - index }
+    }
+}
+
 /// The work of unit `unit`, where neighboring units own neighboring tokens.
 #[cube]
 pub(super) fn owned(unit: usize, tokens: usize, heads: usize, #[comptime] slices: usize) -> Owned {

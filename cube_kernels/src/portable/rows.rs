@@ -4,10 +4,40 @@
 //! Rows are taken `block` at a time, a compile-time number: that many independent sums hide the
 //! latency of loads, and the fixed row is read once per block instead of being held in registers.
 
-// `#[cube]` adds a module beside each function, without docs.
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
 #![allow(missing_docs)]
 
 use cubecl::prelude::*;
+
+use super::geometry::{Owned, Run};
+
+/// Contiguous tensors of one kind of token. First vectors are queries and keys, second ones values and the output's
+/// gradient.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Rows<'a, F: Float, N: Size> {
+    pub first: &'a [Vector<F, N>],
+    pub second: &'a [Vector<F, N>],
+}
+
+/// The row that a unit works for, and the slice of it that it sums.
+#[derive(CubeType)]
+pub(super) struct Fixed<'a, F: Float, N: Size> {
+    pub first: &'a [Vector<F, N>],
+    pub second: &'a [Vector<F, N>],
+    pub row: usize,
+    pub slice: usize,
+    pub scale: f32,
+}
+
+#[cube]
+pub(super) fn fixed<'a, F: Float, N: Size>(
+    first: &'a [Vector<F, N>],
+    second: &'a [Vector<F, N>],
+    own: &Owned,
+    scale: f32,
+) -> Fixed<'a, F, N> {
+    Fixed::<'a, F, N> { first, second, row: own.row, slice: own.slice, scale }
+}
 
 /// Bits of the exponent of an `f32`, all set in infinities and NaN and in no other number.
 const EXPONENT: u32 = 0x7f80_0000;
@@ -36,14 +66,13 @@ impl Slicing {
     }
 }
 
-/// Dot products of one row with `block` rows.
+/// Dot products of one row with `block` rows, which begin at that of `at`.
 #[cube]
 pub(super) fn dots<F: Float, N: Size>(
     fixed: &[Vector<F, N>],
     fixed_row: usize,
     rows: &[Vector<F, N>],
-    row: usize,
-    step: usize,
+    at: Run,
     #[comptime] lines: usize,
     #[comptime] block: usize,
 ) -> Array<f32> {
@@ -57,8 +86,8 @@ pub(super) fn dots<F: Float, N: Size>(
         let factor = Vector::<f32, N>::cast_from(fixed[fixed_at + line]);
         #[unroll]
         for b in 0..block {
-            let at = (row + b * step) * lines + line;
-            partial[b] += factor * Vector::<f32, N>::cast_from(rows[at]);
+            let place = (at.row + b * at.step) * lines + line;
+            partial[b] += factor * Vector::<f32, N>::cast_from(rows[place]);
         }
     }
     let mut sums = Array::<f32>::new(block);
@@ -75,8 +104,7 @@ pub(super) fn accumulate<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     weights: &Array<f32>,
     rows: &[Vector<F, N>],
-    row: usize,
-    step: usize,
+    at: Run,
     slice: usize,
     #[comptime] slicing: Slicing,
     #[comptime] block: usize,
@@ -88,8 +116,8 @@ pub(super) fn accumulate<F: Float, N: Size>(
             let mut sum = sums[i];
             #[unroll]
             for b in 0..block {
-                let at = (row + b * step) * comptime!(slicing.lines) + first + i;
-                sum += Vector::new(weights[b]) * Vector::<f32, N>::cast_from(rows[at]);
+                let place = (at.row + b * at.step) * comptime!(slicing.lines) + first + i;
+                sum += Vector::new(weights[b]) * Vector::<f32, N>::cast_from(rows[place]);
             }
             sums[i] = sum;
         }

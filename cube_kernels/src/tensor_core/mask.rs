@@ -6,7 +6,7 @@
 //! coordinates are in the bits of its number, of which the lowest three come from the unit.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 

@@ -4,7 +4,7 @@
 
 // `#[cube]` adds a module beside each function, without docs.
 // Of equal branches one is chosen at compile time, so that the other costs no comparison.
-#![allow(missing_docs, clippy::too_many_arguments, clippy::if_same_then_else)]
+#![allow(missing_docs, clippy::if_same_then_else)]
 
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;

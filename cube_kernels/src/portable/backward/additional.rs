@@ -5,16 +5,16 @@
 //! go to an `f32` workspace `[batch, additional, heads_kv, chunks, head_dim(_v)]`, and a second
 //! kernel adds the chunks in order.
 
-// `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, Run, geometry, owned};
 use super::super::plan::{Launch, RowPlan};
-use super::super::rows::{store, zeros};
-use super::gather::gather;
+use super::super::rows::{RowsLaunch, fixed, store, zeros};
+use super::gather::{Inputs, InputsLaunch, Outputs, OutputsLaunch, Sums, gather};
 use crate::cube::buffer;
 use crate::slicing::GATHER_LINES;
 use crate::{KeyValue, Saved};
@@ -25,62 +25,54 @@ const TARGET_UNITS: usize = 1 << 15;
 /// Fewest queries worth a chunk of their own.
 const MIN_CHUNK: usize = 64;
 
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn partial_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
-    statistics: &[f32],
-    partial_dk: &mut [Vector<f32, N>],
-    partial_dv: &mut [Vector<f32, N>],
-    geometry: Geometry,
-    scale: f32,
+/// How queries are shared among units.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Split {
     units: usize,
     chunks: usize,
+    /// Queries of a chunk.
     chunk: usize,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn partial_kernel<F: Float, N: Size>(
+    inputs: &Inputs<'_, F, N>,
+    outputs: &mut Outputs<f32, N>,
+    geometry: Geometry,
+    scale: f32,
+    split: Split,
     #[comptime] plan: RowPlan,
     #[define(F)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS >= units {
+    if ABSOLUTE_POS >= split.units {
         terminate!();
     }
     let slices = comptime!(plan.key.slices);
     // The chunk is the index behind the token's; without it, units are divided as always.
-    let index = ABSOLUTE_POS / geometry.additional % chunks;
-    let unit = ABSOLUTE_POS / geometry.additional / chunks * geometry.additional
+    let index = ABSOLUTE_POS / geometry.additional % split.chunks;
+    let unit = ABSOLUTE_POS / geometry.additional / split.chunks * geometry.additional
         + ABSOLUTE_POS % geometry.additional;
     let own = owned(unit, geometry.additional, geometry.heads_kv, slices);
     let group = geometry.group_size();
 
-    let mut dk_sums = zeros::<N>(comptime!(plan.key));
-    let mut dv_sums = zeros::<N>(comptime!(plan.value));
-    let first = index * chunk;
-    let count = min(chunk, geometry.queries() - first);
+    let row = fixed::<F, N>(inputs.rows.first, inputs.rows.second, &own, scale);
+    let mut sums =
+        Sums::<N> { dk: zeros::<N>(comptime!(plan.key)), dv: zeros::<N>(comptime!(plan.value)) };
+    let first = index * split.chunk;
+    let count = min(split.chunk, geometry.queries() - first);
     for head in own.head * group..(own.head + 1) * group {
         let run = Run {
             row: (own.batch * geometry.queries() + first) * geometry.heads + head,
             step: geometry.heads,
             count,
         };
-        gather::<F, N>(
-            &mut dk_sums,
-            &mut dv_sums,
-            key,
-            value,
-            own.row,
-            query,
-            dout,
-            statistics,
-            run,
-            own.slice,
-            scale,
-            plan,
-        );
+        gather::<F, N>(&mut sums, &row, inputs, run, plan);
     }
-    let row = own.row * chunks + index;
-    store::<f32, N>(&dk_sums, scale, partial_dk, row, own.slice, comptime!(plan.key));
-    store::<f32, N>(&dv_sums, 1.0, partial_dv, row, own.slice, comptime!(plan.value));
+    let place = own.row * split.chunks + index;
+    let (dk, dv) = (&mut outputs.dk, &mut outputs.dv);
+    store::<f32, N>(&sums.dk, scale, dk, place, own.slice, comptime!(plan.key));
+    store::<f32, N>(&sums.dv, 1.0, dv, place, own.slice, comptime!(plan.value));
 }
 
 /// Sums the chunks of every row; a unit owns one line of one row.
@@ -145,18 +137,15 @@ pub(super) fn launch(
                 cube_dim,
                 launch.address_type,
                 launch.vector_size,
-                buffer(&inputs.operands.query),
-                buffer(&tokens.key),
-                buffer(&tokens.value),
-                buffer(&inputs.gradients.out),
-                buffer(statistics),
-                buffer(&partial_dk),
-                buffer(&partial_dv),
+                InputsLaunch::new(
+                    RowsLaunch::new(buffer(&tokens.key), buffer(&tokens.value)),
+                    RowsLaunch::new(buffer(&inputs.operands.query), buffer(&inputs.gradients.out)),
+                    buffer(statistics),
+                ),
+                OutputsLaunch::new(buffer(&partial_dk), buffer(&partial_dv)),
                 geometry(problem),
                 problem.scale as f32,
-                units,
-                chunks,
-                chunk,
+                SplitLaunch::new(units, chunks, chunk),
                 plan,
                 launch.dtype,
             );

@@ -9,14 +9,14 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::plan::Launch;
+use super::super::rows::{Rows, RowsLaunch};
 use crate::Saved;
 use crate::cube::buffer;
 
-/// `statistics = [lse, rowsum(dout * out) - dlse]`.
+/// `statistics = [lse, rowsum(dout * out) - dlse]`, of the output and its gradient.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn delta_kernel<F: Float, N: Size>(
-    out: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
+    outputs: &Rows<'_, F, N>,
     lse: &[f32],
     dlse: &[f32],
     statistics: &mut [f32],
@@ -31,7 +31,8 @@ fn delta_kernel<F: Float, N: Size>(
     let mut sum = Vector::<f32, N>::new(0.0f32);
     for line in 0..lines {
         let at = row * lines + line;
-        sum += Vector::<f32, N>::cast_from(out[at]) * Vector::<f32, N>::cast_from(dout[at]);
+        sum += Vector::<f32, N>::cast_from(outputs.first[at])
+            * Vector::<f32, N>::cast_from(outputs.second[at]);
     }
     statistics[2 * row] = lse[row];
     statistics[2 * row + 1] = sum.vector_sum() - dlse[row];
@@ -48,8 +49,7 @@ pub(super) fn launch(launch: &Launch, inputs: &Saved<Handle>, statistics: &Handl
             cube_dim,
             launch.address_type,
             launch.vector_size,
-            buffer(&inputs.outputs.out),
-            buffer(&inputs.gradients.out),
+            RowsLaunch::new(buffer(&inputs.outputs.out), buffer(&inputs.gradients.out)),
             buffer(&inputs.outputs.lse),
             buffer(&inputs.gradients.lse),
             buffer(statistics),

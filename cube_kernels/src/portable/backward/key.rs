@@ -5,28 +5,23 @@
 //! kv head's group.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, geometry, owned};
 use super::super::plan::{Launch, RowPlan};
-use super::super::rows::{is_spoiled, store, zeros};
-use super::gather::gather;
+use super::super::rows::{RowsLaunch, fixed, is_spoiled, store, zeros};
+use super::gather::{Inputs, InputsLaunch, Outputs, OutputsLaunch, Sums, gather};
 use crate::cube::buffer;
 use crate::slicing::GATHER_LINES;
 use crate::{Operands, Saved};
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn key_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
-    statistics: &[f32],
-    dk: &mut [Vector<F, N>],
-    dv: &mut [Vector<F, N>],
+    inputs: &Inputs<'_, F, N>,
+    outputs: &mut Outputs<F, N>,
     geometry: Geometry,
     scale: f32,
     units: usize,
@@ -40,16 +35,18 @@ fn key_kernel<F: Float, N: Size>(
     let own = owned(ABSOLUTE_POS, geometry.keys(), geometry.heads_kv, slices);
     if comptime!(plan.repairs) {
         let size = comptime!(plan.vector);
-        let is_dk = is_spoiled::<F, N>(&*dk, own.row, own.slice, comptime!(plan.key), size);
-        let is_dv = is_spoiled::<F, N>(&*dv, own.row, own.slice, comptime!(plan.value), size);
+        let is_dk = is_spoiled::<F, N>(&outputs.dk, own.row, own.slice, comptime!(plan.key), size);
+        let is_dv =
+            is_spoiled::<F, N>(&outputs.dv, own.row, own.slice, comptime!(plan.value), size);
         if !is_dk && !is_dv {
             terminate!();
         }
     }
     let group = geometry.group_size();
 
-    let mut dk_sums = zeros::<N>(comptime!(plan.key));
-    let mut dv_sums = zeros::<N>(comptime!(plan.value));
+    let row = fixed::<F, N>(inputs.rows.first, inputs.rows.second, &own, scale);
+    let mut sums =
+        Sums::<N> { dk: zeros::<N>(comptime!(plan.key)), dv: zeros::<N>(comptime!(plan.value)) };
     let position = geometry.key_position(own.token);
     let along_z = geometry.z.visitors(position.z);
     let along_y = geometry.y.visitors(position.y);
@@ -60,25 +57,13 @@ fn key_kernel<F: Float, N: Size>(
             for j in 0..along_y.count {
                 let y = along_y.first + j * geometry.y.dilation;
                 let run = geometry.query_run(own.batch, head, z, y, along_x);
-                gather::<F, N>(
-                    &mut dk_sums,
-                    &mut dv_sums,
-                    key,
-                    value,
-                    own.row,
-                    query,
-                    dout,
-                    statistics,
-                    run,
-                    own.slice,
-                    scale,
-                    plan,
-                );
+                gather::<F, N>(&mut sums, &row, inputs, run, plan);
             }
         }
     }
-    store::<F, N>(&dk_sums, scale, dk, own.row, own.slice, comptime!(plan.key));
-    store::<F, N>(&dv_sums, 1.0, dv, own.row, own.slice, comptime!(plan.value));
+    let (dk, dv) = (&mut outputs.dk, &mut outputs.dv);
+    store::<F, N>(&sums.dk, scale, dk, own.row, own.slice, comptime!(plan.key));
+    store::<F, N>(&sums.dv, 1.0, dv, own.row, own.slice, comptime!(plan.value));
 }
 
 /// Launches the pass, or with `repairs` for those slices of rows that are there but not finite.
@@ -103,13 +88,12 @@ pub(super) fn launch(
             cube_dim,
             launch.address_type,
             launch.vector_size,
-            buffer(query),
-            buffer(&inputs.operands.key),
-            buffer(&inputs.operands.value),
-            buffer(dout),
-            buffer(statistics),
-            buffer(&outputs.key),
-            buffer(&outputs.value),
+            InputsLaunch::new(
+                RowsLaunch::new(buffer(&inputs.operands.key), buffer(&inputs.operands.value)),
+                RowsLaunch::new(buffer(query), buffer(dout)),
+                buffer(statistics),
+            ),
+            OutputsLaunch::new(buffer(&outputs.key), buffer(&outputs.value)),
             geometry(problem),
             problem.scale as f32,
             units,

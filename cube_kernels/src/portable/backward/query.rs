@@ -4,27 +4,41 @@
 //! over whole rows, so that units of other slices compute them again.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, Run, geometry, owned};
 use super::super::plan::{Launch, RowPlan, additional_or};
-use super::super::rows::{accumulate, dots, is_spoiled, store, zeros};
+use super::super::rows::{
+    Fixed, Rows, RowsLaunch, accumulate, dots, fixed, is_spoiled, store, zeros,
+};
 use crate::Saved;
 use crate::cube::buffer;
 use crate::slicing::FORWARD_LINES;
 
+/// What the kernel reads.
+#[derive(CubeType, CubeLaunch)]
+struct Inputs<'a, F: Float, N: Size> {
+    /// Queries and the output's gradient.
+    rows: Rows<'a, F, N>,
+    columns: Rows<'a, F, N>,
+    additional: Rows<'a, F, N>,
+    statistics: &'a [f32],
+}
+
+/// What a unit keeps of its row.
+#[derive(CubeType)]
+struct State<N: Size> {
+    sums: Array<Vector<f32, N>>,
+    lse: f32,
+    delta: f32,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn query_kernel<F: Float, N: Size>(
-    query: &[Vector<F, N>],
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    additional_key: &[Vector<F, N>],
-    additional_value: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
-    statistics: &[f32],
+    inputs: &Inputs<'_, F, N>,
     dq: &mut [Vector<F, N>],
     geometry: Geometry,
     scale: f32,
@@ -44,10 +58,12 @@ fn query_kernel<F: Float, N: Size>(
         }
     }
     let head_kv = own.head / geometry.group_size();
-    let lse = statistics[2 * own.row];
-    let delta = statistics[2 * own.row + 1];
-
-    let mut sums = zeros::<N>(comptime!(plan.key));
+    let row = fixed::<F, N>(inputs.rows.first, inputs.rows.second, &own, scale);
+    let mut state = State::<N> {
+        sums: zeros::<N>(comptime!(plan.key)),
+        lse: inputs.statistics[2 * own.row],
+        delta: inputs.statistics[2 * own.row + 1],
+    };
     if comptime!(plan.has_keys) {
         let position = geometry.query_position(own.token);
         let along_z = geometry.z.window(position.z);
@@ -58,92 +74,55 @@ fn query_kernel<F: Float, N: Size>(
             for j in 0..along_y.count {
                 let y = along_y.first + j * geometry.y.dilation;
                 let run = geometry.key_run(own.batch, head_kv, z, y, along_x);
-                add_keys::<F, N>(
-                    &mut sums, query, dout, own.row, key, value, run, lse, delta, own.slice, scale,
-                    plan,
-                );
+                add_keys::<F, N>(&mut state, &row, &inputs.columns, run, plan);
             }
         }
     }
     if comptime!(plan.has_additional) {
         let run = geometry.additional_run(own.batch, head_kv);
-        add_keys::<F, N>(
-            &mut sums,
-            query,
-            dout,
-            own.row,
-            additional_key,
-            additional_value,
-            run,
-            lse,
-            delta,
-            own.slice,
-            scale,
-            plan,
-        );
+        add_keys::<F, N>(&mut state, &row, &inputs.additional, run, plan);
     }
-    store::<F, N>(&sums, scale, dq, own.row, own.slice, comptime!(plan.key));
+    store::<F, N>(&state.sums, scale, dq, own.row, own.slice, comptime!(plan.key));
 }
 
 /// Adds `ds k` to the sums for the keys of `run`.
 #[cube]
 fn add_keys<F: Float, N: Size>(
-    sums: &mut Array<Vector<f32, N>>,
-    query: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
-    query_row: usize,
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
+    state: &mut State<N>,
+    row: &Fixed<'_, F, N>,
+    columns: &Rows<'_, F, N>,
     run: Run,
-    lse: f32,
-    delta: f32,
-    slice: usize,
-    scale: f32,
     #[comptime] plan: RowPlan,
 ) {
     let block = comptime!(plan.block);
     let whole = run.count / block;
     for i in 0..whole {
-        let row = run.row + i * block * run.step;
-        add_block::<F, N>(
-            sums, query, dout, query_row, key, value, row, run.step, lse, delta, slice, scale,
-            plan, block,
-        );
+        add_block::<F, N>(state, row, columns, run.from(i * block), plan, block);
     }
     for i in whole * block..run.count {
-        let row = run.row + i * run.step;
-        add_block::<F, N>(
-            sums, query, dout, query_row, key, value, row, run.step, lse, delta, slice, scale,
-            plan, 1usize,
-        );
+        add_block::<F, N>(state, row, columns, run.from(i), plan, 1usize);
     }
 }
 
 #[cube]
 fn add_block<F: Float, N: Size>(
-    sums: &mut Array<Vector<f32, N>>,
-    query: &[Vector<F, N>],
-    dout: &[Vector<F, N>],
-    query_row: usize,
-    key: &[Vector<F, N>],
-    value: &[Vector<F, N>],
-    row: usize,
-    step: usize,
-    lse: f32,
-    delta: f32,
-    slice: usize,
-    scale: f32,
+    state: &mut State<N>,
+    row: &Fixed<'_, F, N>,
+    columns: &Rows<'_, F, N>,
+    at: Run,
     #[comptime] plan: RowPlan,
     #[comptime] block: usize,
 ) {
-    let (key_lines, value_lines) = comptime!((plan.key.lines, plan.value.lines));
-    let scores = dots::<F, N>(query, query_row, key, row, step, key_lines, block);
-    let mut weights = dots::<F, N>(dout, query_row, value, row, step, value_lines, block);
+    let (lines, lines_v) = comptime!((plan.key.lines, plan.value.lines));
+    let scores = dots::<F, N>(row.first, row.row, columns.first, at, lines, block);
+    let mut weights = dots::<F, N>(row.second, row.row, columns.second, at, lines_v, block);
     #[unroll]
     for b in 0..block {
-        weights[b] = (scores[b] * scale - lse).exp() * (weights[b] - delta);
+        let weight = (scores[b] * row.scale - state.lse).exp();
+        weights[b] = weight * (weights[b] - state.delta);
     }
-    accumulate::<F, N>(sums, &weights, key, row, step, slice, comptime!(plan.key), block);
+    let (keys, slicing) = (columns.first, comptime!(plan.key));
+    accumulate::<F, N>(&mut state.sums, &weights, keys, at, row.slice, slicing, block);
 }
 
 /// Launches the pass, or with `repairs` for those slices of rows that are there but not finite.
@@ -170,13 +149,12 @@ pub(super) fn launch(
             cube_dim,
             launch.address_type,
             launch.vector_size,
-            buffer(&inputs.operands.query),
-            buffer(key),
-            buffer(value),
-            buffer(additional_key),
-            buffer(additional_value),
-            buffer(&inputs.gradients.out),
-            buffer(statistics),
+            InputsLaunch::new(
+                RowsLaunch::new(buffer(&inputs.operands.query), buffer(&inputs.gradients.out)),
+                RowsLaunch::new(buffer(key), buffer(value)),
+                RowsLaunch::new(buffer(additional_key), buffer(additional_value)),
+                buffer(statistics),
+            ),
             buffer(dq),
             geometry(problem),
             problem.scale as f32,

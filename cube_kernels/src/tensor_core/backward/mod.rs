@@ -57,7 +57,7 @@ pub(super) fn launch_statistics(
     address_type: AddressType,
     vector: usize,
     [out, dout]: [&Strided; 2],
-    [lse, dlse, statistics]: [&Handle; 3],
+    [lse, dlse, results]: [&Handle; 3],
 ) {
     let rows = problem.batch * problem.queries() * problem.heads;
     let [z, y, x] = problem.axes.map(|axis| axis.queries);
@@ -69,16 +69,14 @@ pub(super) fn launch_statistics(
             CubeDim::new_1d(UNITS),
             address_type,
             vector,
-            Input::argument(tensor(out), vector),
-            Input::argument(tensor(dout), vector),
-            buffer(lse),
-            buffer(dlse),
-            buffer(statistics),
-            problem.heads,
-            x,
-            y,
-            z,
-            rows,
+            statistics::InputsLaunch::new(
+                Input::argument(tensor(out), vector),
+                Input::argument(tensor(dout), vector),
+                buffer(lse),
+                buffer(dlse),
+            ),
+            buffer(results),
+            statistics::ShapeLaunch::new(problem.heads, x, y, z, rows),
             exponential.factor(1.0),
             problem.head_dim_v / vector,
             dtype,

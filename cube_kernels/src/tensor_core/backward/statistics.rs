@@ -2,8 +2,8 @@
 //!
 //! A unit owns one row; neighboring units own rows that are neighbors in memory.
 
-// `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -13,38 +13,53 @@ use crate::cube::Input;
 /// Numbers of a query.
 pub(in super::super) const STATISTICS: usize = 2;
 
+/// What the kernel reads.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Inputs<'a, F: Float, N: Size> {
+    pub out: Input<'a, F, N>,
+    pub dout: Input<'a, F, N>,
+    pub lse: &'a [f32],
+    pub dlse: &'a [f32],
+}
+
+/// Rows in the order in which they are numbered.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Shape {
+    pub heads: usize,
+    pub x: usize,
+    pub y: usize,
+    pub z: usize,
+    /// Rows of all samples.
+    pub rows: usize,
+}
+
 /// `statistics = [factor * lse, rowsum(dout * out) - dlse]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn statistics_kernel<F: Float, N: Size>(
-    out: &Input<'_, F, N>,
-    dout: &Input<'_, F, N>,
-    lse: &[f32],
-    dlse: &[f32],
+    inputs: &Inputs<'_, F, N>,
     statistics: &mut [f32],
-    heads: usize,
-    x: usize,
-    y: usize,
-    z: usize,
-    rows: usize,
+    shape: Shape,
     factor: f32,
     #[comptime] lines: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let row = ABSOLUTE_POS;
-    if row >= rows {
+    if row >= shape.rows {
         terminate!();
     }
-    let head = row % heads;
-    let token = row / heads;
-    let line = token / x;
-    let plane = line / y;
-    let from = out.strides.vector(plane / z, plane % z, line % y, token % x, head);
-    let from_d = dout.strides.vector(plane / z, plane % z, line % y, token % x, head);
+    let head = row % shape.heads;
+    let token = row / shape.heads;
+    let line = token / shape.x;
+    let (x, plane, y) = (token % shape.x, line / shape.y, line % shape.y);
+    let (batch, z) = (plane / shape.z, plane % shape.z);
+    let from = inputs.out.strides.vector(batch, z, y, x, head);
+    let from_d = inputs.dout.strides.vector(batch, z, y, x, head);
     let mut sum = Vector::<f32, N>::new(0.0f32);
     for line in 0..lines {
-        let factor = Vector::<f32, N>::cast_from(out.vectors[from + line]);
-        sum += factor * Vector::<f32, N>::cast_from(dout.vectors[from_d + line]);
+        let out = Vector::<f32, N>::cast_from(inputs.out.vectors[from + line]);
+        sum += out * Vector::<f32, N>::cast_from(inputs.dout.vectors[from_d + line]);
     }
-    statistics[STATISTICS * row] = lse[row] * factor;
-    statistics[STATISTICS * row + 1] = sum.vector_sum() - dlse[row];
+    statistics[STATISTICS * row] = inputs.lse[row] * factor;
+    statistics[STATISTICS * row + 1] = sum.vector_sum() - inputs.dlse[row];
 }

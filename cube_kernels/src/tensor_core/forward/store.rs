@@ -1,7 +1,7 @@
 //! Output and logsumexp of the rows that came out finite.
 
 // `#[cube]` adds a module beside each function, without docs.
-#![allow(missing_docs, clippy::too_many_arguments)]
+#![allow(missing_docs)]
 
 use cubecl::prelude::*;
 
