@@ -263,3 +263,79 @@ pub fn compute_rounded(
         additional_dv: gradients.additional_value,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{axis, problem};
+
+    /// The loss that has `dout` and `dlse` for gradients.
+    fn loss(problem: &Problem, data: &Data) -> f64 {
+        let results = compute(problem, data, |x| x);
+        dot(&results.out, &data.dout) + dot(&results.lse, &data.dlse)
+    }
+
+    #[test]
+    fn gradients_are_differences() {
+        let problem = Problem {
+            heads_kv: 1,
+            head_dim_v: 3,
+            additional: 2,
+            ..problem(&[axis(6, 3, 2, 2, true), axis(4, 3, 1, 1, false)])
+        };
+        let data = Data::random(&problem, 3, |x| x);
+        let results = compute(&problem, &data, |x| x);
+        let moved = |of: fn(&mut Data) -> &mut Vec<f64>, index: usize, step: f64| {
+            let mut data = data.clone();
+            of(&mut data)[index] += step;
+            loss(&problem, &data)
+        };
+        let inputs: [(fn(&mut Data) -> &mut Vec<f64>, &Vec<f64>); 5] = [
+            (|data| &mut data.query, &results.dq),
+            (|data| &mut data.key, &results.dk),
+            (|data| &mut data.value, &results.dv),
+            (|data| &mut data.additional_key, &results.additional_dk),
+            (|data| &mut data.additional_value, &results.additional_dv),
+        ];
+        for (number, (of, gradient)) in inputs.into_iter().enumerate() {
+            for index in (0..gradient.len()).step_by(7) {
+                let slope = (moved(of, index, 1e-5) - moved(of, index, -1e-5)) / 2e-5;
+                let difference = (slope - gradient[index]).abs();
+                assert!(difference < 1e-6, "{number}, {index}: {slope}, {}", gradient[index]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_sees_nothing_is_zero() {
+        let attention = Attention {
+            batch: 1,
+            keys: 1,
+            heads: 1,
+            heads_kv: 1,
+            dim: 1,
+            dim_v: 1,
+            additional: 0,
+            scale: 1.0,
+            visible: vec![vec![], vec![0]],
+            operand: |x| x,
+        };
+        let tensors = Tensors {
+            query: &[1.0, 2.0],
+            key: &[3.0],
+            value: &[5.0],
+            additional_key: &[],
+            additional_value: &[],
+            dout: &[1.0, 1.0],
+            dlse: &[1.0, 1.0],
+        };
+        let (out, lse) = attention.forward(tensors);
+        assert_eq!(
+            (out.as_slice(), lse.as_slice()),
+            (&[0.0, 5.0][..], &[f64::NEG_INFINITY, 6.0][..])
+        );
+        let gradients = attention.backward(tensors, &out);
+        assert_eq!((gradients.query, gradients.key), (vec![0.0, 3.0], vec![2.0]));
+        assert_eq!(gradients.value, [1.0]);
+    }
+}

@@ -14,14 +14,16 @@ const NEEDED: [&str; 5] =
     ["Cargo.toml", "README.md", "LICENSE-APACHE", "LICENSE-MIT", "src/lib.rs"];
 
 /// What users of a package have no use for.
-const STRAY: [&str; 9] = [
+const STRAY: [&str; 11] = [
     ".ci/",
     ".cargo/",
     ".gitignore",
     "CONTRIBUTING.md",
     "benches/",
     "cube_kernels/",
+    "deny.toml",
     "rustfmt.toml",
+    "test_support/",
     "tests/",
     "xtask/",
 ];
@@ -47,7 +49,8 @@ pub fn run(flags: &Flags) -> Outcome {
     // Cargo's own verification keeps what it has unpacked by name and version, so that a second one
     // would build against the kernels of the first.
     let mut package = tools::cargo();
-    package.args(["package", "--workspace", "--exclude", "xtask", "--no-verify"]);
+    package.args(["package", "--no-verify"]);
+    package.args(PACKAGES.iter().flat_map(|(name, _)| ["--package", name]));
     package.args(flags.allow_dirty.then_some("--allow-dirty"));
     tools::run(&mut package)?;
     let archives = tools::target_directory()?.join("package");
