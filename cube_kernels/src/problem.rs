@@ -10,7 +10,7 @@ pub const MAX_RANK: usize = 3;
 /// One spatial axis: which keys each query sees along it. The semantics are those of [`window`].
 ///
 /// Fields are not checked: `1 <= stride <= kernel_size`, `kernel_size * dilation <= keys`; `origin` is a multiple of the
-/// dilation, and only dense axes may have one that puts queries outside the keys.
+/// dilation, and only dense causal axes may have one that puts queries outside the keys.
 ///
 /// ```rust
 /// use burn_natten_kernels::Axis;
@@ -136,6 +136,9 @@ impl Axis {
     /// decrease with the position.
     pub fn seen_by(&self, group: usize, position: usize) -> Range<usize> {
         let (queries, keys) = self.group(group);
+        if self.is_full() {
+            return 0..queries;
+        }
         let (size, stride, causal) = (self.kernel_size, self.stride, self.is_causal);
         let (ahead, behind) = self.shift();
         let past = window::shifted(queries, ahead, behind);
@@ -316,6 +319,7 @@ mod tests {
                 }
                 let axis = Axis::dense(queries, keys, true);
                 check(axis, |query, key| key + queries <= query + keys);
+                check(Axis::dense(queries, keys, false).with_origin(-3), |_, _| true);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use cubecl::server::Handle;
 
-use crate::{KernelError, Operands, Outputs, Problem, Saved, Shape};
+use crate::{KernelError, Operand, Operands, Outputs, Problem, Saved, Shape};
 
 /// A tensor `[batch, z, y, x, heads, vector]`, whose vectors are contiguous.
 #[derive(Clone, Debug)]
@@ -110,13 +110,106 @@ pub(crate) fn check_gradients(
     check_additional(problem, gradients)?;
     for (operand, handle) in gradients.iter() {
         let name = match operand {
-            crate::Operand::Query => "dq",
-            crate::Operand::Key => "dk",
-            crate::Operand::Value => "dv",
-            crate::Operand::AdditionalKey => "additional dk",
-            crate::Operand::AdditionalValue => "additional dv",
+            Operand::Query => "dq",
+            Operand::Key => "dk",
+            Operand::Value => "dv",
+            Operand::AdditionalKey => "additional dk",
+            Operand::AdditionalValue => "additional dv",
         };
         check_buffer(name, handle, size * operand.shape(problem).elements())?;
     }
     Ok(())
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use cubecl_common::device::{DeviceId, ServiceId};
+    use cubecl_environment::stream::StreamId;
+
+    use super::*;
+    use crate::{Axis, KeyValue};
+
+    /// Buffers without memory.
+    fn buffer(bytes: usize) -> Handle {
+        let service = ServiceId::of::<()>(DeviceId::new(0, 0));
+        Handle::new(service, StreamId { value: 0 }, bytes as u64)
+    }
+
+    fn problem() -> Problem {
+        Problem {
+            batch: 2,
+            heads: 4,
+            heads_kv: 2,
+            head_dim: 8,
+            head_dim_v: 16,
+            additional: 3,
+            scale: 1.0,
+            axes: [Axis::UNIT, Axis::neighborhood(5, 3), Axis::neighborhood(7, 3)],
+        }
+    }
+
+    fn tensors<T>(of: impl Fn(Shape) -> T) -> Operands<T> {
+        let operands = Operands {
+            additional: Some(KeyValue { key: (), value: () }),
+            ..Operands::new((), (), ())
+        };
+        operands.map(|operand, ()| of(operand.shape(&problem())))
+    }
+
+    fn saved() -> Saved<Strided> {
+        let tensor =
+            |size| move |shape: Shape| Strided::contiguous(buffer(size * shape.elements()), shape);
+        let pair = || Outputs {
+            out: tensor(2)(Shape::out(&problem())),
+            lse: tensor(4)(Shape::lse(&problem())),
+        };
+        Saved { operands: tensors(tensor(2)), outputs: pair(), gradients: pair() }
+    }
+
+    fn culprit(result: Result<(), KernelError>) -> &'static str {
+        match result {
+            Err(KernelError::Buffer { name, expected, actual }) => {
+                assert!(actual < expected);
+                name
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_input_has_to_lie_in_its_buffer() {
+        type Change = fn(&mut Saved<Strided>);
+        check_saved(&problem(), &saved(), 2).expect("all fit");
+        let cases: [(&str, Change); 7] = [
+            ("query", |saved| saved.operands.query.strides[3] += 1),
+            ("key", |saved| saved.operands.key.handle = buffer(2 * 2 * 35 * 2 * 8 - 1)),
+            ("value", |saved| saved.operands.value.strides[0] *= 2),
+            ("additional key", |saved| {
+                if let Some(more) = &mut saved.operands.additional {
+                    more.key.handle = buffer(0);
+                }
+            }),
+            ("out", |saved| saved.outputs.out.strides[2] *= 3),
+            ("lse", |saved| saved.outputs.lse.handle = buffer(4)),
+            ("dlse", |saved| saved.gradients.lse.strides[4] = 8),
+        ];
+        for (name, change) in cases {
+            let mut saved = saved();
+            change(&mut saved);
+            assert_eq!(culprit(check_saved(&problem(), &saved, 2)), name);
+        }
+        let mut without = saved();
+        without.operands.additional = None;
+        assert_eq!(check_saved(&problem(), &without, 2), Err(KernelError::Additional(3)));
+    }
+
+    #[test]
+    fn every_output_has_to_hold_its_tensor() {
+        let gradients = || tensors(|shape| buffer(2 * shape.elements()));
+        check_gradients(&problem(), &gradients(), 2).expect("all fit");
+        let short = Operands { value: buffer(2), ..gradients() };
+        assert_eq!(culprit(check_gradients(&problem(), &short, 2)), "dv");
+        let outputs = Outputs { out: buffer(1 << 20), lse: buffer(8) };
+        assert_eq!(culprit(check_outputs(&problem(), &outputs, 2)), "lse");
+    }
 }

@@ -285,12 +285,13 @@ mod tests {
         };
         let data = Data::random(&problem, 3, |x| x);
         let results = compute(&problem, &data, |x| x);
-        let moved = |of: fn(&mut Data) -> &mut Vec<f64>, index: usize, step: f64| {
+        type Part = fn(&mut Data) -> &mut Vec<f64>;
+        let moved = |of: Part, index: usize, step: f64| {
             let mut data = data.clone();
             of(&mut data)[index] += step;
             loss(&problem, &data)
         };
-        let inputs: [(fn(&mut Data) -> &mut Vec<f64>, &Vec<f64>); 5] = [
+        let inputs: [(Part, &Vec<f64>); 5] = [
             (|data| &mut data.query, &results.dq),
             (|data| &mut data.key, &results.dk),
             (|data| &mut data.value, &results.dv),

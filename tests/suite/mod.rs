@@ -15,6 +15,7 @@ mod layouts;
 mod measuring;
 mod nat;
 mod natten_shapes;
+mod plan;
 mod properties;
 mod relations;
 mod views;

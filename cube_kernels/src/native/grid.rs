@@ -44,12 +44,14 @@ pub(crate) fn grids<'a>(
     device: &DeviceInfo,
 ) -> impl Iterator<Item = Grid<'a>> {
     let multiprocessors = device.multiprocessors as usize;
-    launches(&cut, problem).into_iter().map(move |residues| Grid {
+    let grids = launches(&cut, problem).into_iter().map(move |residues| Grid {
         cut,
         problem,
         multiprocessors,
         residues,
-    })
+    });
+    // Of a part of an axis, some groups may have no rows.
+    grids.filter(|grid| grid.tiles() > 0)
 }
 
 /// A launch of a schedule: the dilation groups it covers on a device.
@@ -187,8 +189,10 @@ impl Grid<'_> {
                 steps[index] = axis.dilation;
             } else {
                 let residue = self.residues[index];
-                offset += residue * strides[index];
-                sizes[index] = window::group_length(tokens[index], axis.dilation, residue);
+                let members = window::group_length(tokens[index], axis.dilation, residue);
+                // Of a group without members, which nothing sees, any box will do.
+                offset += if members > 0 { residue * strides[index] } else { 0 };
+                sizes[index] = members.max(1);
                 strides[index] *= axis.dilation;
             }
         }

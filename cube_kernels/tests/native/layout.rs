@@ -94,13 +94,13 @@ fn what_tma_cannot_read_is_refused() {
     let cases: [(&'static str, Change<'_>); 6] = [
         ("query", &|inputs| inputs.query.strides = [0; 5]),
         ("query", &|inputs| inputs.query.strides[4] = 4),
-        ("key", &|inputs| inputs.key.strides[3] += 4),
+        ("key", &|inputs| inputs.key.strides[3] -= 4),
         ("key", &|inputs| inputs.key.strides[2] = 0),
         // A gap between samples, which are one dimension with the slowest axis.
-        ("value", &|inputs| inputs.value.strides[0] += 8),
+        ("value", &|inputs| inputs.value.strides[0] -= 8),
         ("additional key", &|inputs| {
             if let Some(more) = &mut inputs.additional {
-                more.key.strides[3] += 1;
+                more.key.strides[3] -= 1;
             }
         }),
     ];
@@ -108,6 +108,34 @@ fn what_tma_cannot_read_is_refused() {
         let error = refused(change);
         assert!(is_layout(&error, name), "{name}: {error:?}");
     }
+}
+
+#[test]
+fn what_lies_outside_its_buffer_is_refused() {
+    let Some(client) = device() else { return };
+    let plane = [axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
+    let problem = Problem { additional: 3, ..problem(&plane, 64) };
+    let schedule = planned(&problem, Element::Bf16);
+    let cases: [(&'static str, Change<'_>); 3] = [
+        ("query", &|inputs| inputs.query.strides[2] *= 2),
+        ("value", &|inputs| inputs.value.handle = inputs.value.handle.clone().offset_start(16)),
+        ("additional value", &|inputs| {
+            if let Some(more) = &mut inputs.additional {
+                more.value.strides[0] += 8;
+            }
+        }),
+    ];
+    for (tensor, change) in cases {
+        let error = refused(&client, &schedule, &problem, change);
+        let is_buffer = matches!(error, Some(KernelError::Buffer { name, .. }) if name == tensor);
+        assert!(is_buffer, "{tensor}: {error:?}");
+    }
+    let data = Data::random(&problem, 5, format(Element::Bf16).round);
+    let inputs = upload(&client, Element::Bf16, &problem, &data);
+    let mut outputs = format(Element::Bf16).poisoned_outputs(&client, &problem);
+    outputs.lse = client.empty(4);
+    let error = forward_with(&client, &schedule, &problem, &inputs, &outputs).err();
+    assert!(matches!(error, Some(KernelError::Buffer { name: "lse", .. })), "{error:?}");
 }
 
 /// Where a single sample or an axis of one element leaves a stride unused, it may be anything.

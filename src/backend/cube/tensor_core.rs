@@ -1,12 +1,16 @@
 //! The TensorCore tier: CubeCL kernels on matrix units.
 
+use std::sync::Once;
+
 use burn::backend::{DType, cubecl::dtype_to_storage_type};
-use burn_natten_kernels::tensor_core::{self, Choice};
+use burn_natten_kernels::tensor_core::{self, Capability, Choice, Evidence};
 use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
+use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
 
 use super::Launch;
+use crate::backend::log_once;
 
 /// Launches the forward pass.
 pub(super) fn forward(
@@ -14,6 +18,7 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
+    say_what_has_run(launch.client);
     let (dtype, choice) = (launch.multiplied(), launch.choice());
     tensor_core::forward(launch.client, launch.problem, dtype, choice, operands, outputs)
 }
@@ -26,6 +31,21 @@ pub(super) fn backward(
 ) -> Result<(), KernelError> {
     let (dtype, choice) = (launch.multiplied(), launch.choice());
     tensor_core::backward(launch.client, launch.problem, dtype, choice, saved, gradients)
+}
+
+/// Says once that kernels for an NVIDIA GPU of this kind have been compiled and not run.
+fn say_what_has_run(client: &Client) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let capability = Capability::of(client);
+        let fingerprint = &client.properties().identity.fingerprint;
+        let sm = fingerprint.strip_prefix("ptx_sm").and_then(|sm| sm.parse().ok());
+        if capability.map(|capability| capability.evidence(sm)) == Some(Evidence::Compiled) {
+            log_once(format!(
+                "the TensorCore kernels have been compiled for {fingerprint}, and have run on compute capability 9.0 alone"
+            ));
+        }
+    });
 }
 
 impl Launch<'_> {

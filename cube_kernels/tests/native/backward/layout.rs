@@ -1,7 +1,7 @@
 //! Tensors that are not contiguous.
 
 use burn_natten_kernels::native::sm90::{Element, backward_with};
-use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Shape, Strided};
 use cubecl::client::Client;
 use test_support::compare::{device, format};
 use test_support::oracle::compute;
@@ -65,20 +65,22 @@ fn what_tma_cannot_read_is_refused() {
     let problem = Problem { additional: 3, ..problem(&space, 64) };
     let (_, _, inputs) = prepare(&client, Element::Bf16, &problem);
     let refused = |change: Change<'_>| refused(&client, &problem, &inputs, change);
+    let elements = Shape::out(&problem).elements() + 1;
+    let shifted = format(Element::Bf16).poisoned(&client, elements).offset_start(2);
     assert_eq!(refused(&|_| {}), None);
     let cases: [(&'static str, Change<'_>); 7] = [
         ("query", &|inputs| inputs.operands.query.strides = [0; 5]),
-        ("key", &|inputs| inputs.operands.key.strides[3] += 4),
+        ("key", &|inputs| inputs.operands.key.strides[3] -= 4),
         // A gap between samples, which are one dimension with the slowest axis.
-        ("value", &|inputs| inputs.operands.value.strides[0] += 8),
+        ("value", &|inputs| inputs.operands.value.strides[0] -= 8),
         ("out", &|inputs| inputs.outputs.out.strides[4] = 4),
         ("dout", &|inputs| inputs.gradients.out.strides[2] = 0),
         ("dout", &|inputs| {
-            inputs.gradients.out.handle = inputs.gradients.out.handle.clone().offset_start(2);
+            inputs.gradients.out.handle = shifted.clone();
         }),
         ("additional key", &|inputs| {
             if let Some(more) = &mut inputs.operands.additional {
-                more.key.strides[3] += 1;
+                more.key.strides[3] -= 1;
             }
         }),
     ];
