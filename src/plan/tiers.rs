@@ -22,6 +22,12 @@ pub(crate) const FLEX_QUERIES: usize = 4;
 /// on an H200.
 const MMA_SYNC: f64 = 0.62;
 
+/// Exponentials a second: 16 a cycle and multiprocessor of an H200.
+const EXPONENTIALS: f64 = 3.6e12;
+
+/// Seconds of a tile besides its steps, 4 us as in the Hopper kernels, where two cubes run on each of 132 multiprocessors.
+const TILE_LATENCY: f64 = 4e-6 / 264.0;
+
 /// What a tier is asked to compute.
 struct Request<'a> {
     problem: &'a Problem,
@@ -202,10 +208,22 @@ fn tensor_core_schedules(request: &Request<'_>) -> Vec<Schedule> {
         let tiling = blueprint.tiling();
         let is_asked = number > 0 || asked == Some(tiling);
         let size = request.dtype.size();
-        let costs = (
-            Cost::forward(problem, Some(&tiling), size, device),
-            Cost::backward(problem, Some(&tiling), size, device),
-        );
+        // Planes compute their exponentials between their products, not beside them; backward in two kernels.
+        let tiles = (problem.batch * problem.heads) as f64 * tiling.count(problem).q_tiles as f64;
+        let as_it_runs = |cost: Cost, products: u64, kernels: u64| {
+            let dims = (problem.head_dim + problem.head_dim_v) as u64;
+            let scores = (kernels * cost.executed_flops / (products * dims)) as f64;
+            let arithmetic = cost.executed_flops as f64 / device.matmul_flops
+                + scores / EXPONENTIALS
+                + tiles * kernels as f64 * TILE_LATENCY;
+            Cost { seconds: cost.seconds.max(arithmetic), ..cost }
+        };
+        let forward = Cost::forward(problem, Some(&tiling), size, device);
+        let backward = Cost::backward(problem, Some(&tiling), size, device);
+        let costs = match request.target {
+            Target::Cuda { .. } => (as_it_runs(forward, 2, 1), as_it_runs(backward, 5, 2)),
+            _ => (forward, backward),
+        };
         let schedule = Schedule::only(blueprint.summary(), Some(tiling), costs);
         Schedule { asked: is_asked.then_some(tiling), ..schedule }
     };

@@ -26,6 +26,7 @@ fn explaining_logs_nothing() {
 /// What is chosen is not said to be slower than what is not.
 #[test]
 fn estimates_agree_with_the_choice() {
+    let mut wrong = vec![];
     for entry in catalogue::all() {
         let (target, auto) = (Target::Cuda { sm: 90 }, Strategy::Auto);
         let plan = explain(&entry.problem, DType::BF16, target, auto, Context::new());
@@ -33,12 +34,11 @@ fn estimates_agree_with_the_choice() {
         assert_eq!(plan.chosen.tier, Tier::Hopper, "{}", entry.name);
         for other in plan.alternatives.iter().filter(|other| other.tier != Tier::Hopper) {
             let (chosen, other_seconds) = (plan.chosen.forward.seconds, other.forward.seconds);
-            assert!(
-                chosen <= other_seconds,
-                "{}: Hopper {chosen:.2e} s, {} {other_seconds:.2e} s",
-                entry.name,
-                other.tier
-            );
+            if chosen > other_seconds {
+                let (name, tier) = (entry.name, other.tier);
+                wrong.push(format!("{name}: Hopper {chosen:.2e} s, {tier} {other_seconds:.2e} s"));
+            }
         }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
