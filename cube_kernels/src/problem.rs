@@ -90,9 +90,18 @@ impl Axis {
         Self::dense(self.queries, self.keys, self.is_causal).with_origin(self.origin) == *self
     }
 
+    /// Whether queries stand elsewhere than keys of the same number, and it makes a difference: where every query sees
+    /// every key, it makes none.
+    pub fn has_origin(&self) -> bool {
+        self.origin != 0 && !self.is_full()
+    }
+
     /// By how many positions of a dilation group queries stand ahead of keys of the same number, and by how many
-    /// behind them: the arguments of [`shifted`](window::shifted()).
+    /// behind them: the arguments of [`shifted`](window::shifted()). None where it makes no difference.
     pub fn shift(&self) -> (usize, usize) {
+        if !self.has_origin() {
+            return (0, 0);
+        }
         let distance = self.origin.unsigned_abs() / self.dilation;
         if self.origin < 0 { (0, distance) } else { (distance, 0) }
     }
@@ -223,9 +232,9 @@ impl Problem {
         self.axes.iter().all(Axis::is_full)
     }
 
-    /// Whether queries stand elsewhere than keys of the same number.
+    /// Whether [`Axis::has_origin`] holds for any axis.
     pub fn has_origin(&self) -> bool {
-        self.axes.iter().any(|axis| axis.origin != 0)
+        self.axes.iter().any(Axis::has_origin)
     }
 
     /// The same problem with its axes as the portable kernels walk them: fastest last and as long as
@@ -321,6 +330,15 @@ mod tests {
                 check(axis, |query, key| key + queries <= query + keys);
                 check(Axis::dense(queries, keys, false).with_origin(-3), |_, _| true);
             }
+        }
+    }
+
+    #[test]
+    fn where_everything_is_seen_queries_may_stand_anywhere() {
+        for origin in -8..9 {
+            let axis = Axis::dense(5, 4, false).with_origin(origin);
+            check(axis, |_, _| true);
+            assert!(!axis.has_origin(), "{axis:?}");
         }
     }
 

@@ -55,6 +55,7 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
         pass,
         rank,
         is_causal,
+        has_origin: problem.has_origin(),
         q_tile,
         kv_tile,
         across,

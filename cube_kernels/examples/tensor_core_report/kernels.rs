@@ -58,6 +58,9 @@ fn variations() -> Vec<Problem> {
             });
         }
     }
+    // Queries that stand elsewhere than keys.
+    let line = Axis::dense(500, 900, true);
+    problems.push(Problem { axes: [Axis::UNIT, Axis::UNIT, line], ..problems[0] });
     problems
 }
 
@@ -138,14 +141,15 @@ fn add(
 fn kinds(kernel: &Kernel) -> Vec<String> {
     let Blueprint { pass, rank, planes, is_paired, blocks, holds_rows, .. } = kernel.blueprint;
     let Blueprint { has_first, has_second, instruction, staging, .. } = kernel.blueprint;
-    let Blueprint { vector, is_causal, head_dim, has_keys, has_additional, .. } = kernel.blueprint;
+    let Blueprint { vector, is_causal, head_dim, has_keys, .. } = kernel.blueprint;
+    let Blueprint { has_origin, has_additional, .. } = kernel.blueprint;
     let of_pass = [
         format!("{rank}d"),
         format!("{planes} planes {is_paired}"),
         format!("{blocks} blocks {holds_rows}"),
         format!("{has_first} {has_second}"),
         format!("{instruction:?} {}", matches!(staging, Staging::Async(_))),
-        format!("{has_keys} {has_additional}"),
+        format!("{has_keys} {has_additional} {has_origin}"),
     ];
     let of_any =
         [format!("{vector} elements"), format!("{is_causal:?}"), format!("dim {head_dim}")];

@@ -19,7 +19,7 @@ pub(crate) struct AxisSpace {
     kernel_size: usize,
     stride: usize,
     pub dilation: usize,
-    /// By how many positions queries stand ahead of keys of the same number.
+    /// By how many positions queries stand ahead of keys of the same number. Read where there is an origin only.
     ahead: usize,
     /// By how many they stand behind them; one of both is 0.
     behind: usize,
@@ -27,6 +27,9 @@ pub(crate) struct AxisSpace {
     pub tiles: usize,
     #[cube(comptime)]
     is_causal: bool,
+    /// Whether queries may stand elsewhere than keys of the same number.
+    #[cube(comptime)]
+    has_origin: bool,
     /// Whether rows are keys.
     #[cube(comptime)]
     is_inverse: bool,
@@ -110,8 +113,7 @@ impl AxisSpace {
     fn window(&self, tile: &AxisTile, position: usize) -> Interval {
         let (kernel_size, stride) = (self.kernel_size, self.stride);
         let is_causal = comptime!(self.is_causal);
-        let at = shifted(position, self.ahead, self.behind);
-        let next = shifted(position + 1, self.ahead, self.behind);
+        let (at, next) = (self.key_at(position), self.key_at(position + 1));
         let start = window_start(at, tile.columns, kernel_size, stride, is_causal);
         Interval { start, end: window_end(next, start, tile.columns, kernel_size, is_causal) }
     }
@@ -120,12 +122,26 @@ impl AxisSpace {
     fn visitors(&self, tile: &AxisTile, position: usize) -> Interval {
         let (kernel_size, stride) = (self.kernel_size, self.stride);
         let is_causal = comptime!(self.is_causal);
-        let past = shifted(tile.columns, self.ahead, self.behind);
+        let past = self.key_at(tile.columns);
         let start = visitor_start(position, past, kernel_size, stride, is_causal);
         let end = visitor_end(position, past, tile.rows, kernel_size, stride, is_causal);
         Interval {
-            start: nearest(shifted(start, self.behind, self.ahead), tile.columns),
-            end: nearest(shifted(end, self.behind, self.ahead), tile.columns),
+            start: self.query_at(start, tile.columns),
+            end: self.query_at(end, tile.columns),
+        }
+    }
+
+    /// Where a query stands among the keys.
+    fn key_at(&self, query: usize) -> usize {
+        if comptime!(self.has_origin) { shifted(query, self.ahead, self.behind) } else { query }
+    }
+
+    /// The query that stands at a position among the keys, or the nearest of `queries`.
+    fn query_at(&self, key: usize, queries: usize) -> usize {
+        if comptime!(self.has_origin) {
+            nearest(shifted(key, self.behind, self.ahead), queries)
+        } else {
+            key
         }
     }
 }
@@ -147,13 +163,14 @@ impl AxisSpace {
             behind,
             tiles,
             is_causal,
+            cut.has_origin,
             cut.is_inverse,
         )
     }
 
     /// What a kernel is compiled for in its place.
     #[cfg(feature = "cuda")]
-    pub fn compilation(is_causal: bool, is_inverse: bool) -> AxisSpaceCompilationArg {
+    pub fn compilation(is_causal: bool, cut: &Cut) -> AxisSpaceCompilationArg {
         AxisSpaceCompilationArg {
             rows: (),
             columns: (),
@@ -164,7 +181,8 @@ impl AxisSpace {
             behind: (),
             tiles: (),
             is_causal,
-            is_inverse,
+            has_origin: cut.has_origin,
+            is_inverse: cut.is_inverse,
         }
     }
 }

@@ -9,6 +9,8 @@ pub(crate) struct Cut {
     pub rank: usize,
     /// Which axes are causal, slowest first.
     pub is_causal: [bool; MAX_RANK],
+    /// Whether queries may stand elsewhere than keys of the same number.
+    pub has_origin: bool,
     /// Rows of a cube along each axis.
     pub row_tile: [usize; MAX_RANK],
     /// Columns of a step along each axis.

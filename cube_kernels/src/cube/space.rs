@@ -229,7 +229,7 @@ impl Space {
     /// What a kernel is compiled for in its place.
     #[cfg(feature = "cuda")]
     pub fn compilation(cut: &Cut) -> SpaceCompilationArg {
-        let [z, y, x] = cut.is_causal.map(|bit| AxisSpace::compilation(bit, cut.is_inverse));
+        let [z, y, x] = cut.is_causal.map(|bit| AxisSpace::compilation(bit, cut));
         SpaceCompilationArg { z, y, x, heads: (), group_size: (), additional: (), cubes: () }
     }
 }

@@ -231,8 +231,8 @@ impl Grid<'_> {
     /// it makes no difference.
     pub(crate) fn shift(&self) -> [i32; MAX_RANK] {
         self.problem.axes.map(|axis| {
-            let shift = axis.origin / axis.dilation as isize;
-            shift.clamp(-(axis.queries as isize), axis.keys as isize) as i32
+            let (ahead, behind) = axis.shift();
+            ahead.min(axis.keys) as i32 - behind.min(axis.queries) as i32
         })
     }
 

@@ -95,8 +95,11 @@ fn forward_kernel<F: Float, N: Size>(
         attend::<F, N>(&mut state, &row, &inputs.additional, run, plan);
     }
 
-    // A sum of 0 is not enough to tell that the row sees nothing: scores of -inf have it, too.
-    let inverse = select(seen == 0, 0.0f32, 1.0 / state.statistics[SUM]);
+    let mut inverse = 1.0 / state.statistics[SUM];
+    if comptime!(plan.has_origin) {
+        // A sum of 0 is not enough to tell that the row sees nothing: scores of -inf have it, too.
+        inverse = select(seen == 0, 0.0f32, inverse);
+    }
     let out = &mut outputs.out;
     store::<F, N>(&state.sums, inverse, out, own.row, own.slice, comptime!(plan.value));
     if own.slice == 0 {

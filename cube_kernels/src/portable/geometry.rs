@@ -22,12 +22,15 @@ pub(super) struct AxisGeometry {
     kernel_size: usize,
     stride: usize,
     pub dilation: usize,
-    /// By how many positions queries stand ahead of keys of the same number.
+    /// By how many positions queries stand ahead of keys of the same number. Read where there is an origin only.
     ahead: usize,
     /// By how many they stand behind them; one of both is 0.
     behind: usize,
     #[cube(comptime)]
     is_causal: bool,
+    /// Whether queries stand elsewhere than keys of the same number.
+    #[cube(comptime)]
+    has_origin: bool,
 }
 
 /// Sizes of a problem. The axes are padded at the front, so that `x` is the longest run.
@@ -87,8 +90,7 @@ impl AxisGeometry {
         let position = query / self.dilation;
         let length = group_length(self.keys, self.dilation, group);
         let causal = comptime!(self.is_causal);
-        let at = shifted(position, self.ahead, self.behind);
-        let next = shifted(position + 1, self.ahead, self.behind);
+        let (at, next) = (self.key_at(position), self.key_at(position + 1));
         let start = window_start(at, length, self.kernel_size, self.stride, causal);
         let end = window_end(next, start, length, self.kernel_size, causal);
         Span { first: start * self.dilation + group, count: end - start }
@@ -102,16 +104,29 @@ impl AxisGeometry {
         let keys = group_length(self.keys, self.dilation, group);
         let causal = comptime!(self.is_causal);
         let (kernel_size, stride) = (self.kernel_size, self.stride);
-        let past = shifted(queries, self.ahead, self.behind);
+        let past = self.key_at(queries);
         let start = visitor_start(position, past, kernel_size, stride, causal);
         let end = visitor_end(position, past, keys, kernel_size, stride, causal);
-        let start = shifted(start, self.behind, self.ahead);
-        let end = min(shifted(end, self.behind, self.ahead), queries);
+        let (start, end) = (self.query_at(start, queries), self.query_at(end, queries));
         let mut count = 0usize;
         if end > start {
             count = end - start;
         }
         Span { first: start * self.dilation + group, count }
+    }
+
+    /// Where a query of a dilation group stands among its keys.
+    fn key_at(&self, query: usize) -> usize {
+        if comptime!(self.has_origin) { shifted(query, self.ahead, self.behind) } else { query }
+    }
+
+    /// The query that stands at a position among the keys of a dilation group, or the nearest of `queries`.
+    fn query_at(&self, key: usize, queries: usize) -> usize {
+        if comptime!(self.has_origin) {
+            min(shifted(key, self.behind, self.ahead), queries)
+        } else {
+            key
+        }
     }
 }
 
@@ -202,6 +217,7 @@ pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
             ahead,
             behind,
             axis.is_causal,
+            axis.has_origin(),
         )
     });
     GeometryLaunch::new(z, y, x, problem.heads, problem.heads_kv, problem.additional)

@@ -28,6 +28,8 @@ pub(super) struct RowPlan {
     pub has_keys: bool,
     /// Whether there are additional keys.
     pub has_additional: bool,
+    /// Whether queries may stand elsewhere than keys of the same number, and see nothing.
+    pub has_origin: bool,
     /// Whether only those slices are computed that are there already but not finite.
     pub repairs: bool,
     /// Elements of a line.
@@ -118,6 +120,7 @@ impl<'a> Launch<'a> {
             block: block_size(window_run(self.problem)),
             has_keys: self.key_rows() > 0,
             has_additional: self.problem.additional > 0,
+            has_origin: self.problem.has_origin(),
             repairs: false,
             vector: self.vector_size,
         }

@@ -144,6 +144,7 @@ pub fn candidates(problem: &Problem, limits: &Limits, pass: Pass) -> Vec<Bluepri
                     pass,
                     rank,
                     is_causal: problem.axes.map(|axis| axis.is_causal),
+                    has_origin: problem.has_origin(),
                     q_tile,
                     kv_tile,
                     across,

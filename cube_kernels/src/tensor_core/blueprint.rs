@@ -134,6 +134,8 @@ pub struct Blueprint {
     pub rank: usize,
     /// Which axes are causal, slowest first.
     pub is_causal: [bool; MAX_RANK],
+    /// Whether queries may stand elsewhere than keys of the same number, and see nothing.
+    pub has_origin: bool,
     /// Queries of a cube, or of a step, along each axis; powers of two.
     pub q_tile: [usize; MAX_RANK],
     /// Keys of a step, or of a cube, along each axis; powers of two.
@@ -348,6 +350,7 @@ impl Blueprint {
             && self.has_keys == (problem.keys() > 0)
             && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
+            && (self.has_origin || !problem.has_origin())
     }
 }
 
@@ -393,6 +396,7 @@ impl fmt::Display for Blueprint {
         if !causal.is_empty() {
             write!(f, "_causal_{causal}")?;
         }
+        f.write_str(if self.has_origin { "_origin" } else { "" })?;
         f.write_str(if self.has_additional { "_additional" } else { "" })
     }
 }

@@ -207,6 +207,7 @@ fn candidates_of(
                     pass,
                     rank,
                     is_causal: problem.axes.map(|axis| axis.is_causal),
+                    has_origin: problem.has_origin(),
                     q_tile,
                     kv_tile,
                     planes: shape.planes,

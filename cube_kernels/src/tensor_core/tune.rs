@@ -38,10 +38,12 @@ pub(super) fn representative(problem: &Problem) -> Problem {
     let rounded = |length: usize| if length > 1 { length.next_power_of_two() } else { length };
     let axes = problem.axes.map(|axis| {
         let (queries, keys) = (rounded(axis.queries), rounded(axis.keys));
-        match axis.is_dense() {
-            true => Axis::dense(queries, keys, axis.is_causal),
-            false => Axis { queries, keys, ..axis },
+        if !axis.is_dense() {
+            return Axis { queries, keys, ..axis };
         }
+        // Kernels with an origin and without one are others.
+        let origin = rounded(axis.origin.unsigned_abs()) as isize * axis.origin.signum();
+        Axis::dense(queries, keys, axis.is_causal).with_origin(origin)
     });
     Problem { batch: problem.batch.next_power_of_two(), axes, ..*problem }
 }
@@ -198,7 +200,22 @@ mod tests {
         let problem = Problem { batch: 3, axes: [Axis::UNIT, window(90), dense], ..all[0].problem };
         let like = representative(&problem);
         assert_eq!(like.batch, 4);
-        assert_eq!(like.axes, [Axis::UNIT, window(128), Axis::dense(1024, 2048, true)]);
+        let rounded = Axis::dense(1024, 2048, true);
+        assert_eq!(like.axes, [Axis::UNIT, window(128), rounded.with_origin(512)]);
         assert_eq!(like.rank(), problem.rank());
+    }
+
+    #[test]
+    fn where_queries_stand_is_told_apart_from_where_keys_do() {
+        let problem = catalogue::all()[0].problem;
+        // Lengths that become equal, and equal ones that become unequal or stand elsewhere.
+        for (queries, keys) in [(1000, 1001), (1001, 1000), (600, 600), (500, 600)] {
+            for origin in [-3, 0, 1, 100] {
+                let axis = Axis::dense(queries, keys, true).with_origin(origin);
+                let problem = Problem { axes: [Axis::UNIT, Axis::UNIT, axis], ..problem };
+                let like = representative(&problem);
+                assert_eq!(like.has_origin(), problem.has_origin(), "{axis:?}");
+            }
+        }
     }
 }

@@ -236,9 +236,12 @@ fn finish<F: Float, N: Size>(
             let place = work.space.row_place(&work.tile, &at);
             let own = comptime!(OwnRow { i, operand, blueprint });
             let out = &mut outputs.out;
-            // A total of 0 is not enough to tell: scores of -inf have it, too.
-            let is_empty = sees_nothing(&memory.windows, row, blueprint);
-            let inverse = select(is_empty, 0.0f32, 1.0 / total);
+            let mut inverse = 1.0 / total;
+            if comptime!(blueprint.has_origin && !blueprint.has_additional) {
+                // A total of 0 is not enough to tell: scores of -inf have it, too.
+                let is_empty = sees_nothing(&memory.windows, row, blueprint);
+                inverse = select(is_empty, 0.0f32, inverse);
+            }
             store_row::<F, N>(&state.sums, inverse, out, place, work.unit, own);
             if x == 0 {
                 outputs.lse[place] = state.maxima[i] + total.ln();

@@ -117,19 +117,16 @@ pub(super) fn seen(
     }
 }
 
-/// Whether row number `row` sees no column at all.
+/// Whether row number `row` sees no column, but for additional tokens.
 #[cube]
 pub(super) fn sees_nothing(windows: &[u32], row: usize, #[comptime] blueprint: Blueprint) -> bool {
     let word = row * comptime!(blueprint.window_words());
-    let mut is_empty = false.runtime();
-    if comptime!(!blueprint.has_additional) {
-        is_empty = windows[word] >= windows[word + 1];
-        if comptime!(blueprint.rank > 1) {
-            is_empty = is_empty || windows[word + 2] >= windows[word + 3];
-        }
-        if comptime!(blueprint.rank > 2) {
-            is_empty = is_empty || windows[word + 4] >= windows[word + 5];
-        }
+    let mut is_empty = windows[word] >= windows[word + 1];
+    if comptime!(blueprint.rank > 1) {
+        is_empty = is_empty || windows[word + 2] >= windows[word + 3];
+    }
+    if comptime!(blueprint.rank > 2) {
+        is_empty = is_empty || windows[word + 4] >= windows[word + 5];
     }
     is_empty
 }

@@ -37,6 +37,7 @@ impl Blueprint {
         Cut {
             rank: self.rank,
             is_causal: self.is_causal,
+            has_origin: self.has_origin,
             row_tile: self.row_tile(),
             column_tile: self.column_tile(),
             is_inverse: self.pass == Pass::Keys,

@@ -91,8 +91,11 @@ fn sweep_windows<F: Float, N: Size>(
     let steps = work.tile.steps(cut);
     let mut number = Position { z: 0usize, y: 0usize, x: 0usize };
     let corner = work.tile.corner(&number, cut);
-    // Where no row sees anything, nothing waits for a copy.
-    let is_any = steps > 0;
+    let mut is_any = true.runtime();
+    if comptime!(blueprint.has_origin) {
+        // Where no row sees anything, nothing waits for a copy.
+        is_any = steps > 0;
+    }
     let keys = send::<F, N>(&feed.first, &mut tiles.key, &corner, is_any, unit, key_stage);
     receive::<F, N>(&keys, &mut tiles.key, unit, key_stage);
     for step in 0..steps {

@@ -85,8 +85,11 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                 outputs.lse[place] = one.state[MAXIMUM] + one.state[SUM].ln();
             }
             let stored = comptime!(blueprint.stored(vectors_v));
-            // A sum of 0 is not enough to tell: scores of -inf have it, too.
-            let inverse = select(seen == 0, 0.0f32, 1.0 / one.state[SUM]);
+            let mut inverse = 1.0 / one.state[SUM];
+            if comptime!(blueprint.has_origin) {
+                // A sum of 0 is not enough to tell: scores of -inf have it, too.
+                inverse = select(seen == 0, 0.0f32, inverse);
+            }
             write_vectors::<F, N, NO>(&one.sums, inverse, &mut outputs.out, place, lane, stored);
         }
     }

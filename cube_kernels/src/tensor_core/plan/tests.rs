@@ -63,6 +63,20 @@ fn the_catalogue_is_planned_for_every_architecture() {
 }
 
 #[test]
+fn only_queries_that_stand_elsewhere_have_kernels_that_know_where() {
+    let line = |axis| Problem { axes: [Axis::UNIT, Axis::UNIT, axis], ..plane(64, 64) };
+    let [at_keys, elsewhere] = [0, 70].map(|at| line(Axis::dense(30, 100, true).with_origin(at)));
+    // Where every query sees every key.
+    let anywhere = line(Axis::dense(30, 100, false).with_origin(70));
+    for capability in capabilities() {
+        let of = |problem| plan(problem, &capability, 8).expect("a blueprint");
+        assert!(!of(&at_keys).has_origin && !of(&anywhere).has_origin);
+        assert!(of(&elsewhere).has_origin && of(&elsewhere).fits(&at_keys));
+        assert!(!of(&at_keys).fits(&elsewhere));
+    }
+}
+
+#[test]
 fn vectors_of_every_length_are_planned() {
     for (dim, dim_v) in [(1, 1), (7, 5), (33, 2), (48, 200), (128, 256), (256, 256), (250, 6)] {
         capabilities().for_each(|capability| check(&plane(dim, dim_v), &capability));
