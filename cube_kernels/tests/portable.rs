@@ -202,7 +202,7 @@ fn problems() -> Vec<(&'static str, Problem)> {
         ),
         (
             "causal beside a window, queries that see nothing",
-            problem(&[Axis::dense(19, 6, true), axis(5, 3, 1, 2, false)]),
+            problem(&[Axis::dense(19, 6, true), axis(6, 3, 1, 2, false)]),
         ),
         ("dense, additional", Problem { additional: 2, head_dim_v: 4, ..dense(13, 21, false) }),
     ]
