@@ -38,14 +38,9 @@ type Places<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
 /// The backward pass of an operator with up to `N` inputs and the outputs `out` and `lse`.
 trait PairBackward<B: Backend, const N: usize>: std::fmt::Debug + Send + 'static {
-    /// The gradients of the inputs that there are; those that are not `wanted` may be left out.
-    fn gradients(
-        &self,
-        inputs: Places<B, N>,
-        wanted: [bool; N],
-        outputs: Pair<B>,
-        gradients: Pair<B>,
-    ) -> Places<B, N>;
+    /// The gradients of the inputs that there are.
+    fn gradients(&self, inputs: Places<B, N>, outputs: Pair<B>, gradients: Pair<B>)
+    -> Places<B, N>;
 }
 
 #[derive(Debug)]
@@ -76,11 +71,10 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
             out: or_zeros(grad_out, &outputs.out),
             lse: or_zeros(grad_lse, &outputs.lse),
         };
-        let wanted =
-            std::array::from_fn(|place| inputs[place].is_some() && ops.parents[place].is_some());
-        let gradients = self.0.gradients(inputs, wanted, outputs, gradients);
-        for ((parent, gradient), is_wanted) in ops.parents.into_iter().zip(gradients).zip(wanted) {
-            if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
+        let gradients = self.0.gradients(inputs, outputs, gradients);
+        for ((parent, gradient), id) in ops.parents.into_iter().zip(gradients).zip(ids) {
+            // The first input's node stands in for inputs that are not there: it is no parent of theirs.
+            if let (Some(parent), Some(gradient), Some(_)) = (parent, gradient, id) {
                 grads.register::<B>(parent.id, gradient);
             }
         }
@@ -166,7 +160,6 @@ impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
     fn gradients(
         &self,
         inputs: Places<B, OPERANDS>,
-        _wanted: [bool; OPERANDS],
         outputs: Pair<B>,
         gradients: Pair<B>,
     ) -> Places<B, OPERANDS> {
@@ -192,7 +185,6 @@ impl<B: AttentionBackwardOps> PairBackward<B, 2> for Merge {
     fn gradients(
         &self,
         inputs: Places<B, 2>,
-        _wanted: [bool; 2],
         Outputs { out, lse }: Pair<B>,
         gradients: Pair<B>,
     ) -> Places<B, 2> {
