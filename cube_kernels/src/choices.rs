@@ -20,7 +20,8 @@ pub(crate) struct Key<How> {
 
 impl<How> Key<How> {
     fn new(problem: &Problem, how: How) -> Self {
-        let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, axes, .. } =
+        // Without `..`: choices depend on whatever else a problem will have.
+        let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, scale: _, axes } =
             *problem;
         Self { how, axes, sizes: [batch, heads, heads_kv, head_dim, head_dim_v, additional] }
     }
