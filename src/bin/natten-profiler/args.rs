@@ -122,7 +122,7 @@ pub struct Args {
     #[arg(long, help_heading = "Computation")]
     pub allow_tf32: bool,
 
-    /// flex, cpu, cuda or cuda:N, rocm or rocm:N, wgpu, vulkan, metal
+    /// flex, cpu, cuda, cuda:N, rocm, rocm:N, wgpu, vulkan, metal
     #[arg(long, value_name = "NAME", default_value = "flex", value_parser = values::device)]
     #[arg(help_heading = "Run")]
     pub device: DeviceName,
