@@ -1,9 +1,9 @@
 // What the backward kernels need of each query besides its vectors, four floats of it:
 //
-//   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero; NaN where it is `untrusted` or more
+//   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero: for rows that are computed again
 //   delta      rowsum(dout * out) - dlse, or 0 for a query that sees nothing, whatever its gradients are
-//   logsumexp  the same, whatever it is: for rows that are computed again
-//   0          TMA begins its boxes at multiples of 16 bytes
+//   logsumexp  the same, but NaN where it is `untrusted` or more: for all others
+//   delta      the same: each reader has a pair, and TMA begins its boxes at multiples of 16 bytes
 //
 // Scores beyond 2^24 may come through one-hot masks, see mask.cuh. A logsumexp of such scores is not handed on: the rows
 // that meet it become NaN and are computed again. Where a query's seen scores are below 2^23 and its logsumexp is
@@ -89,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
     const bool is_blind = lse == NEG_INF;
     const float base_2 = is_blind ? -NEG_INF : lse * 1.4426950408889634f;
     const bool is_trusted = is_blind || fabsf(base_2) < params.untrusted;
-    params.statistics[index] = make_float4(is_trusted ? base_2 : __int_as_float(0x7fc00000), is_blind ? 0.f : sum - dlse, base_2, 0.f);
+    const float delta = is_blind ? 0.f : sum - dlse;
+    params.statistics[index] = make_float4(base_2, delta, is_trusted ? base_2 : __int_as_float(0x7fc00000), delta);
   }
 }

@@ -227,7 +227,7 @@ struct Consumer {
 
   // Turns scores into P.
   DEVICE void exponentiate(int step, float scale) {
-    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32;
+    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32 + 8;
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
       float minus[4] = {-lse[0], -lse[0], -lse[1], -lse[1]};
@@ -242,7 +242,7 @@ struct Consumer {
 
   // Turns products into dS.
   DEVICE void differentiate(int step) {
-    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32 + 4;
+    const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32 + 12;
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
       float mean[4] = {delta[0], delta[0], delta[1], delta[1]};
@@ -366,8 +366,8 @@ struct Consumer {
       lse[r] = delta[r] = 0.f;
       if (row_exists(tile, at[r])) {
         const float4 statistics = statistics_of(params, tile, tile.head, at[r]);
-        lse[r] = statistics.x;
-        delta[r] = statistics.y;
+        lse[r] = statistics.z;
+        delta[r] = statistics.w;
       }
     }
   }

@@ -72,7 +72,7 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
           see(sum, row,
               (INVERSE ? params.query : params.key) + offset(INVERSE ? params.query_strides : params.key_strides, tile.batch, there, head),
               (INVERSE ? params.dout : params.value) + offset(INVERSE ? params.dout_strides : params.value_strides, tile.batch, there, head),
-              statistics.z, statistics.y, params.scale_log2, lane);
+              statistics.x, statistics.y, params.scale_log2, lane);
         }
   }
 #pragma unroll 1
@@ -82,7 +82,7 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
     see(sum, row,
         params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head * params.more_key_strides[2],
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head * params.more_value_strides[2],
-        statistics.z, statistics.y, params.scale_log2, lane);
+        statistics.x, statistics.y, params.scale_log2, lane);
   }
 #pragma unroll
   for (int i = FIRST_START / 32; WITH_FIRST && i < (FIRST_START + FIRST_DIM + 31) / 32; i++)
