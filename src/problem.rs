@@ -56,7 +56,7 @@ pub(crate) fn neighborhood(
         let tokens = space.iter().product();
         axes = [Axis::UNIT, Axis::UNIT, Axis::dense(tokens, tokens, false)];
     }
-    finish(shapes, axes, scale)
+    finish(shapes, &axes, scale)
 }
 
 /// Dense attention: `[batch, tokens, heads, head_dim]`, where keys may be other tokens than queries.
@@ -71,7 +71,7 @@ pub(crate) fn dense(
         Some(CausalAlignment::Start) => axis.with_origin(0),
         _ => axis,
     };
-    finish(shapes, [Axis::UNIT, Axis::UNIT, axis], scale)
+    finish(shapes, &[axis], scale)
 }
 
 /// Spatial axis number `axis`, of `length` tokens.
@@ -98,7 +98,7 @@ pub(crate) fn window_axis(
 /// The checks that every attention shares: batch, heads, head_dim, scale, additional tokens.
 fn finish(
     shapes: Shapes<'_>,
-    axes: [Axis; MAX_RANK],
+    axes: &[Axis],
     scale: Option<f64>,
 ) -> Result<Problem, AttentionError> {
     let Shapes { query, key, value, additional } = shapes;
@@ -124,16 +124,12 @@ fn finish(
         Some((keys, values)) => additional_tokens(key, value, &keys, &values)?,
         None => 0,
     };
-    Ok(Problem {
-        batch: query[0],
-        heads,
-        heads_kv,
-        head_dim,
-        head_dim_v: value[dim_axis],
-        additional,
-        scale,
-        axes,
-    })
+    Ok(Problem::new(axes, heads, head_dim)
+        .with_batch(query[0])
+        .with_heads_kv(heads_kv)
+        .with_head_dim_v(value[dim_axis])
+        .with_additional(additional)
+        .with_scale(scale))
 }
 
 fn additional_tokens(

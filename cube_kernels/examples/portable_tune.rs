@@ -23,33 +23,19 @@ fn window(length: usize, kernel_size: usize, is_causal: bool) -> Axis {
     Axis::neighborhood(length, kernel_size).with_causal(is_causal)
 }
 
-fn problem(batch: usize, heads: usize, dim: usize, axes: [Axis; 3]) -> Problem {
-    Problem {
-        batch,
-        heads,
-        heads_kv: heads,
-        head_dim: dim,
-        head_dim_v: dim,
-        additional: 0,
-        scale: (dim as f64).powf(-0.5),
-        axes,
-    }
-}
-
 /// Problems that are small enough for rows.
 fn problems() -> Vec<(&'static str, Problem)> {
-    let unit = Axis::UNIT;
     let dense = Axis::dense(4096, 4096, false);
     let wide = window(128, 31, false);
     let small = window(56, 7, false);
     vec![
-        ("dense-4k", problem(1, 16, 128, [unit, unit, dense])),
-        ("dense-4k-d64", problem(1, 16, 64, [unit, unit, dense])),
-        ("1d-8k-causal", problem(1, 16, 64, [unit, unit, window(8192, 512, true)])),
-        ("2d-128-k31", problem(1, 8, 64, [unit, wide, wide])),
-        ("nat-56", problem(16, 2, 64, [unit, small, small])),
-        ("nat-56-d32", problem(16, 4, 32, [unit, small, small])),
-        ("3d-16-k5", problem(1, 8, 64, [window(16, 5, false); 3])),
+        ("dense-4k", Problem::new([dense], 16, 128)),
+        ("dense-4k-d64", Problem::new([dense], 16, 64)),
+        ("1d-8k-causal", Problem::new([window(8192, 512, true)], 16, 64)),
+        ("2d-128-k31", Problem::new([wide, wide], 8, 64)),
+        ("nat-56", Problem::new([small, small], 2, 64).with_batch(16)),
+        ("nat-56-d32", Problem::new([small, small], 4, 32).with_batch(16)),
+        ("3d-16-k5", Problem::new([window(16, 5, false); 3], 8, 64)),
     ]
 }
 

@@ -4,7 +4,7 @@
 //! configuration and with its permutation of tokens, cuDNN's dense attention over all tokens, and
 //! PyTorch's compiled `flex_attention` with the same mask.
 
-use crate::{Axis, MAX_RANK, Problem};
+use crate::{Axis, Problem};
 
 /// Most floating-point operations of a forward pass in [`small`].
 const SMALL_FLOPS: u64 = 1 << 29;
@@ -133,18 +133,7 @@ struct Row {
 impl Row {
     fn problem(&self) -> Problem {
         let [batch, heads, head_dim] = self.size;
-        let mut axes = [Axis::UNIT; MAX_RANK];
-        axes[MAX_RANK - self.axes.len()..].copy_from_slice(self.axes);
-        Problem {
-            batch,
-            heads,
-            heads_kv: heads,
-            head_dim,
-            head_dim_v: head_dim,
-            additional: 0,
-            scale: (head_dim as f64).powf(-0.5),
-            axes,
-        }
+        Problem::new(self.axes, heads, head_dim).with_batch(batch)
     }
 }
 

@@ -82,14 +82,14 @@ mod tests {
     use crate::catalogue;
 
     fn problem(batch: usize) -> Problem {
-        Problem { batch, ..catalogue::all()[0].problem }
+        catalogue::all()[0].problem.with_batch(batch)
     }
 
     #[test]
     fn a_choice_is_made_once_and_the_scale_is_none_of_it() {
         static KNOWN: Choices<u8, usize> = Choices::new(Default::default);
         assert_eq!(remembered(&KNOWN, &problem(1), 0, || Some(7)), Some(7));
-        let other = Problem { scale: 3.0, ..problem(1) };
+        let other = problem(1).with_scale(3.0);
         assert_eq!(remembered(&KNOWN, &other, 0, || unreachable!("it is known")), Some(7));
         assert_eq!(remembered(&KNOWN, &other, 1, || Some(8)), Some(8));
         assert_eq!(remembered(&KNOWN, &problem(2), 0, || None), None);

@@ -103,16 +103,7 @@ impl Cost {
     /// use burn_natten_kernels::cost::{Cost, DeviceModel, Limit};
     /// use burn_natten_kernels::{Axis, Problem, tiling::Tiling};
     ///
-    /// let problem = Problem {
-    ///     batch: 4,
-    ///     heads: 16,
-    ///     heads_kv: 16,
-    ///     head_dim: 128,
-    ///     head_dim_v: 128,
-    ///     additional: 0,
-    ///     scale: 1.0,
-    ///     axes: [Axis::UNIT, Axis::UNIT, Axis::dense(4096, 4096, false)],
-    /// };
+    /// let problem = Problem::new([Axis::dense(4096, 4096, false)], 16, 128).with_batch(4);
     /// let tiling = Tiling { q_tile: [1, 1, 128], kv_tile: [1, 1, 128] };
     /// let cost = Cost::forward(&problem, Some(&tiling), 2, &DeviceModel::H200);
     /// assert_eq!(cost.flops, 4 * 16 * 4096 * 4096 * 2 * 256);
@@ -232,29 +223,20 @@ fn key_bytes(problem: &Problem, element_size: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, MAX_RANK};
+    use crate::Axis;
 
-    fn problem(axes: [Axis; MAX_RANK]) -> Problem {
-        Problem {
-            batch: 2,
-            heads: 6,
-            heads_kv: 2,
-            head_dim: 64,
-            head_dim_v: 32,
-            additional: 0,
-            scale: 1.0,
-            axes,
-        }
+    fn problem(axes: impl AsRef<[Axis]>) -> Problem {
+        Problem::new(axes, 6, 64).with_batch(2).with_heads_kv(2).with_head_dim_v(32)
     }
 
     fn image() -> Problem {
         let axis = Axis::neighborhood(56, 7);
-        problem([Axis::UNIT, axis, axis])
+        problem([axis, axis])
     }
 
     #[test]
     fn bytes_are_those_of_every_tensor() {
-        let problem = Problem { additional: 5, ..image() };
+        let problem = image().with_additional(5);
         let queries = 2 * 56 * 56 * 6;
         let keys = 2 * (56 * 56 + 5) * 2;
         for (size, statistics) in [(2, 4), (4, 4), (8, 8)] {
@@ -298,7 +280,7 @@ mod tests {
 
     #[test]
     fn bounds_are_relative_to_dense_attention() {
-        let dense = problem([Axis::UNIT, Axis::UNIT, Axis::dense(64, 64, false)]);
+        let dense = problem([Axis::dense(64, 64, false)]);
         assert_eq!(flop_bound(&dense), 1.0);
         assert_eq!(tile_bound(&dense, &Tiling::square([1, 1, 16])), 1.0);
         let windows = image();
@@ -306,7 +288,7 @@ mod tests {
         let tiling = Tiling::square([1, 4, 8]);
         let expected = 64.0 / tiling.work_ratio(&windows);
         assert!((tile_bound(&windows, &tiling) - expected).abs() < 1e-9);
-        let none = problem([Axis::UNIT, Axis::UNIT, Axis::dense(0, 0, false)]);
+        let none = problem([Axis::dense(0, 0, false)]);
         assert_eq!(flop_bound(&none), 1.0);
     }
 }

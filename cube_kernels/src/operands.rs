@@ -298,16 +298,10 @@ mod tests {
 
     #[test]
     fn every_operand_has_its_place() {
-        let problem = Problem {
-            batch: 1,
-            heads: 4,
-            heads_kv: 2,
-            head_dim: 8,
-            head_dim_v: 6,
-            additional: 3,
-            scale: 1.0,
-            axes: [Axis::UNIT, Axis::UNIT, Axis::dense(5, 7, false)],
-        };
+        let problem = Problem::new([Axis::dense(5, 7, false)], 4, 8)
+            .with_heads_kv(2)
+            .with_head_dim_v(6)
+            .with_additional(3);
         let operands =
             Operands { additional: Some(KeyValue { key: 3, value: 4 }), ..Operands::new(0, 1, 2) };
         let places: Vec<_> =

@@ -170,22 +170,15 @@ impl Axis {
 /// use burn_natten_kernels::{Axis, Problem};
 ///
 /// let side = Axis::neighborhood(56, 7);
-/// let problem = Problem {
-///     batch: 64,
-///     heads: 2,
-///     heads_kv: 2,
-///     head_dim: 64,
-///     head_dim_v: 64,
-///     additional: 0,
-///     scale: 0.125,
-///     axes: [Axis::UNIT, side, side],
-/// };
+/// let problem = Problem::new([side, side], 2, 64).with_batch(64);
+/// assert_eq!((problem.axes, problem.scale), ([Axis::UNIT, side, side], 0.125));
 /// // For one sample and head; FLOPs are for all of them.
 /// assert_eq!(problem.pairs(), 56 * 56 * 49);
 /// assert_eq!(problem.forward_flops(), 64 * 2 * problem.pairs() * 2 * (64 + 64));
 /// assert_eq!(problem.query_coordinates(57), [0, 1, 1]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Problem {
     /// Number of independent samples.
     pub batch: usize,
@@ -206,6 +199,64 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// One sample with as many heads of keys and values as of queries, values as long as keys, no additional tokens
+    /// and a scale of `head_dim^-0.5`. Axes are given slowest first.
+    ///
+    /// # Panics
+    ///
+    /// Without axes, or with more than [`MAX_RANK`].
+    pub fn new(axes: impl AsRef<[Axis]>, heads: usize, head_dim: usize) -> Self {
+        Self {
+            batch: 1,
+            heads,
+            heads_kv: heads,
+            head_dim,
+            head_dim_v: head_dim,
+            additional: 0,
+            scale: (head_dim as f64).powf(-0.5),
+            axes: padded(axes.as_ref()),
+        }
+    }
+
+    /// The same with this many samples.
+    pub const fn with_batch(self, batch: usize) -> Self {
+        Self { batch, ..self }
+    }
+
+    /// The same with this many heads of queries, and those of keys and values as they are.
+    pub const fn with_heads(self, heads: usize) -> Self {
+        Self { heads, ..self }
+    }
+
+    /// The same with this many heads of keys and values.
+    pub const fn with_heads_kv(self, heads_kv: usize) -> Self {
+        Self { heads_kv, ..self }
+    }
+
+    /// The same with values of this length.
+    pub const fn with_head_dim_v(self, head_dim_v: usize) -> Self {
+        Self { head_dim_v, ..self }
+    }
+
+    /// The same with this many additional tokens.
+    pub const fn with_additional(self, additional: usize) -> Self {
+        Self { additional, ..self }
+    }
+
+    /// The same with this factor on the scores.
+    pub const fn with_scale(self, scale: f64) -> Self {
+        Self { scale, ..self }
+    }
+
+    /// The same over other axes, slowest first.
+    ///
+    /// # Panics
+    ///
+    /// Without axes, or with more than [`MAX_RANK`].
+    pub fn with_axes(self, axes: impl AsRef<[Axis]>) -> Self {
+        Self { axes: padded(axes.as_ref()), ..self }
+    }
+
     /// Number of spatial axes, without the padding: at least 1.
     pub fn rank(&self) -> usize {
         let padding = self.axes.iter().take_while(|axis| **axis == Axis::UNIT).count();
@@ -244,12 +295,12 @@ impl Problem {
         if self.is_full() {
             // No axis restricts anything: one long axis saves the index arithmetic.
             let merged = Axis::dense(self.queries(), self.keys(), false);
-            return Self { axes: [Axis::UNIT, Axis::UNIT, merged], ..*self };
+            return self.with_axes([merged]);
         }
         let mut axes = self.axes;
         let padding = axes.iter().rev().take_while(|a| **a == Axis::UNIT).count();
         axes.rotate_right(padding);
-        Self { axes, ..*self }
+        self.with_axes(axes)
     }
 
     /// Pairs of a query and a key it sees, for one sample and one head.
@@ -294,6 +345,14 @@ impl Problem {
     pub fn key_coordinates(&self, index: usize) -> [usize; MAX_RANK] {
         coordinates(index, self.axes.map(|axis| axis.keys))
     }
+}
+
+fn padded(axes: &[Axis]) -> [Axis; MAX_RANK] {
+    let rank = axes.len();
+    assert!((1..=MAX_RANK).contains(&rank), "{rank} axes; a problem has 1 to {MAX_RANK}");
+    let mut padded = [Axis::UNIT; MAX_RANK];
+    padded[MAX_RANK - rank..].copy_from_slice(axes);
+    padded
 }
 
 fn coordinates(index: usize, [_, y, x]: [usize; MAX_RANK]) -> [usize; MAX_RANK] {
@@ -365,6 +424,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_given_has_its_default() {
+        let axis = Axis::neighborhood(9, 3);
+        let problem = Problem::new([axis], 6, 16);
+        assert_eq!((problem.batch, problem.additional, problem.scale), (1, 0, 0.25));
+        assert_eq!((problem.heads_kv, problem.head_dim_v), (6, 16));
+        assert_eq!(problem.axes, [Axis::UNIT, Axis::UNIT, axis]);
+        let other = problem.with_axes([axis; 3]).with_heads(12).with_head_dim_v(8);
+        assert_eq!((other.heads, other.heads_kv, other.head_dim, other.head_dim_v), (12, 6, 16, 8));
+        assert_eq!((other.axes, other.scale), ([axis; 3], 0.25));
+    }
+
+    #[test]
+    #[should_panic = "4 axes; a problem has 1 to 3"]
+    fn a_fourth_axis_is_refused() {
+        Problem::new([Axis::UNIT; 4], 1, 8);
+    }
+
+    #[test]
     fn pairs_count_every_visible_key() {
         let axis = |length, kernel_size, stride, dilation, is_causal| {
             Axis::neighborhood(length, kernel_size)
@@ -372,16 +449,11 @@ mod tests {
                 .with_dilation(dilation)
                 .with_causal(is_causal)
         };
-        let problem = Problem {
-            batch: 2,
-            heads: 4,
-            heads_kv: 2,
-            head_dim: 8,
-            head_dim_v: 4,
-            additional: 3,
-            scale: 1.0,
-            axes: [Axis::UNIT, axis(9, 3, 2, 2, true), axis(7, 3, 1, 2, false)],
-        };
+        let problem = Problem::new([axis(9, 3, 2, 2, true), axis(7, 3, 1, 2, false)], 4, 8)
+            .with_batch(2)
+            .with_heads_kv(2)
+            .with_head_dim_v(4)
+            .with_additional(3);
         let mut count = 0;
         for query in 0..problem.queries() {
             let [_, y, x] = problem.query_coordinates(query);

@@ -47,16 +47,7 @@ impl Slices {
     /// ```rust
     /// use burn_natten_kernels::{Axis, Problem, slicing::Slices};
     ///
-    /// let problem = Problem {
-    ///     batch: 1,
-    ///     heads: 1,
-    ///     heads_kv: 1,
-    ///     head_dim: 128,
-    ///     head_dim_v: 128,
-    ///     additional: 0,
-    ///     scale: 1.0,
-    ///     axes: [Axis::UNIT, Axis::UNIT, Axis::dense(64, 64, false)],
-    /// };
+    /// let problem = Problem::new([Axis::dense(64, 64, false)], 1, 128);
     /// let [forward, backward] = Slices::of(&problem).executed_flops(&problem);
     /// assert_eq!(forward, problem.forward_flops());
     /// // Two passes, the second in two slices: 9 products instead of 5.

@@ -37,16 +37,7 @@ pub use map::{TileKind, TileMap};
 /// use burn_natten_kernels::{Axis, Problem, tiling::Tiling};
 ///
 /// let axis = Axis::neighborhood;
-/// let problem = Problem {
-///     batch: 1,
-///     heads: 24,
-///     heads_kv: 24,
-///     head_dim: 128,
-///     head_dim_v: 128,
-///     additional: 0,
-///     scale: 1.0,
-///     axes: [axis(30, 18), axis(48, 24), axis(80, 24)],
-/// };
+/// let problem = Problem::new([axis(30, 18), axis(48, 24), axis(80, 24)], 24, 128);
 /// let tiling = Tiling { q_tile: [4, 4, 4], kv_tile: [4, 4, 4] };
 /// let count = tiling.count(&problem);
 /// assert_eq!(count.q_tiles, 8 * 12 * 20);
@@ -193,7 +184,7 @@ impl Tiling {
     ///
     /// If a tile has no extent along some axis.
     pub fn work_ratio(&self, problem: &Problem) -> f64 {
-        let windows = Problem { additional: 0, ..*problem };
+        let windows = problem.with_additional(0);
         match windows.pairs() {
             0 => 1.0,
             useful => self.scores(self.count_windows(problem)) as f64 / useful as f64,

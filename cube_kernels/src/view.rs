@@ -136,16 +136,11 @@ mod tests {
     }
 
     fn problem() -> Problem {
-        Problem {
-            batch: 2,
-            heads: 4,
-            heads_kv: 2,
-            head_dim: 8,
-            head_dim_v: 16,
-            additional: 3,
-            scale: 1.0,
-            axes: [Axis::UNIT, Axis::neighborhood(5, 3), Axis::neighborhood(7, 3)],
-        }
+        Problem::new([Axis::neighborhood(5, 3), Axis::neighborhood(7, 3)], 4, 8)
+            .with_batch(2)
+            .with_heads_kv(2)
+            .with_head_dim_v(16)
+            .with_additional(3)
     }
 
     fn tensors<T>(of: impl Fn(Shape) -> T) -> Operands<T> {

@@ -24,13 +24,13 @@ const ALONE: [[usize; 4]; 2] = [[1, 1, 4, 4], [1, 1, 4, 4]];
 fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) -> Way {
     let [down, across, rows_each, columns_each] = shapes[number];
     // As kernels walk them: the axes that there are come last.
-    let padding = problem.axes.iter().rev().take_while(|axis| **axis == Axis::UNIT).count();
     let (rank, is_causal) = if problem.is_full() {
         (1, [false; 3])
     } else {
         let mut axes = problem.axes;
+        let padding = axes.iter().rev().take_while(|axis| **axis == Axis::UNIT).count();
         axes.rotate_right(padding);
-        (3 - padding, axes.map(|axis| axis.is_causal))
+        (problem.with_axes(axes).rank(), axes.map(|axis| axis.is_causal))
     };
     let (rows, columns) = (down * rows_each, across * columns_each);
     let row_tile = match rank {
@@ -152,59 +152,52 @@ fn check(name: &str, problem: Problem, format: Format, seed: u64) {
 
 /// The problems that every element type has to pass, by what is special about them.
 fn problems() -> Vec<(&'static str, Problem)> {
-    let dense =
-        |queries, keys, is_causal| problem(&[Axis::dense(queries, keys, is_causal).with_origin(0)]);
+    let dense = |queries, keys, is_causal| {
+        problem(&[Axis::dense(queries, keys, is_causal).with_origin(0)], 8)
+    };
     vec![
-        ("1d", problem(&[axis(37, 7, 1, 1, false)])),
-        ("1d even kernel, stride", problem(&[axis(37, 6, 3, 1, false)])),
-        ("1d unequal groups", problem(&[axis(38, 5, 2, 4, false)])),
-        ("1d causal, stride, dilation", problem(&[axis(41, 5, 3, 3, true)])),
-        ("1d blocked", problem(&[axis(32, 8, 8, 1, false)])),
-        ("1d self", problem(&[axis(19, 19, 1, 1, false)])),
-        ("2d", problem(&[axis(9, 5, 1, 1, false), axis(11, 3, 1, 1, false)])),
-        ("2d mixed", problem(&[axis(9, 3, 2, 2, true), axis(13, 4, 3, 3, false)])),
+        ("1d", problem(&[axis(37, 7, 1, 1, false)], 8)),
+        ("1d even kernel, stride", problem(&[axis(37, 6, 3, 1, false)], 8)),
+        ("1d unequal groups", problem(&[axis(38, 5, 2, 4, false)], 8)),
+        ("1d causal, stride, dilation", problem(&[axis(41, 5, 3, 3, true)], 8)),
+        ("1d blocked", problem(&[axis(32, 8, 8, 1, false)], 8)),
+        ("1d self", problem(&[axis(19, 19, 1, 1, false)], 8)),
+        ("2d", problem(&[axis(9, 5, 1, 1, false), axis(11, 3, 1, 1, false)], 8)),
+        ("2d, the last axis of one token", problem(&[axis(9, 3, 1, 1, false), Axis::UNIT], 8)),
+        ("2d mixed", problem(&[axis(9, 3, 2, 2, true), axis(13, 4, 3, 3, false)], 8)),
         (
             "3d",
-            problem(&[axis(5, 3, 1, 1, true), axis(7, 3, 2, 2, false), axis(6, 2, 2, 3, false)]),
+            problem(&[axis(5, 3, 1, 1, true), axis(7, 3, 2, 2, false), axis(6, 2, 2, 3, false)], 8),
         ),
         (
             "2d, additional, groups of heads, dims",
-            Problem {
-                heads: 6,
-                additional: 3,
-                head_dim: 12,
-                head_dim_v: 20,
-                ..problem(&[axis(9, 3, 1, 2, false), axis(8, 4, 1, 1, true)])
-            },
+            problem(&[axis(9, 3, 1, 2, false), axis(8, 4, 1, 1, true)], 12)
+                .with_heads(6)
+                .with_head_dim_v(20)
+                .with_additional(3),
         ),
         (
             "1d odd dims, one kv head",
-            Problem {
-                heads: 3,
-                heads_kv: 1,
-                head_dim: 5,
-                head_dim_v: 3,
-                additional: 9,
-                ..problem(&[axis(23, 5, 1, 1, false)])
-            },
+            problem(&[axis(23, 5, 1, 1, false)], 5)
+                .with_heads(3)
+                .with_heads_kv(1)
+                .with_head_dim_v(3)
+                .with_additional(9),
         ),
         ("dense cross", dense(17, 29, false)),
         ("dense cross, causal, more queries", dense(29, 17, true)),
         ("dense cross, causal, more keys", dense(17, 29, true)),
-        ("causal, queries that see nothing", problem(&[Axis::dense(150, 17, true)])),
-        ("causal, aligned at the end", problem(&[Axis::dense(17, 29, true)])),
+        ("causal, queries that see nothing", problem(&[Axis::dense(150, 17, true)], 8)),
+        ("causal, aligned at the end", problem(&[Axis::dense(17, 29, true)], 8)),
         (
             "causal beside a window, queries that see nothing but additional tokens",
-            Problem {
-                additional: 2,
-                ..problem(&[axis(5, 3, 1, 1, false), Axis::dense(19, 6, true)])
-            },
+            problem(&[axis(5, 3, 1, 1, false), Axis::dense(19, 6, true)], 8).with_additional(2),
         ),
         (
             "causal beside a window, queries that see nothing",
-            problem(&[Axis::dense(19, 6, true), axis(6, 3, 1, 2, false)]),
+            problem(&[Axis::dense(19, 6, true), axis(6, 3, 1, 2, false)], 8),
         ),
-        ("dense, additional", Problem { additional: 2, head_dim_v: 4, ..dense(13, 21, false) }),
+        ("dense, additional", dense(13, 21, false).with_head_dim_v(4).with_additional(2)),
     ]
 }
 
@@ -233,37 +226,31 @@ fn bf16_is_as_good_as_its_storage() {
 fn any_head_dim() {
     // Whole rows, even slices, ragged slices of vectors and of single elements.
     for (dim, dim_v) in [(32, 32), (64, 64), (128, 64), (160, 160), (148, 24), (30, 70), (67, 33)] {
-        let problem = Problem {
-            batch: 1,
-            head_dim: dim,
-            head_dim_v: dim_v,
-            additional: 2,
-            scale: (dim as f64).sqrt().recip(),
-            ..problem(&[axis(12, 3, 1, 1, false), axis(5, 4, 1, 1, false)])
-        };
+        let problem = problem(&[axis(12, 3, 1, 1, false), axis(5, 4, 1, 1, false)], dim)
+            .with_batch(1)
+            .with_head_dim_v(dim_v)
+            .with_additional(2);
         check(&format!("dims {dim} {dim_v}"), problem, F32, dim as u64);
     }
 }
 
 #[test]
 fn additional_tokens_over_several_chunks() {
-    let problem = Problem {
-        additional: 3,
-        heads: 4,
-        ..problem(&[axis(30, 3, 1, 1, false), axis(11, 3, 1, 1, false)])
-    };
+    let problem = problem(&[axis(30, 3, 1, 1, false), axis(11, 3, 1, 1, false)], 8)
+        .with_heads(4)
+        .with_additional(3);
     check("chunks", problem, F32, 7);
 }
 
 #[test]
 fn additional_tokens_alone() {
-    let problem = Problem { additional: 5, ..problem(&[Axis::dense(9, 0, false)]) };
+    let problem = problem(&[Axis::dense(9, 0, false)], 8).with_additional(5);
     check("no keys", problem, F32, 8);
 }
 
 #[test]
 fn gradients_are_zero_without_queries() {
-    let problem = Problem { additional: 2, ..problem(&[Axis::dense(0, 7, false)]) };
+    let problem = problem(&[Axis::dense(0, 7, false)], 8).with_additional(2);
     let data = Data::random(&problem, 9, F32.round);
     let results = run(&client(), &problem, &data, F32);
     for gradient in [results.dk, results.dv, results.additional_dk, results.additional_dv] {
@@ -274,11 +261,9 @@ fn gradients_are_zero_without_queries() {
 #[test]
 fn a_bad_row_reaches_only_those_that_see_it() {
     let client = client();
-    let problem = Problem {
-        batch: 1,
-        additional: 1,
-        ..problem(&[axis(12, 3, 1, 2, false), axis(9, 4, 2, 1, true)])
-    };
+    let problem = problem(&[axis(12, 3, 1, 2, false), axis(9, 4, 2, 1, true)], 8)
+        .with_batch(1)
+        .with_additional(1);
     for kernels in kernels(&client, &problem) {
         check_isolation(&client, &problem, &kernels);
     }
@@ -341,7 +326,7 @@ fn check_isolation(client: &Client, problem: &Problem, kernels: &Kernels) {
 #[test]
 fn huge_scores_are_no_nan() {
     let client = client();
-    let problem = Problem { scale: 1.0, ..problem(&[axis(17, 5, 1, 1, true)]) };
+    let problem = problem(&[axis(17, 5, 1, 1, true)], 8).with_scale(1.0);
     for factor in [1e18, -1e18] {
         let mut data = Data::random(&problem, 11, F32.round);
         // Scores up to 3.2e37, and with the sign, rows in which the largest is far below zero.
@@ -364,15 +349,7 @@ fn huge_scores_are_no_nan() {
 fn the_lowest_score_counts() {
     let client = client();
     // A single key whose score is the least finite f32.
-    let problem = Problem {
-        batch: 1,
-        head_dim: 1,
-        head_dim_v: 1,
-        scale: 1.0,
-        heads: 1,
-        heads_kv: 1,
-        ..problem(&[Axis::dense(1, 1, false)])
-    };
+    let problem = Problem::new([Axis::UNIT], 1, 1);
     let mut data = Data::random(&problem, 12, F32.round);
     data.query = vec![f64::from(f32::MIN)];
     data.key = vec![1.0];
@@ -387,7 +364,7 @@ fn the_lowest_score_counts() {
 fn results_repeat_bit_by_bit() {
     let client = client();
     let problem =
-        Problem { additional: 2, ..problem(&[axis(15, 5, 1, 1, false), axis(14, 5, 1, 1, false)]) };
+        problem(&[axis(15, 5, 1, 1, false), axis(14, 5, 1, 1, false)], 8).with_additional(2);
     let data = Data::random(&problem, 13, F32.round);
     for kernels in kernels(&client, &problem) {
         let run = || run_by(&client, &problem, &data, F32, Some(&kernels));
@@ -401,7 +378,7 @@ fn results_repeat_bit_by_bit() {
 #[test]
 fn what_cannot_run_is_an_error() {
     let client = client();
-    let problem = problem(&[axis(9, 3, 1, 1, false)]);
+    let problem = problem(&[axis(9, 3, 1, 1, false)], 8);
     let data = Data::random(&problem, 14, F32.round);
     let mut inputs = F32.operands(&client, &problem, &data);
     inputs.value.handle = F32.upload(&client, &data.value[1..]);
@@ -425,7 +402,7 @@ fn what_cannot_run_is_an_error() {
     );
 
     // Tiles of another pass, and of another problem.
-    let other = Problem { head_dim_v: 4, ..problem };
+    let other = problem.with_head_dim_v(4);
     for way in [small(&problem, Pass::Queries, 0, &ALONE), small(&other, Pass::Forward, 0, &ALONE)]
     {
         let result = forward_with(&client, &way, &problem, F32.elem(), &inputs, &outputs);

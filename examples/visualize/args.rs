@@ -141,18 +141,7 @@ impl Tiles {
 
 /// A problem over these axes; what has no influence on its tiles is one.
 pub fn problem(axes: &[Axis]) -> Problem {
-    let mut padded = [Axis::UNIT; MAX_RANK];
-    padded[MAX_RANK - axes.len()..].copy_from_slice(axes);
-    Problem {
-        batch: 1,
-        heads: 1,
-        heads_kv: 1,
-        head_dim: 1,
-        head_dim_v: 1,
-        additional: 0,
-        scale: 1.0,
-        axes: padded,
-    }
+    Problem::new(axes, 1, 1)
 }
 
 fn per_axis<const N: usize, T: Copy>(flag: &str, values: &[T]) -> Result<[T; N], Failure> {

@@ -134,7 +134,7 @@ impl Workload {
         if problem.is_full() {
             // As the operators do.
             let dense = Axis::dense(problem.queries(), problem.keys(), false);
-            problem.axes = [Axis::UNIT, Axis::UNIT, dense];
+            problem = problem.with_axes([dense]);
         }
         let plan = Self { problem, ..*self }.plan(&inputs.query.device())?;
         // The operators' tensors have the axes of the space.

@@ -230,16 +230,11 @@ mod tests {
     }
 
     fn problem(tokens: usize) -> Problem {
-        Problem {
-            batch: 1,
-            heads: 1,
-            heads_kv: 1,
-            head_dim: 64,
-            head_dim_v: 64,
-            additional: 0,
-            scale: 1.0,
-            axes: [Axis::UNIT, Axis::UNIT, Axis::dense(tokens, tokens, false)],
-        }
+        Problem::new([Axis::dense(tokens, tokens, false)], 1, 64)
+    }
+
+    fn of_dim(head_dim: usize) -> Problem {
+        Problem::new([Axis::dense(16, 16, false)], 1, head_dim)
     }
 
     fn tier(strategy: Strategy, dtype: DType, device: Capabilities) -> Tier {
@@ -259,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_hopper_does_not_cover_is_portable_unless_it_was_named() {
-        let odd = Problem { head_dim: 20, ..problem(16) };
+        let odd = of_dim(20);
         let of = |strategy| select(&odd, strategy, DType::F16, HOPPER, Context::new());
         assert_eq!(of(Strategy::Auto).expect("a tier"), Tier::Portable);
         assert_eq!(
@@ -275,12 +270,12 @@ mod tests {
         assert_eq!(tier(Strategy::TensorCore, DType::F16, cuda(90)), Tier::TensorCore);
         assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(75)), Tier::Portable);
         assert_eq!(tier(Strategy::Auto, DType::F32, cuda(80)), Tier::Portable);
-        let odd = Problem { head_dim: 20, ..problem(16) };
+        let odd = of_dim(20);
         let of = |problem| {
             select(&problem, Strategy::Auto, DType::F16, cuda(90), Context::new()).expect("a tier")
         };
         assert_eq!(of(odd), Tier::TensorCore);
-        assert_eq!(of(Problem { head_dim: 300, ..odd }), Tier::Portable);
+        assert_eq!(of(of_dim(300)), Tier::Portable);
     }
 
     #[test]
@@ -369,7 +364,7 @@ mod tests {
         let named = of(&problem(16), Strategy::Hopper);
         assert_eq!(named.forward.iter().collect::<Vec<_>>(), [Tier::Hopper]);
         // What a device has and a problem does without is worth a line, and only then.
-        let odd = Problem { head_dim: 20, ..problem(16) };
+        let odd = of_dim(20);
         let notes =
             ["using the TensorCore kernels, because head_dim is 20, not a multiple of 8 up to 256"];
         assert_eq!(of(&odd, Strategy::Auto).notes, notes);

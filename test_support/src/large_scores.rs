@@ -12,9 +12,9 @@ use cubecl::ir::FloatKind;
 use crate::compare::{device, half_ulp, magnitude};
 use crate::format::Format;
 use crate::oracle::visible;
-use crate::problems::{problem, share};
+use crate::problems::share;
 use crate::tier::ForwardTier;
-use crate::{Data, axis};
+use crate::{Data, axis, problem};
 
 /// What a row's exact softmax gives, and how far f32 may be off.
 struct Row {
@@ -115,7 +115,7 @@ fn problems() -> Vec<Problem> {
         problem(&[axis(17, 17, 1, 1, false), axis(18, 18, 1, 1, false)], 64),
         problem(&window[1..], 128),
         problem(&window, 64),
-        Problem { head_dim_v: 32, ..problem(&window, 256) },
+        problem(&window, 256).with_head_dim_v(32),
     ]
 }
 

@@ -41,20 +41,9 @@ pub fn axis(
         .with_causal(is_causal)
 }
 
-/// A problem of up to three axes with 2 samples, 2 heads and dim 8, to be changed from there.
-pub fn problem(axes: &[Axis]) -> Problem {
-    let mut padded = [Axis::UNIT; 3];
-    padded[..axes.len()].copy_from_slice(axes);
-    Problem {
-        batch: 2,
-        heads: 2,
-        heads_kv: 2,
-        head_dim: 8,
-        head_dim_v: 8,
-        additional: 0,
-        scale: 0.35,
-        axes: padded,
-    }
+/// Two samples, two heads, slowest axis first; to be changed from there.
+pub fn problem(axes: &[Axis], dim: usize) -> Problem {
+    Problem::new(axes, 2, dim).with_batch(2)
 }
 
 /// Everything that the passes read, in `f64` but representable in the type under test.

@@ -277,12 +277,10 @@ mod tests {
 
     #[test]
     fn gradients_are_differences() {
-        let problem = Problem {
-            heads_kv: 1,
-            head_dim_v: 3,
-            additional: 2,
-            ..problem(&[axis(6, 3, 2, 2, true), axis(4, 3, 1, 1, false)])
-        };
+        let problem = problem(&[axis(6, 3, 2, 2, true), axis(4, 3, 1, 1, false)], 8)
+            .with_heads_kv(1)
+            .with_head_dim_v(3)
+            .with_additional(2);
         let data = Data::random(&problem, 3, |x| x);
         let results = compute(&problem, &data, |x| x);
         type Part = fn(&mut Data) -> &mut Vec<f64>;

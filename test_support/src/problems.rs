@@ -1,25 +1,9 @@
 //! Problems that the tests of both passes share.
 
 use burn_natten_kernels::native::sm90::Mask;
-use burn_natten_kernels::{Axis, MAX_RANK, Problem};
+use burn_natten_kernels::{Axis, Problem};
 
-use crate::axis;
-
-/// Two samples, two heads, slowest axis first; to be changed from there.
-pub fn problem(axes: &[Axis], dim: usize) -> Problem {
-    let mut padded = [Axis::UNIT; MAX_RANK];
-    padded[MAX_RANK - axes.len()..].copy_from_slice(axes);
-    Problem {
-        batch: 2,
-        heads: 2,
-        heads_kv: 2,
-        head_dim: dim,
-        head_dim_v: dim,
-        additional: 0,
-        scale: (dim as f64).sqrt().recip(),
-        axes: padded,
-    }
-}
+use crate::{axis, problem};
 
 /// Which problems are taken where kernels take long to compile, so that several processes share them.
 pub fn seed() -> usize {
@@ -117,7 +101,7 @@ pub mod edges {
             problem(&[Axis::dense(1, 200, false)], 64),
             problem(&[Axis::dense(200, 1, false)], 64),
             problem(&[Axis::dense(200, 1, true).with_origin(0)], 128),
-            Problem { additional: 1, ..problem(&[Axis::dense(1, 1, false)], 64) },
+            problem(&[Axis::dense(1, 1, false)], 64).with_additional(1),
         ]
     }
 
@@ -143,21 +127,21 @@ pub mod edges {
 
     pub fn numbers_of_heads() -> Vec<Problem> {
         let plane = [axis(9, 5, 1, 1, false), axis(21, 7, 1, 1, false)];
-        let heads = |heads, heads_kv| Problem { heads, heads_kv, ..problem(&plane, 64) };
+        let heads = |heads, heads_kv| problem(&plane, 64).with_heads(heads).with_heads_kv(heads_kv);
         let line = problem(&[axis(150, 33, 1, 1, true)], 128);
         vec![
             heads(1, 1),
             heads(48, 3),
             heads(48, 48),
             heads(7, 1),
-            Problem { heads: 48, heads_kv: 3, ..line },
+            line.with_heads(48).with_heads_kv(3),
         ]
     }
 
     pub fn numbers_of_samples() -> Vec<Problem> {
         let space = [axis(5, 3, 1, 1, false), axis(7, 4, 1, 1, false), axis(6, 3, 1, 1, true)];
-        let of = |batch| Problem { batch, ..problem(&space, 64) };
-        vec![of(1), of(3), of(7), Problem { batch: 33, ..problem(&space[1..], 32) }]
+        let of = |batch| problem(&space, 64).with_batch(batch);
+        vec![of(1), of(3), of(7), problem(&space[1..], 32).with_batch(33)]
     }
 
     pub fn vectors_of_every_length() -> Vec<Problem> {
@@ -165,7 +149,8 @@ pub mod edges {
         let dims =
             [(8, 8), (8, 256), (256, 8), (248, 248), (256, 256), (16, 24), (120, 136), (72, 8)];
         let of = |(head_dim, head_dim_v)| {
-            [&plane[..], &plane[1..]].map(|axes| Problem { head_dim_v, ..problem(axes, head_dim) })
+            [&plane[..], &plane[1..]]
+                .map(|axes| problem(axes, head_dim).with_head_dim_v(head_dim_v))
         };
         dims.into_iter().flat_map(of).collect()
     }
@@ -184,8 +169,7 @@ pub mod edges {
         // Samples of groups that are launched alone have to begin at a multiple of the dilation.
         let space =
             |length| problem(&[axis(length, 3, 1, 9, false), axis(5, 3, 1, 1, false), short], 64);
-        let alone =
-            [space(36), Problem { batch: 1, ..space(31) }, Problem { additional: 5, ..space(36) }];
+        let alone = [space(36), space(31).with_batch(1), space(36).with_additional(5)];
         [2, 7, 8, 9].into_iter().flat_map(of).chain(alone).collect()
     }
 }
@@ -237,9 +221,7 @@ pub mod isolated {
     pub fn with_additional_tokens_and_shared_keys() -> Named {
         let line = [axis(203, 21, 1, 1, true)];
         [(&WINDOW[..], 64), (&WINDOW[1..], 128), (&line[..], 64)]
-            .map(|(axes, dim)| {
-                ("additional", Problem { heads: 4, additional: 70, ..problem(axes, dim) })
-            })
+            .map(|(axes, dim)| ("additional", problem(axes, dim).with_heads(4).with_additional(70)))
             .to_vec()
     }
 }
@@ -252,7 +234,7 @@ pub mod samples {
     pub type Masked = Vec<(Problem, Mask)>;
 
     fn masked(axes: &[Axis], dim: usize, mask: Mask) -> (Problem, Mask) {
-        (Problem { batch: 1, heads: 1, heads_kv: 1, ..problem(axes, dim) }, mask)
+        (problem(axes, dim).with_batch(1).with_heads(1).with_heads_kv(1), mask)
     }
 
     pub fn whole_blocks() -> Masked {
@@ -275,7 +257,7 @@ pub mod samples {
     pub fn additional_tokens() -> Masked {
         let plane = [axis(9, 3, 1, 1, false), axis(11, 5, 1, 1, false)];
         let (problem, mask) = masked(&plane, 64, Mask::OneHot);
-        vec![(Problem { additional: 70, ..problem }, mask)]
+        vec![(problem.with_additional(70), mask)]
     }
 
     /// A dilation beyond what TMA steps over: nine launches.
@@ -295,8 +277,8 @@ pub fn repeated() -> Vec<Problem> {
     vec![
         problem(&[Axis::dense(1000, 1000, true)], 128),
         problem(&plane, 64),
-        Problem { heads: 8, ..problem(&plane, 64) },
-        Problem { heads: 6, additional: 90, ..problem(&space, 64) },
+        problem(&plane, 64).with_heads(8),
+        problem(&space, 64).with_heads(6).with_additional(90),
         problem(&space, 128),
         problem(&[axis(999, 31, 1, 17, false)], 256),
     ]

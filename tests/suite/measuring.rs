@@ -20,28 +20,22 @@ fn workloads() -> Vec<Workload> {
             .with_dilation(dilation)
             .with_causal(is_causal)
     };
-    let problem = |axes| Problem {
-        batch: 2,
-        heads: 4,
-        heads_kv: 2,
-        head_dim: 8,
-        head_dim_v: 6,
-        additional: 0,
-        scale: 0.4,
-        axes,
+    let problem = |axes: &[Axis]| {
+        Problem::new(axes, 4, 8).with_batch(2).with_heads_kv(2).with_head_dim_v(6).with_scale(0.4)
     };
-    [
-        [Axis::UNIT, Axis::UNIT, Axis::dense(20, 30, true)],
-        [Axis::UNIT, axis(12, 5, 2, 2, false), axis(9, 3, 1, 1, true)],
-        [axis(6, 4, 3, 1, true), axis(7, 3, 1, 2, false), axis(5, 5, 1, 1, false)],
-    ]
-    .map(|axes| Workload {
-        problem: problem(axes),
-        dtype: DType::F32,
-        strategy: Strategy::Auto,
-        context: Context::current(),
-    })
-    .to_vec()
+    let problems = [
+        problem(&[Axis::dense(20, 30, true)]),
+        problem(&[axis(12, 5, 2, 2, false), axis(9, 3, 1, 1, true)]),
+        problem(&[axis(6, 4, 3, 1, true), axis(7, 3, 1, 2, false), axis(5, 5, 1, 1, false)]),
+    ];
+    problems
+        .map(|problem| Workload {
+            problem,
+            dtype: DType::F32,
+            strategy: Strategy::Auto,
+            context: Context::current(),
+        })
+        .to_vec()
 }
 
 #[test]

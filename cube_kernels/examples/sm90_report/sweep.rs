@@ -217,7 +217,10 @@ fn problem((head_dim, head_dim_v): (usize, usize), rank: usize, option: Options)
         }
     }
     let additional = if matches!(option, Options::All) { 77 } else { 0 };
-    Problem { batch: 1, heads: 4, heads_kv: 2, head_dim, head_dim_v, additional, scale: 0.1, axes }
+    Problem::new(axes, 4, head_dim)
+        .with_heads_kv(2)
+        .with_head_dim_v(head_dim_v)
+        .with_additional(additional)
 }
 
 /// The most promising of the schedules with each shape of CTA.

@@ -36,31 +36,23 @@ fn variations() -> Vec<Problem> {
     let axis = |length, kernel_size, is_causal| {
         Axis::neighborhood(length, kernel_size).with_causal(is_causal)
     };
-    let plane = [Axis::UNIT, axis(40, 9, false), axis(50, 9, true)];
+    let plane = [axis(40, 9, false), axis(50, 9, true)];
     let dims = [(16, 16), (32, 32), (7, 5), (80, 80), (96, 96), (256, 256), (192, 128), (36, 12)];
     for (head_dim, head_dim_v) in dims {
-        for (axes, additional) in [
-            ([Axis::UNIT, Axis::UNIT, axis(900, 99, true)], 0),
-            (plane, 30),
-            ([axis(9, 3, false); MAX_RANK], 0),
-        ] {
-            let (batch, heads, heads_kv) = (1, 4, 2);
-            let scale = 0.1;
-            problems.push(Problem {
-                batch,
-                heads,
-                heads_kv,
-                head_dim,
-                head_dim_v,
-                additional,
-                scale,
-                axes,
-            });
+        for (axes, additional) in
+            [(&[axis(900, 99, true)][..], 0), (&plane, 30), (&[axis(9, 3, false); MAX_RANK], 0)]
+        {
+            problems.push(
+                Problem::new(axes, 4, head_dim)
+                    .with_heads_kv(2)
+                    .with_head_dim_v(head_dim_v)
+                    .with_additional(additional),
+            );
         }
     }
     // Queries that stand elsewhere than keys.
     let line = Axis::dense(500, 900, true);
-    problems.push(Problem { axes: [Axis::UNIT, Axis::UNIT, line], ..problems[0] });
+    problems.push(problems[0].with_axes([line]));
     problems
 }
 

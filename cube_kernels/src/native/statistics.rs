@@ -24,11 +24,7 @@ pub(crate) fn statistics_bytes(problem: &Problem) -> usize {
 /// Attention of all queries to the additional tokens, as one axis; `None` if there are no such tokens.
 pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
     let line = Axis::dense(problem.queries(), problem.additional, false);
-    (problem.additional > 0).then_some(Problem {
-        additional: 0,
-        axes: [Axis::UNIT, Axis::UNIT, line],
-        ..*problem
-    })
+    (problem.additional > 0).then_some(problem.with_axes([line]).with_additional(0))
 }
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query

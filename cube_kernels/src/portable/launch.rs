@@ -34,16 +34,7 @@ static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
 /// let row = Axis::neighborhood(64, 7);
-/// let problem = Problem {
-///     batch: 1,
-///     heads: 4,
-///     heads_kv: 4,
-///     head_dim: 32,
-///     head_dim_v: 32,
-///     additional: 0,
-///     scale: 32f64.powf(-0.5),
-///     axes: [row, row, Axis::UNIT],
-/// };
+/// let problem = Problem::new([row, row, Axis::UNIT], 4, 32);
 /// let tensors = Operands::new((), (), ()).map(|operand, ()| {
 ///     let shape = operand.shape(&problem);
 ///     Strided::contiguous(client.empty(shape.elements() * size_of::<f32>()), shape)

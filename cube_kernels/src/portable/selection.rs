@@ -262,22 +262,13 @@ mod tests {
     use super::*;
     use crate::Axis;
 
-    fn problem(dim: usize, axes: [Axis; 3]) -> Problem {
-        Problem {
-            batch: 1,
-            heads: 8,
-            heads_kv: 8,
-            head_dim: dim,
-            head_dim_v: dim,
-            additional: 0,
-            scale: 1.0,
-            axes,
-        }
+    fn problem(dim: usize, axes: impl AsRef<[Axis]>) -> Problem {
+        Problem::new(axes, 8, dim)
     }
 
     fn line(length: usize, kernel_size: usize) -> Problem {
         let axis = Axis::neighborhood(length, kernel_size);
-        problem(64, [Axis::UNIT, Axis::UNIT, axis])
+        problem(64, [axis])
     }
 
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::Queries, Pass::Keys];
@@ -285,7 +276,7 @@ mod tests {
     #[test]
     fn candidates_fit_device_and_problem() {
         let side = |length, kernel_size| Axis::neighborhood(length, kernel_size).with_causal(true);
-        let plane = [Axis::UNIT, side(40, 7), side(50, 9)];
+        let plane = [side(40, 7), side(50, 9)];
         let space = [side(9, 3), side(12, 5), side(20, 4)];
         for limits in [Limits::WEBGPU, Limits::HOPPER] {
             for problem in [line(500, 50), problem(30, plane), problem(128, space)] {
@@ -341,10 +332,7 @@ mod tests {
 
     #[test]
     fn nothing_is_tiled_without_keys() {
-        let problem = Problem {
-            additional: 3,
-            ..problem(8, [Axis::UNIT, Axis::UNIT, Axis::dense(5, 0, false)])
-        };
+        let problem = problem(8, [Axis::dense(5, 0, false)]).with_additional(3);
         assert!(PASSES.iter().all(|pass| candidates(&problem, &Limits::HOPPER, *pass).is_empty()));
         assert_eq!(plan(&problem, &Limits::HOPPER), Way::Rows);
     }

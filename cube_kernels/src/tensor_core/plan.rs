@@ -161,7 +161,7 @@ fn key_parts(problem: &Problem) -> &'static [[bool; 2]] {
 /// Dense attention of all queries to the additional keys, as the gradients of those see it.
 pub(super) fn additional_problem(problem: &Problem) -> Problem {
     let line = Axis::dense(problem.queries(), problem.additional, false);
-    Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
+    problem.with_axes([line]).with_additional(0)
 }
 
 /// A cube's shape: planes, blocks of 16 rows of each, or of each two that work in a pair, and columns of a step.

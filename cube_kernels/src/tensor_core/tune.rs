@@ -45,7 +45,7 @@ pub(super) fn representative(problem: &Problem) -> Problem {
         let origin = rounded(axis.origin.unsigned_abs()) as isize * axis.origin.signum();
         Axis::dense(queries, keys, axis.is_causal).with_origin(origin)
     });
-    Problem { batch: problem.batch.next_power_of_two(), axes, ..*problem }
+    problem.with_axes(axes).with_batch(problem.batch.next_power_of_two())
 }
 
 /// The blueprints that are worth a measurement, the best by its estimate first: of each shape of cube the best, and of the
@@ -188,8 +188,8 @@ mod tests {
         let whole = of(&problem, &list);
         assert_eq!(length(&whole), list.len());
         assert_ne!(whole, of(&problem, &list[1..]));
-        assert_ne!(whole, of(&Problem { heads: problem.heads + 1, ..problem }, &list));
-        assert_eq!(whole, of(&Problem { scale: 3.0, ..problem }, &list));
+        assert_ne!(whole, of(&problem.with_heads(problem.heads + 1), &list));
+        assert_eq!(whole, of(&problem.with_scale(3.0), &list));
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
         let window = |length| Axis::neighborhood(length, 7);
         let all = catalogue::all();
         let dense = Axis::dense(1000, 1500, true);
-        let problem = Problem { batch: 3, axes: [Axis::UNIT, window(90), dense], ..all[0].problem };
+        let problem = all[0].problem.with_axes([window(90), dense]).with_batch(3);
         let like = representative(&problem);
         assert_eq!(like.batch, 4);
         let rounded = Axis::dense(1024, 2048, true);
@@ -212,7 +212,7 @@ mod tests {
         for (queries, keys) in [(1000, 1001), (1001, 1000), (600, 600), (500, 600)] {
             for origin in [-3, 0, 1, 100] {
                 let axis = Axis::dense(queries, keys, true).with_origin(origin);
-                let problem = Problem { axes: [Axis::UNIT, Axis::UNIT, axis], ..problem };
+                let problem = problem.with_axes([axis]);
                 let like = representative(&problem);
                 assert_eq!(like.has_origin(), problem.has_origin(), "{axis:?}");
             }

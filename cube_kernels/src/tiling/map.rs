@@ -24,16 +24,7 @@ pub enum TileKind {
 /// ```rust
 /// use burn_natten_kernels::{Axis, Problem, tiling::{TileKind, Tiling}};
 ///
-/// let problem = Problem {
-///     batch: 1,
-///     heads: 1,
-///     heads_kv: 1,
-///     head_dim: 64,
-///     head_dim_v: 64,
-///     additional: 0,
-///     scale: 1.0,
-///     axes: [Axis::UNIT, Axis::UNIT, Axis::dense(256, 256, true)],
-/// };
+/// let problem = Problem::new([Axis::dense(256, 256, true)], 1, 64);
 /// let map = Tiling::square([1, 1, 128]).tile_map(&problem);
 /// assert_eq!(map.kind(0, 0), TileKind::Mixed);
 /// assert_eq!(map.kind(0, 1), TileKind::Skipped);

@@ -126,7 +126,7 @@ pub fn gradients_of<'a>(
 /// Attention of all queries to the additional tokens, as one axis.
 fn dense(problem: &Problem) -> Problem {
     let line = Axis::dense(problem.queries(), problem.additional, false);
-    Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
+    problem.with_axes([line]).with_additional(0)
 }
 
 /// All problems, with elements of either type in turn.
@@ -242,8 +242,9 @@ fn pairs_of_planes() {
     let Some(compiler) = compiler() else { return };
     // Vectors that are short enough for others have no pairs.
     for (number, problem) in all().into_iter().enumerate() {
-        let dims = [(96, 96), (128, 128), (72, 128), (128, 65)][number % 4];
-        let problem = Problem { head_dim: dims.0, head_dim_v: dims.1, ..problem };
+        let mut problem = problem;
+        (problem.head_dim, problem.head_dim_v) =
+            [(96, 96), (128, 128), (72, 128), (128, 65)][number % 4];
         let element = [Element::Bf16, Element::F16][number % 2];
         let share = [0.0, 0.3, 0.6, 0.9][number % 4];
         check_one(compiler, &crate::asynchronous(), &problem, element, Pick::Pairs(share));

@@ -21,7 +21,7 @@ fn merged(problem: &Problem) -> Problem {
         return *problem;
     }
     let line = Axis::dense(problem.queries(), problem.keys(), false);
-    Problem { axes: [Axis::UNIT, Axis::UNIT, line], ..*problem }
+    problem.with_axes([line])
 }
 
 /// What a kernel writes, with the names and what is right.

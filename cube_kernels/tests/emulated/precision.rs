@@ -15,13 +15,7 @@ use crate::program::{Program, compiler};
 
 fn check(capability: &Capability) {
     let Some(compiler) = compiler() else { return };
-    let long = Problem {
-        axes: [Axis::UNIT, Axis::UNIT, Axis::dense(70, 300, false)],
-        head_dim: 64,
-        head_dim_v: 64,
-        additional: 0,
-        ..all()[1]
-    };
+    let long = Problem::new([Axis::dense(70, 300, false)], 2, 64);
     for problem in [all()[1], long] {
         let data = Data::random(&problem, 3, F32.round);
         let expected = Expected::of(&problem, &data);

@@ -5,28 +5,21 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use test_support::element::Element;
 use test_support::{Data, axis};
 
-fn problem(axes: &[Axis], head_dim: usize, head_dim_v: usize) -> Problem {
-    let mut padded = [Axis::UNIT; MAX_RANK];
-    padded[MAX_RANK - axes.len()..].copy_from_slice(axes);
-    let scale = (head_dim as f64).sqrt().recip();
-    let (batch, heads, heads_kv) = (1, 2, 2);
-    Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional: 0, scale, axes: padded }
-}
-
 pub fn all() -> Vec<Problem> {
     let plane = [axis(7, 3, 1, 2, false), axis(19, 5, 2, 1, false)];
     let space = [axis(3, 2, 1, 1, false), axis(6, 3, 1, 1, false), axis(9, 4, 1, 2, true)];
+    let mixed = [axis(3, 2, 1, 1, false), Axis::dense(33, 90, true).with_origin(0)];
     vec![
-        Problem { heads_kv: 1, batch: 2, ..problem(&[axis(150, 9, 1, 1, true)], 16, 16) },
-        Problem { additional: 5, ..problem(&plane, 32, 16) },
-        Problem { batch: 2, heads: 1, heads_kv: 1, ..problem(&space, 24, 40) },
-        Problem { additional: 20, ..problem(&[Axis::dense(40, 23, false)], 7, 5) },
+        Problem::new([axis(150, 9, 1, 1, true)], 2, 16).with_batch(2).with_heads_kv(1),
+        Problem::new(plane, 2, 32).with_head_dim_v(16).with_additional(5),
+        Problem::new(space, 1, 24).with_batch(2).with_head_dim_v(40),
+        Problem::new([Axis::dense(40, 23, false)], 2, 7).with_head_dim_v(5).with_additional(20),
         // Tiles in which no query sees anything, in which some do, and in which all do.
-        Problem { heads_kv: 1, ..problem(&[Axis::dense(200, 70, true)], 16, 16) },
+        Problem::new([Axis::dense(200, 70, true)], 2, 16).with_heads_kv(1),
         // Keys that no query sees.
-        problem(&[axis(3, 2, 1, 1, false), Axis::dense(33, 90, true).with_origin(0)], 16, 24),
-        Problem { additional: 3, ..problem(&[Axis::dense(90, 20, true)], 8, 16) },
-        problem(&[Axis::dense(20, 90, true)], 16, 8),
+        Problem::new(mixed, 2, 16).with_head_dim_v(24),
+        Problem::new([Axis::dense(90, 20, true)], 2, 8).with_head_dim_v(16).with_additional(3),
+        Problem::new([Axis::dense(20, 90, true)], 2, 16).with_head_dim_v(8),
     ]
 }
 
@@ -66,13 +59,14 @@ fn random_problem(rng: &mut StdRng) -> Random {
     let dims = [(16, 16), (32, 32), (64, 64), (40, 72), (7, 5), (12, 20), (48, 16)];
     let (head_dim, head_dim_v) = dims[rng.random_range(0..dims.len())];
     let heads_kv = rng.random_range(1..=2);
-    let problem = Problem {
-        batch: rng.random_range(1..=2),
-        heads: heads_kv * rng.random_range(1..=2),
-        heads_kv,
-        additional: if rng.random_bool(0.3) { rng.random_range(1..=40) } else { 0 },
-        ..problem(&axes, head_dim, head_dim_v)
-    };
+    let batch = rng.random_range(1..=2);
+    let heads = heads_kv * rng.random_range(1..=2);
+    let additional = if rng.random_bool(0.3) { rng.random_range(1..=40) } else { 0 };
+    let problem = Problem::new(axes, heads, head_dim)
+        .with_batch(batch)
+        .with_heads_kv(heads_kv)
+        .with_head_dim_v(head_dim_v)
+        .with_additional(additional);
     let element = Element::ALL[rng.random_range(0..Element::ALL.len())];
     Random { problem, element, pick: rng.random_range(0..1000), share: rng.random() }
 }

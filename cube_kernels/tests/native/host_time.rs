@@ -7,8 +7,7 @@ use burn_natten_kernels::native::sm90::{Element, forward};
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use test_support::compare::{device, format};
-use test_support::problems::problem;
-use test_support::{Data, axis};
+use test_support::{Data, axis, problem};
 
 use crate::run::upload;
 

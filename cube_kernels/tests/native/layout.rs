@@ -4,8 +4,7 @@ use burn_natten_kernels::native::sm90::{Element, Schedule, forward_with};
 use burn_natten_kernels::{KernelError, Operands, Problem, Strided};
 use cubecl::client::Client;
 use test_support::compare::{device, format};
-use test_support::problems::problem;
-use test_support::{Data, axis};
+use test_support::{Data, axis, problem};
 
 use crate::run::{planned, run, run_inputs, upload};
 
@@ -86,7 +85,7 @@ fn refused(
 fn what_tma_cannot_read_is_refused() {
     let Some(client) = device() else { return };
     let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
-    let problem = Problem { additional: 3, ..problem(&space, 64) };
+    let problem = problem(&space, 64).with_additional(3);
     let schedule = planned(&problem, Element::Bf16);
     let refused =
         |change: &dyn Fn(&mut Operands<Strided>)| refused(&client, &schedule, &problem, change);
@@ -114,7 +113,7 @@ fn what_tma_cannot_read_is_refused() {
 fn what_lies_outside_its_buffer_is_refused() {
     let Some(client) = device() else { return };
     let plane = [axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
-    let problem = Problem { additional: 3, ..problem(&plane, 64) };
+    let problem = problem(&plane, 64).with_additional(3);
     let schedule = planned(&problem, Element::Bf16);
     let cases: [(&'static str, Change<'_>); 3] = [
         ("query", &|inputs| inputs.query.strides[2] *= 2),
@@ -143,7 +142,7 @@ fn what_lies_outside_its_buffer_is_refused() {
 fn unused_strides_do_not_matter() {
     let Some(client) = device() else { return };
     let plane = [axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
-    let problem = Problem { batch: 1, heads: 1, heads_kv: 1, ..problem(&plane, 64) };
+    let problem = problem(&plane, 64).with_batch(1).with_heads(1).with_heads_kv(1);
     let schedule = planned(&problem, Element::F16);
     let data = Data::random(&problem, 5, format(Element::F16).round);
     let expected = run(&client, &schedule, &problem, &data);

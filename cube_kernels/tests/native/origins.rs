@@ -4,8 +4,7 @@ use burn_natten_kernels::{Axis, Problem};
 
 use crate::backward;
 use crate::edges;
-use test_support::axis;
-use test_support::problems::problem;
+use test_support::{axis, problem};
 
 /// Causal attention of unequal lengths: rows that see nothing, keys that nobody sees, tiles of nothing else.
 fn causal() -> Vec<Problem> {
@@ -24,10 +23,10 @@ fn causal() -> Vec<Problem> {
             problem(&[long, side], 128),
             problem(&[side, long], 64),
             problem(&[short, short], 64),
-            Problem { batch: 1, heads: 4, ..problem(&[short, side, axis(13, 4, 1, 2, true)], 64) },
-            Problem { head_dim_v: 40, ..problem(&[side, side, short], 256) },
-            Problem { additional: 70, ..problem(&[Axis::dense(300, 70, true)], 64) },
-            Problem { heads: 4, additional: 9, ..problem(&[side, short], 128) },
+            problem(&[short, side, axis(13, 4, 1, 2, true)], 64).with_batch(1).with_heads(4),
+            problem(&[side, side, short], 256).with_head_dim_v(40),
+            problem(&[Axis::dense(300, 70, true)], 64).with_additional(70),
+            problem(&[side, short], 128).with_heads(4).with_additional(9),
         ])
         .collect()
 }
@@ -46,7 +45,7 @@ fn parts() -> Vec<Problem> {
         problem(&[part(axis(300, 33, 1, 3, false), 100, 99)], 64),
         problem(&[part(axis(300, 21, 4, 11, true), 110, 121)], 64),
         problem(&[side, part(axis(40, 9, 1, 2, false), 13, 14)], 64),
-        Problem { additional: 20, ..problem(&[part(axis(40, 9, 3, 1, true), 20, 20), side], 128) },
+        problem(&[part(axis(40, 9, 3, 1, true), 20, 20), side], 128).with_additional(20),
         problem(&[axis(5, 3, 1, 1, false), part(axis(20, 7, 1, 1, false), 7, 13), side], 64),
     ]
 }

@@ -51,16 +51,14 @@ fn random_problem(rng: &mut StdRng, rank: usize) -> (Problem, Element) {
     // Samples of such axes have to be one.
     let most = if axes[0].queries == axes[0].keys { 2 } else { 1 };
     let heads_kv = rng.random_range(1..=2);
-    let problem = Problem {
-        batch: rng.random_range(1..=most),
-        heads: heads_kv * rng.random_range(1..=2),
-        heads_kv,
-        head_dim,
-        head_dim_v,
-        additional: if rng.random_bool(0.3) { rng.random_range(1..=200) } else { 0 },
-        scale: (head_dim as f64).sqrt().recip(),
-        axes,
-    };
+    let batch = rng.random_range(1..=most);
+    let heads = heads_kv * rng.random_range(1..=2);
+    let additional = if rng.random_bool(0.3) { rng.random_range(1..=200) } else { 0 };
+    let problem = Problem::new(axes, heads, head_dim)
+        .with_batch(batch)
+        .with_heads_kv(heads_kv)
+        .with_head_dim_v(head_dim_v)
+        .with_additional(additional);
     (problem, if rng.random() { Element::F16 } else { Element::Bf16 })
 }
 

@@ -2,9 +2,8 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{Element, candidates};
-use test_support::axis;
 use test_support::compare::device;
-use test_support::problems::problem;
+use test_support::{axis, problem};
 
 use crate::run::check_all;
 
@@ -24,13 +23,13 @@ fn two_axes_head_dim_32() {
 #[test]
 fn three_axes_head_dim_64() {
     let axes = [axis(7, 3, 1, 1, false), axis(17, 5, 1, 1, false), axis(22, 7, 1, 1, false)];
-    let problem = Problem { batch: 1, ..problem(&axes, 64) };
+    let problem = problem(&axes, 64).with_batch(1);
     check_candidates(problem, Element::Bf16);
 }
 
 #[test]
 fn three_axes_head_dim_128() {
     let axes = [axis(9, 5, 1, 1, false), axis(13, 6, 2, 1, false), axis(21, 8, 1, 1, true)];
-    let problem = Problem { heads: 4, additional: 20, ..problem(&axes, 128) };
+    let problem = problem(&axes, 128).with_heads(4).with_additional(20);
     check_candidates(problem, Element::Bf16);
 }

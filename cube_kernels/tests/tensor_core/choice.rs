@@ -3,12 +3,11 @@
 use std::time::Instant;
 
 use burn_natten_kernels::tensor_core::{Choice, backward, forward};
-use burn_natten_kernels::{KernelError, Operands, Outputs, Problem};
+use burn_natten_kernels::{KernelError, Operands, Outputs};
 use test_support::compare::{device, format, half_ulp, magnitude};
 use test_support::oracle::compute;
-use test_support::problems::problem;
 use test_support::tier::upload_all;
-use test_support::{Data, axis};
+use test_support::{Data, axis, problem};
 
 use crate::attend::{dtype, upload};
 use crate::ways::Element;
@@ -30,7 +29,7 @@ fn measured_kernels_are_right_and_chosen_once() {
     for problem in [
         dense,
         // Like the first one to the tuner, and like nothing to the memory of choices.
-        Problem { axes: problem(&[axis(470, 470, 1, 1, false)], 128).axes, ..dense },
+        dense.with_axes([axis(470, 470, 1, 1, false)]),
         problem(&[axis(20, 5, 1, 1, false), axis(24, 7, 1, 2, true)], 64),
     ] {
         let data = Data::random(&problem, 3, format(ELEMENT).round);

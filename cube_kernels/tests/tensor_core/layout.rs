@@ -6,8 +6,7 @@ use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
 use test_support::compare::{device, format};
-use test_support::problems::problem;
-use test_support::{Data, axis};
+use test_support::{Data, axis, problem};
 
 use crate::attend::{attend, dtype, planned, upload};
 use crate::ways::{ELEMENTS, Element};
@@ -80,7 +79,7 @@ fn what_does_not_fit_is_refused() {
     let mut wide = inputs.clone();
     wide.key.strides[3] *= 2;
     assert!(matches!(run(&wide, &outputs), Err(KernelError::Buffer { name: "key", .. })));
-    let more = Problem { additional: 3, ..problem };
+    let more = problem.with_additional(3);
     let result = forward(&client, &more, dtype(element), Choice::Modelled, &inputs, &outputs);
     assert_eq!(result, Err(KernelError::Additional(3)));
     // Products round f32 only where that is said.

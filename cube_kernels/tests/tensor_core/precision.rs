@@ -1,13 +1,12 @@
 //! f32 inputs in tf32: at most twice the error of the same computation with the operands of all products rounded
 //! to tf32, whatever the inputs are rounded to.
 
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::Axis;
 use test_support::compare::device;
 use test_support::format::F32;
-use test_support::problems::problem;
 use test_support::rounding::Expected;
 use test_support::tier::upload_all;
-use test_support::{Data, axis};
+use test_support::{Data, axis, problem};
 
 use crate::attend::{attend, planned, upload};
 use crate::backward::run::{names, plans, run_inputs};
@@ -21,8 +20,8 @@ fn errors_are_those_of_rounded_operands() {
     for problem in [
         problem(&[Axis::dense(300, 700, false)], 64),
         problem(&[axis(500, 99, 1, 1, true)], 128),
-        Problem { heads: 4, additional: 50, ..problem(&space[1..], 40) },
-        Problem { head_dim_v: 72, ..problem(&space, 36) },
+        problem(&space[1..], 40).with_heads(4).with_additional(50),
+        problem(&space, 36).with_head_dim_v(72),
         problem(&[axis(200, 50, 1, 3, false)], 256),
     ] {
         let data = Data::random(&problem, 3, F32.round);

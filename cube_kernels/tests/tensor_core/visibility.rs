@@ -2,10 +2,9 @@
 
 use burn_natten_kernels::{Axis, Problem};
 
-use test_support::axis;
 use test_support::compare::{device, for_each_case};
-use test_support::problems::problem;
 use test_support::tier::check_all;
+use test_support::{axis, problem};
 
 use crate::attend;
 use crate::backward::run::plans;
@@ -21,8 +20,8 @@ fn problems() -> Vec<Problem> {
         })
         .collect();
     let plane = [axis(9, 3, 1, 2, false), Axis::dense(90, 33, true)];
-    problems.push(Problem { heads_kv: 1, ..problem(&plane, 32) });
-    problems.push(Problem { additional: 5, ..problem(&[Axis::dense(200, 30, true)], 128) });
+    problems.push(problem(&plane, 32).with_heads_kv(1));
+    problems.push(problem(&[Axis::dense(200, 30, true)], 128).with_additional(5));
     problems.push(problem(&[Axis::dense(50, 200, true).with_origin(100)], 80));
     problems.push(problem(&[Axis::dense(200, 50, true).with_origin(-80)], 40));
     problems

@@ -32,7 +32,7 @@ impl Request {
                         format!("--problem: '{name}' is not in the catalogue; --list shows it");
                     return Err(Failure::Usage(text));
                 };
-                let problem = Problem { additional: args.add_kv, ..entry.problem };
+                let problem = entry.problem.with_additional(args.add_kv);
                 (Some(entry.name), entry.published, problem)
             }
             None => (None, None, problem(args)?),

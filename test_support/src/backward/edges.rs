@@ -4,9 +4,8 @@ use burn_natten_kernels::{Axis, Problem};
 
 use crate::compare::device;
 use crate::oracle::{compute, visible};
-use crate::problems::problem;
 use crate::tier::{BackwardTier, check_all, upload_all};
-use crate::{Data, axis};
+use crate::{Data, axis, problem};
 
 /// Every problem in every element type of the tier, by several plans.
 pub fn check<T: BackwardTier>(problems: Vec<Problem>) {
@@ -32,8 +31,8 @@ fn with_unseen_keys() -> Vec<Problem> {
         problem(&[Axis::dense(1, 65, true).with_origin(0)], 128),
         problem(&[plane, side], 64),
         problem(&[side, plane], 128),
-        Problem { batch: 1, heads: 4, ..problem(&space, 64) },
-        Problem { additional: 9, ..problem(&[line], 256) },
+        problem(&space, 64).with_batch(1).with_heads(4),
+        problem(&[line], 256).with_additional(9),
     ]
 }
 

@@ -13,22 +13,13 @@ fn dilated(length: usize, dilation: usize) -> Axis {
     Axis::neighborhood(length, 3).with_dilation(dilation)
 }
 
-fn problem(axes: [Axis; MAX_RANK]) -> Problem {
-    Problem {
-        batch: 1,
-        heads: 1,
-        heads_kv: 1,
-        head_dim: 64,
-        head_dim_v: 64,
-        additional: 0,
-        scale: 0.125,
-        axes,
-    }
+fn problem(axes: impl AsRef<[Axis]>) -> Problem {
+    Problem::new(axes, 1, 64)
 }
 
 #[test]
 fn dilations_up_to_8_are_one_launch() {
-    let one = |dilation| problem([Axis::UNIT, Axis::UNIT, dilated(100, dilation)]);
+    let one = |dilation| problem([dilated(100, dilation)]);
     for dilation in 1..=20 {
         let problem = one(dilation);
         for schedule in candidates(&problem, Element::F16) {
@@ -43,7 +34,7 @@ fn dilations_up_to_8_are_one_launch() {
             assert_eq!(launches(&schedule.cut(), &problem).len(), count, "{schedule}");
         }
     }
-    let plane = |dilation| problem([Axis::UNIT, dilated(100, dilation), dilated(100, 2)]);
+    let plane = |dilation| problem([dilated(100, dilation), dilated(100, 2)]);
     for (dilation, count) in [(7, 1), (8, 1), (9, 9)] {
         let problem = plane(dilation);
         for schedule in candidates(&problem, Element::F16) {
@@ -80,7 +71,7 @@ fn problems() -> Vec<Problem> {
     ]
     .map(problem)
     .into_iter()
-    .flat_map(|problem| [problem, Problem { batch: 3, heads: 4, heads_kv: 2, ..problem }])
+    .flat_map(|problem| [problem, problem.with_batch(3).with_heads(4).with_heads_kv(2)])
     .collect()
 }
 

@@ -92,16 +92,7 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
 /// use burn_natten_kernels::{Axis, Problem};
 ///
 /// let axis = |length, kernel_size| Axis::neighborhood(length, kernel_size);
-/// let problem = Problem {
-///     batch: 1,
-///     heads: 24,
-///     heads_kv: 24,
-///     head_dim: 128,
-///     head_dim_v: 128,
-///     additional: 0,
-///     scale: 128f64.powf(-0.5),
-///     axes: [axis(30, 18), axis(48, 24), axis(80, 24)],
-/// };
+/// let problem = Problem::new([axis(30, 18), axis(48, 24), axis(80, 24)], 24, 128);
 /// let schedule = plan(&problem, Element::Bf16).expect("a head_dim of 128 is supported");
 /// assert_eq!(schedule.q_tile.iter().product::<usize>(), 64);
 /// ```
@@ -253,7 +244,7 @@ fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
     if problem.axes.iter().any(|axis| axis.window(0).1 == 0) {
         return false;
     }
-    let windows = Problem { additional: 0, ..*problem };
+    let windows = problem.with_additional(0);
     let (tiling, count) = count(schedule, schedule.cta_tile(), &windows);
     // A step of two blocks must not be left half empty.
     let even = |(index, axis): (usize, &Axis)| match schedule.pass {

@@ -21,16 +21,10 @@ fn capabilities() -> impl Iterator<Item = Capability> {
 
 fn plane(head_dim: usize, head_dim_v: usize) -> Problem {
     let axis = |length, kernel_size| Axis::neighborhood(length, kernel_size);
-    Problem {
-        batch: 1,
-        heads: 4,
-        heads_kv: 2,
-        head_dim,
-        head_dim_v,
-        additional: 9,
-        scale: 0.1,
-        axes: [Axis::UNIT, axis(20, 5), axis(30, 7)],
-    }
+    Problem::new([axis(20, 5), axis(30, 7)], 4, head_dim)
+        .with_heads_kv(2)
+        .with_head_dim_v(head_dim_v)
+        .with_additional(9)
 }
 
 fn check(problem: &Problem, capability: &Capability) {
@@ -64,7 +58,7 @@ fn the_catalogue_is_planned_for_every_architecture() {
 
 #[test]
 fn only_queries_that_stand_elsewhere_have_kernels_that_know_where() {
-    let line = |axis| Problem { axes: [Axis::UNIT, Axis::UNIT, axis], ..plane(64, 64) };
+    let line = |axis| plane(64, 64).with_axes([axis]);
     let [at_keys, elsewhere] = [0, 70].map(|at| line(Axis::dense(30, 100, true).with_origin(at)));
     // Where every query sees every key.
     let anywhere = line(Axis::dense(30, 100, false).with_origin(70));
@@ -127,10 +121,10 @@ fn what_is_not_covered_says_why() {
     let text = |problem: Problem| unsupported(&problem).expect("not covered");
     assert_eq!(text(plane(300, 8)), "head_dim is 300, not 1 to 256");
     assert_eq!(text(plane(8, 0)), "head_dim of value is 0, not 1 to 256");
-    let scale = Problem { scale: -1.0, ..plane(8, 8) };
+    let scale = plane(8, 8).with_scale(-1.0);
     assert_eq!(text(scale), "scale is -1, not 1e-6 to 1e6");
-    let nothing = Problem { additional: 0, axes: [Axis::dense(3, 0, false); MAX_RANK], ..scale };
-    assert_eq!(text(Problem { scale: 1.0, ..nothing }), "there are no keys");
+    let nothing = scale.with_axes([Axis::dense(3, 0, false); MAX_RANK]).with_additional(0);
+    assert_eq!(text(nothing.with_scale(1.0)), "there are no keys");
 }
 
 #[test]

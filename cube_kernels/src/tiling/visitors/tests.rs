@@ -1,23 +1,9 @@
 //! Tiles of keys counted from every single query and key.
 
 use super::*;
-use crate::MAX_RANK;
 
-fn problem(axes: [Axis; MAX_RANK]) -> Problem {
-    Problem {
-        batch: 1,
-        heads: 1,
-        heads_kv: 1,
-        head_dim: 8,
-        head_dim_v: 8,
-        additional: 5,
-        scale: 1.0,
-        axes,
-    }
-}
-
-fn line(axis: Axis) -> Problem {
-    problem([Axis::UNIT, Axis::UNIT, axis])
+fn problem(axes: impl AsRef<[Axis]>) -> Problem {
+    Problem::new(axes, 1, 8).with_additional(5)
 }
 
 /// Along one axis, from [`Axis::window`]: in each dilation group, tiles of keys and the queries that see
@@ -81,7 +67,7 @@ const TILES: [(usize, usize); 7] = [(1, 1), (2, 3), (4, 4), (4, 2), (3, 5), (8, 
 fn one_axis_matches_brute_force() {
     for axis in [1, 2, 5, 8, 12].into_iter().flat_map(axes_of) {
         for (q, kv) in TILES {
-            check(&line(axis), Tiling { q_tile: [1, 1, q], kv_tile: [1, 1, kv] });
+            check(&problem([axis]), Tiling { q_tile: [1, 1, q], kv_tile: [1, 1, kv] });
         }
     }
 }
@@ -91,7 +77,7 @@ fn dense_attention_matches_brute_force() {
     for (queries, keys) in [(7, 7), (5, 12), (12, 5), (1, 9), (9, 1), (3, 17)] {
         for causal in [false, true] {
             for (q, kv) in TILES {
-                let problem = line(Axis::dense(queries, keys, causal));
+                let problem = problem([Axis::dense(queries, keys, causal)]);
                 check(&problem, Tiling { q_tile: [1, 1, q], kv_tile: [1, 1, kv] });
             }
         }

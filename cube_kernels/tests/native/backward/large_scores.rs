@@ -3,13 +3,12 @@
 //! Not as large as the forward pass's: weights are `exp(score - logsumexp)` here, without a sum that they
 //! are divided by, and f32 scores of 1000 are known to no better than 1e-4.
 
+use burn_natten_kernels::Axis;
 use burn_natten_kernels::native::sm90::Element;
-use burn_natten_kernels::{Axis, Problem};
 use test_support::compare::{device, for_each_case, format};
 use test_support::oracle::{compute, visible};
-use test_support::problems::problem;
 use test_support::tier::{check_data, upload_all};
-use test_support::{Data, axis};
+use test_support::{Data, axis, problem};
 
 use super::run::{planned, run_inputs};
 use crate::ways::Native;
@@ -22,8 +21,8 @@ fn scaled_queries() {
     let problems = [
         problem(&[axis(203, 65, 1, 2, true)], 128),
         problem(&space[1..], 128),
-        Problem { additional: 70, ..problem(&space, 64) },
-        Problem { head_dim_v: 32, ..problem(&space, 256) },
+        problem(&space, 64).with_additional(70),
+        problem(&space, 256).with_head_dim_v(32),
     ];
     let both = |problem| [(problem, Element::F16, 8.0), (problem, Element::Bf16, 64.0)];
     let cases: Vec<_> = problems.into_iter().flat_map(both).collect();

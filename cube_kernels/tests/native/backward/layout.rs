@@ -5,9 +5,8 @@ use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Shape, Strided}
 use cubecl::client::Client;
 use test_support::compare::{device, format};
 use test_support::oracle::compute;
-use test_support::problems::problem;
 use test_support::tier::upload_all;
-use test_support::{Data, Results, axis};
+use test_support::{Data, Results, axis, problem};
 
 use super::run::{names, planned, run_inputs};
 use crate::layout::{fused, fusible, is_layout};
@@ -62,7 +61,7 @@ type Change<'a> = &'a dyn Fn(&mut Saved<Strided>);
 fn what_tma_cannot_read_is_refused() {
     let Some(client) = device() else { return };
     let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
-    let problem = Problem { additional: 3, ..problem(&space, 64) };
+    let problem = problem(&space, 64).with_additional(3);
     let (_, _, inputs) = prepare(&client, Element::Bf16, &problem);
     let refused = |change: Change<'_>| refused(&client, &problem, &inputs, change);
     let elements = Shape::out(&problem).elements() + 1;
@@ -117,7 +116,7 @@ fn gaps_between_lines() {
     assert!(run(&inputs) == run(&contiguous), "{}", names(&plan));
 
     let gaps = inputs;
-    let problem = Problem { additional: 3, ..plane };
+    let problem = plane.with_additional(3);
     let (_, _, inputs) = prepare(&client, Element::Bf16, &problem);
     let cases: [(&'static str, Change<'_>); 3] = [
         ("query", &|inputs| inputs.operands.query = gaps.operands.query.clone()),
@@ -136,8 +135,11 @@ fn unused_strides_do_not_matter() {
     let Some(client) = device() else { return };
     let plane = [axis(9, 4, 1, 1, false), axis(10, 5, 1, 1, false)];
     for additional in [0, 3] {
-        let problem =
-            Problem { batch: 1, heads: 1, heads_kv: 1, additional, ..problem(&plane, 64) };
+        let problem = problem(&plane, 64)
+            .with_batch(1)
+            .with_heads(1)
+            .with_heads_kv(1)
+            .with_additional(additional);
         let plan = planned(&problem, Element::F16);
         let (_, _, mut inputs) = prepare(&client, Element::F16, &problem);
         let expected = run_inputs(&client, Element::F16, &plan, &problem, &inputs);

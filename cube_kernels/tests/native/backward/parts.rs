@@ -1,11 +1,9 @@
 //! Gradients that come through one of the two results alone.
 
-use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
 use test_support::compare::{device, for_each_case, format};
-use test_support::problems::problem;
 use test_support::tier::check_data;
-use test_support::{Data, axis};
+use test_support::{Data, axis, problem};
 
 use super::run::planned;
 use crate::ways::Native;
@@ -16,9 +14,9 @@ fn check(clear: fn(&mut Data)) {
     let space = [axis(5, 3, 1, 1, false), axis(9, 4, 2, 1, false), axis(10, 5, 1, 2, true)];
     let problems = [
         problem(&[axis(203, 21, 1, 1, true)], 64),
-        Problem { heads: 4, additional: 70, ..problem(&space[1..], 128) },
+        problem(&space[1..], 128).with_heads(4).with_additional(70),
         problem(&space, 64),
-        Problem { head_dim_v: 40, ..problem(&space, 256) },
+        problem(&space, 256).with_head_dim_v(40),
     ];
     let both = |problem| [Element::F16, Element::Bf16].map(|element| (problem, element));
     let cases: Vec<_> = problems.into_iter().flat_map(both).collect();

@@ -42,7 +42,7 @@ pub fn best(problem: &Problem, element: Element, count: usize) -> Vec<BackwardPl
         kernels.iter().map(best).collect()
     };
     let tokens = Axis::dense(problem.queries(), problem.additional, false);
-    let dense = Problem { additional: 0, axes: [Axis::UNIT, Axis::UNIT, tokens], ..*problem };
+    let dense = problem.with_axes([tokens]).with_additional(0);
     let mut plans: Vec<_> = (0..count)
         .map(|n| BackwardPlan {
             queries: nth(&chosen.queries, problem, n),

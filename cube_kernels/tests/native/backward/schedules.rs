@@ -2,10 +2,9 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::Element;
-use test_support::axis;
 use test_support::compare::device;
-use test_support::problems::problem;
 use test_support::tier::check_all;
+use test_support::{axis, problem};
 
 use super::run::best;
 use crate::ways::Native;
@@ -33,13 +32,13 @@ fn two_axes_head_dim_32() {
 #[test]
 fn three_axes_head_dim_64() {
     let axes = [axis(7, 3, 1, 1, false), axis(17, 5, 1, 1, false), axis(22, 7, 1, 1, false)];
-    check_best(Problem { batch: 1, ..problem(&axes, 64) }, Element::Bf16);
+    check_best(problem(&axes, 64).with_batch(1), Element::Bf16);
 }
 
 #[test]
 fn three_axes_head_dim_128() {
     let axes = [axis(9, 5, 1, 1, false), axis(13, 6, 2, 1, false), axis(21, 8, 1, 1, true)];
-    let problem = Problem { heads: 4, additional: 20, ..problem(&axes, 128) };
+    let problem = problem(&axes, 128).with_heads(4).with_additional(20);
     check_best(problem, Element::Bf16);
 }
 

@@ -20,18 +20,7 @@ pub(super) fn axis(
 }
 
 pub(super) fn problem(axes: &[Axis], dim: usize) -> Problem {
-    let mut padded = [Axis::UNIT; MAX_RANK];
-    padded[MAX_RANK - axes.len()..].copy_from_slice(axes);
-    Problem {
-        batch: 2,
-        heads: 4,
-        heads_kv: 2,
-        head_dim: dim,
-        head_dim_v: dim,
-        additional: 0,
-        scale: (dim as f64).powf(-0.5),
-        axes: padded,
-    }
+    Problem::new(axes, 4, dim).with_batch(2).with_heads_kv(2)
 }
 
 /// Every kind of axis, in one, two and three axes, with and without additional tokens.
@@ -46,11 +35,9 @@ pub(super) fn sweep() -> Vec<Problem> {
                 let deep = axis(16, 5, 1, 1, false);
                 for axes in [&[line][..], &[side, side], &[deep, side, side]] {
                     for additional in [0, 77] {
-                        problems.push(Problem {
-                            head_dim_v: dim_v,
-                            additional,
-                            ..problem(axes, dim)
-                        });
+                        problems.push(
+                            problem(axes, dim).with_head_dim_v(dim_v).with_additional(additional),
+                        );
                     }
                 }
             }
@@ -84,14 +71,14 @@ fn what_is_not_supported_is_said() {
     let reasons = [
         reason(Problem { head_dim: 0, ..whole }),
         reason(Problem { head_dim: 60, ..whole }),
-        reason(Problem { head_dim_v: 264, ..whole }),
-        reason(Problem { scale: 0.0, ..whole }),
-        reason(Problem { scale: -0.125, ..whole }),
-        reason(Problem { scale: f64::NAN, ..whole }),
+        reason(whole.with_head_dim_v(264)),
+        reason(whole.with_scale(0.0)),
+        reason(whole.with_scale(-0.125)),
+        reason(whole.with_scale(f64::NAN)),
         reason(problem(&[Axis::dense(10, 0, false)], 64)),
         reason(problem(&[axis(1 << 20, 9, 1, 1, false), axis(9, 9, 1, 1, false)], 64)),
-        reason(Problem { batch: 1 << 25, ..whole }),
-        reason(Problem { batch: 1 << 12, heads: 1 << 12, ..whole }),
+        reason(whole.with_batch(1 << 25)),
+        reason(whole.with_batch(1 << 12).with_heads(1 << 12)),
         reason(deep),
     ];
     insta::assert_snapshot!(reasons.join("\n"), @r"
@@ -107,7 +94,7 @@ fn what_is_not_supported_is_said() {
     there are 2^31 or more tokens, or 2^24 or more heads
     the slowest axis has a dilation of 9, above 8, that does not divide its length of 31
     ");
-    assert_eq!(unsupported(&Problem { batch: 1, ..deep }), None);
+    assert_eq!(unsupported(&deep.with_batch(1)), None);
 }
 
 #[test]

@@ -12,18 +12,8 @@ fn schedules() -> Vec<Schedule> {
     let mut schedules = vec![];
     for (head_dim, head_dim_v) in [(8, 8), (64, 40), (128, 128), (256, 8), (8, 256)] {
         for rank in 1..=MAX_RANK {
-            let mut axes = [Axis::UNIT; MAX_RANK];
-            axes[MAX_RANK - rank..].fill(axis);
-            let problem = Problem {
-                batch: 1,
-                heads: 1,
-                heads_kv: 1,
-                head_dim,
-                head_dim_v,
-                additional: 0,
-                scale: 0.1,
-                axes,
-            };
+            let axes = [axis; MAX_RANK];
+            let problem = Problem::new(&axes[..rank], 1, head_dim).with_head_dim_v(head_dim_v);
             let element = Element::F16;
             // The tiles do not matter here.
             schedules.extend(candidates(&problem, element).into_iter().step_by(29));
