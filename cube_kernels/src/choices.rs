@@ -16,14 +16,25 @@ pub(crate) struct Key<How> {
     how: How,
     axes: [Axis; MAX_RANK],
     sizes: [usize; 6],
+    has_bias: bool,
 }
 
 impl<How> Key<How> {
     fn new(problem: &Problem, how: How) -> Self {
         // Without `..`: choices depend on whatever else a problem will have.
-        let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, scale: _, axes } =
-            *problem;
-        Self { how, axes, sizes: [batch, heads, heads_kv, head_dim, head_dim_v, additional] }
+        let Problem {
+            batch,
+            heads,
+            heads_kv,
+            head_dim,
+            head_dim_v,
+            additional,
+            scale: _,
+            has_bias,
+            axes,
+        } = *problem;
+        let sizes = [batch, heads, heads_kv, head_dim, head_dim_v, additional];
+        Self { how, axes, sizes, has_bias }
     }
 }
 

@@ -45,6 +45,9 @@ pub enum KernelError {
     /// The problem has additional tokens without buffers for them, or the other way round.
     #[error("the problem has {0} additional tokens, which does not fit the buffers given for them")]
     Additional(usize),
+    /// The problem has a relative position bias without a buffer for it, or the other way round.
+    #[error("the problem has {}, which does not fit the buffers given", if *.0 { "a bias" } else { "no bias" })]
+    Bias(bool),
     /// A kernel that was asked for is for another pass or other problems, or takes more than the device has.
     #[error("{0}")]
     Blueprint(String),

@@ -18,12 +18,20 @@ pub enum Operand {
     AdditionalKey,
     /// The values of the additional tokens.
     AdditionalValue,
+    /// The relative position bias.
+    Bias,
 }
 
 impl Operand {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Query, Self::Key, Self::Value, Self::AdditionalKey, Self::AdditionalValue];
+    pub const ALL: [Self; 6] = [
+        Self::Query,
+        Self::Key,
+        Self::Value,
+        Self::AdditionalKey,
+        Self::AdditionalValue,
+        Self::Bias,
+    ];
 
     /// What an error calls it.
     pub fn name(self) -> &'static str {
@@ -33,6 +41,7 @@ impl Operand {
             Self::Value => "value",
             Self::AdditionalKey => "additional key",
             Self::AdditionalValue => "additional value",
+            Self::Bias => "bias",
         }
     }
 
@@ -52,6 +61,20 @@ impl Operand {
             Self::AdditionalValue => {
                 Shape { batch, tokens: additional, heads: heads_kv, dim: head_dim_v }
             }
+            // In memory heads come first, and it is the same for all samples.
+            Self::Bias => Shape { batch: 1, tokens: problem.bias_extents(), heads, dim: 1 },
+        }
+    }
+
+    /// Elements between neighbors along [`Shape::lengths`] in a contiguous tensor. The heads of a bias come first.
+    pub fn strides(self, problem: &Problem) -> [usize; 5] {
+        let shape = self.shape(problem);
+        match self {
+            Self::Bias => {
+                let [z, y, x] = shape.tokens;
+                [z * y * x * shape.heads, y * x, x, 1, z * y * x]
+            }
+            _ => shape.strides(),
         }
     }
 }
@@ -139,6 +162,9 @@ pub struct Operands<T> {
     pub value: T,
     /// For the additional tokens: there if, and only if, [`Problem::additional`] is not zero.
     pub additional: Option<KeyValue<T>>,
+    /// For the relative position bias, `[heads, 2 * kernel_size - 1, ..]`: there if, and only if,
+    /// [`Problem::has_bias`].
+    pub bias: Option<T>,
 }
 
 /// Something for keys and for values `[batch, tokens, heads_kv, head_dim(_v)]`.
@@ -163,9 +189,9 @@ impl<T> KeyValue<T> {
 }
 
 impl<T> Operands<T> {
-    /// Without additional tokens.
+    /// Without additional tokens and without a bias.
     pub fn new(query: T, key: T, value: T) -> Self {
-        Self { query, key, value, additional: None }
+        Self { query, key, value, additional: None, bias: None }
     }
 
     /// What `of` makes of each.
@@ -178,6 +204,7 @@ impl<T> Operands<T> {
                 key: of(Operand::AdditionalKey, key),
                 value: of(Operand::AdditionalValue, value),
             }),
+            bias: self.bias.map(|bias| of(Operand::Bias, bias)),
         }
     }
 
@@ -197,10 +224,11 @@ impl<T> Operands<T> {
                 }),
                 None => None,
             },
+            bias: self.bias.map(|bias| of(Operand::Bias, bias)).transpose()?,
         })
     }
 
-    /// Both for each; additional tokens where both have some.
+    /// Both for each; what is optional where both have it.
     pub fn zip<U>(self, other: Operands<U>) -> Operands<(T, U)> {
         let additional = self
             .additional
@@ -211,6 +239,7 @@ impl<T> Operands<T> {
             key: (self.key, other.key),
             value: (self.value, other.value),
             additional,
+            bias: self.bias.zip(other.bias),
         }
     }
 
@@ -221,12 +250,13 @@ impl<T> Operands<T> {
             key: &self.key,
             value: &self.value,
             additional: self.additional.as_ref().map(KeyValue::as_ref),
+            bias: self.bias.as_ref(),
         }
     }
 
     /// All of them, in the order of [`Operand`].
     pub fn iter(&self) -> impl Iterator<Item = (Operand, &T)> {
-        let mut all = Vec::with_capacity(5);
+        let mut all = Vec::with_capacity(Operand::ALL.len());
         self.as_ref().map(|operand, item| all.push((operand, item)));
         all.into_iter()
     }
@@ -302,13 +332,16 @@ mod tests {
             .with_heads_kv(2)
             .with_head_dim_v(6)
             .with_additional(3);
-        let operands =
-            Operands { additional: Some(KeyValue { key: 3, value: 4 }), ..Operands::new(0, 1, 2) };
+        let additional = Some(KeyValue { key: 3, value: 4 });
+        let operands = Operands { additional, bias: Some(5), ..Operands::new(0, 1, 2) };
         let places: Vec<_> =
             operands.iter().map(|(operand, place)| (operand as usize, *place)).collect();
-        assert_eq!(places, (0..5).map(|place| (place, place)).collect::<Vec<_>>());
+        assert_eq!(places, (0..6).map(|place| (place, place)).collect::<Vec<_>>());
         let elements = operands.map(|operand, _| operand.shape(&problem).elements());
         assert_eq!((elements.query, elements.key, elements.value), (160, 112, 84));
         assert_eq!(elements.additional, Some(KeyValue { key: 48, value: 36 }));
+        assert_eq!(elements.bias, Some(4 * 13));
+        let plane = Problem::new([Axis::neighborhood(5, 3), Axis::neighborhood(7, 4)], 4, 8);
+        assert_eq!(Operand::Bias.strides(&plane), [4 * 35, 35, 7, 1, 35]);
     }
 }

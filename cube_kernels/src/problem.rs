@@ -194,13 +194,16 @@ pub struct Problem {
     pub additional: usize,
     /// Factor on the scores.
     pub scale: f64,
+    /// Whether there is a relative position bias, which is added to the scaled scores: that of `head`, `query` and `key`
+    /// at `(key - query) / dilation + kernel_size - 1` along each axis. Additional tokens have none.
+    pub has_bias: bool,
     /// The spatial axes, slowest first, padded at the front with [`Axis::UNIT`].
     pub axes: [Axis; MAX_RANK],
 }
 
 impl Problem {
-    /// One sample with as many heads of keys and values as of queries, values as long as keys, no additional tokens
-    /// and a scale of `head_dim^-0.5`. Axes are given slowest first.
+    /// One sample with as many heads of keys and values as of queries, values as long as keys, no additional tokens,
+    /// no bias and a scale of `head_dim^-0.5`. Axes are given slowest first.
     ///
     /// # Panics
     ///
@@ -214,6 +217,7 @@ impl Problem {
             head_dim_v: head_dim,
             additional: 0,
             scale: (head_dim as f64).powf(-0.5),
+            has_bias: false,
             axes: padded(axes.as_ref()),
         }
     }
@@ -246,6 +250,11 @@ impl Problem {
     /// The same with this factor on the scores.
     pub const fn with_scale(self, scale: f64) -> Self {
         Self { scale, ..self }
+    }
+
+    /// The same with a relative position bias, or without.
+    pub const fn with_bias(self, has_bias: bool) -> Self {
+        Self { has_bias, ..self }
     }
 
     /// The same over other axes, slowest first.
@@ -283,6 +292,11 @@ impl Problem {
         self.axes.iter().all(Axis::is_full)
     }
 
+    /// Entries of a relative position bias along each axis: one for every distance of a key and a query that sees it.
+    pub fn bias_extents(&self) -> [usize; MAX_RANK] {
+        self.axes.map(|axis| (2 * axis.kernel_size).saturating_sub(1))
+    }
+
     /// Whether [`Axis::has_origin`] holds for any axis.
     pub fn has_origin(&self) -> bool {
         self.axes.iter().any(Axis::has_origin)
@@ -292,7 +306,7 @@ impl Problem {
     /// possible.
     #[cfg_attr(not(feature = "cube"), allow(dead_code))]
     pub(crate) fn normalized(&self) -> Self {
-        if self.is_full() {
+        if self.is_full() && !self.has_bias {
             // No axis restricts anything: one long axis saves the index arithmetic.
             let merged = Axis::dense(self.queries(), self.keys(), false);
             return self.with_axes([merged]);

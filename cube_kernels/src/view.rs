@@ -55,12 +55,15 @@ pub(crate) fn check_buffer(
     Ok(())
 }
 
-/// Checks that the additional tokens of a problem are there.
-fn check_additional<T>(problem: &Problem, operands: &Operands<T>) -> Result<(), KernelError> {
-    match operands.additional.is_some() == (problem.additional > 0) {
-        true => Ok(()),
-        false => Err(KernelError::Additional(problem.additional)),
+/// Checks that a problem's optional operands are there, and no others.
+fn check_optional<T>(problem: &Problem, operands: &Operands<T>) -> Result<(), KernelError> {
+    if operands.additional.is_some() != (problem.additional > 0) {
+        return Err(KernelError::Additional(problem.additional));
     }
+    if operands.bias.is_some() != problem.has_bias {
+        return Err(KernelError::Bias(problem.has_bias));
+    }
+    Ok(())
 }
 
 /// Checks the extents of what both passes read, of elements of `size` bytes.
@@ -69,11 +72,17 @@ pub(crate) fn check_operands(
     operands: &Operands<Strided>,
     size: usize,
 ) -> Result<(), KernelError> {
-    check_additional(problem, operands)?;
+    check_optional(problem, operands)?;
     for (operand, tensor) in operands.iter() {
         tensor.check(operand.name(), operand.shape(problem), size)?;
     }
-    Ok(())
+    match &operands.bias {
+        Some(bias) if bias.strides != Operand::Bias.strides(problem) => {
+            let reason = "it has to be contiguous";
+            Err(KernelError::Layout { name: Operand::Bias.name(), reason })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks the extents of what a forward pass writes.
@@ -107,7 +116,7 @@ pub(crate) fn check_gradients(
     gradients: &Operands<Handle>,
     size: usize,
 ) -> Result<(), KernelError> {
-    check_additional(problem, gradients)?;
+    check_optional(problem, gradients)?;
     for (operand, handle) in gradients.iter() {
         let name = match operand {
             Operand::Query => "dq",
@@ -115,6 +124,7 @@ pub(crate) fn check_gradients(
             Operand::Value => "dv",
             Operand::AdditionalKey => "additional dk",
             Operand::AdditionalValue => "additional dv",
+            Operand::Bias => "dbias",
         };
         check_buffer(name, handle, size * operand.shape(problem).elements())?;
     }
@@ -141,14 +151,16 @@ mod tests {
             .with_heads_kv(2)
             .with_head_dim_v(16)
             .with_additional(3)
+            .with_bias(true)
     }
 
-    fn tensors<T>(of: impl Fn(Shape) -> T) -> Operands<T> {
+    fn tensors<T>(of: impl Fn(Operand) -> T) -> Operands<T> {
         let operands = Operands {
             additional: Some(KeyValue { key: (), value: () }),
+            bias: Some(()),
             ..Operands::new((), (), ())
         };
-        operands.map(|operand, ()| of(operand.shape(&problem())))
+        operands.map(|operand, ()| of(operand))
     }
 
     fn saved() -> Saved<Strided> {
@@ -158,7 +170,11 @@ mod tests {
             out: tensor(2)(Shape::out(&problem())),
             lse: tensor(4)(Shape::lse(&problem())),
         };
-        Saved { operands: tensors(tensor(2)), outputs: pair(), gradients: pair() }
+        let operands = tensors(|operand| Strided {
+            strides: operand.strides(&problem()),
+            ..tensor(2)(operand.shape(&problem()))
+        });
+        Saved { operands, outputs: pair(), gradients: pair() }
     }
 
     fn culprit(result: Result<(), KernelError>) -> &'static str {
@@ -175,13 +191,18 @@ mod tests {
     fn every_input_has_to_lie_in_its_buffer() {
         type Change = fn(&mut Saved<Strided>);
         check_saved(&problem(), &saved(), 2).expect("all fit");
-        let cases: [(&str, Change); 7] = [
+        let cases: [(&str, Change); 8] = [
             ("query", |saved| saved.operands.query.strides[3] += 1),
             ("key", |saved| saved.operands.key.handle = buffer(2 * 2 * 35 * 2 * 8 - 1)),
             ("value", |saved| saved.operands.value.strides[0] *= 2),
             ("additional key", |saved| {
                 if let Some(more) = &mut saved.operands.additional {
                     more.key.handle = buffer(0);
+                }
+            }),
+            ("bias", |saved| {
+                if let Some(bias) = &mut saved.operands.bias {
+                    bias.handle = buffer(2 * 4 * 25 - 1);
                 }
             }),
             ("out", |saved| saved.outputs.out.strides[2] *= 3),
@@ -196,14 +217,25 @@ mod tests {
         let mut without = saved();
         without.operands.additional = None;
         assert_eq!(check_saved(&problem(), &without, 2), Err(KernelError::Additional(3)));
+        let mut without = saved();
+        without.operands.bias = None;
+        assert_eq!(check_saved(&problem(), &without, 2), Err(KernelError::Bias(true)));
+        let mut heads_last = saved();
+        if let Some(bias) = &mut heads_last.operands.bias {
+            bias.strides = Operand::Bias.shape(&problem()).strides();
+        }
+        let error = check_saved(&problem(), &heads_last, 2);
+        assert!(matches!(error, Err(KernelError::Layout { name: "bias", .. })), "{error:?}");
     }
 
     #[test]
     fn every_output_has_to_hold_its_tensor() {
-        let gradients = || tensors(|shape| buffer(2 * shape.elements()));
+        let gradients = || tensors(|operand| buffer(2 * operand.shape(&problem()).elements()));
         check_gradients(&problem(), &gradients(), 2).expect("all fit");
         let short = Operands { value: buffer(2), ..gradients() };
         assert_eq!(culprit(check_gradients(&problem(), &short, 2)), "dv");
+        let short = Operands { bias: Some(buffer(2)), ..gradients() };
+        assert_eq!(culprit(check_gradients(&problem(), &short, 2)), "dbias");
         let outputs = Outputs { out: buffer(1 << 20), lse: buffer(8) };
         assert_eq!(culprit(check_outputs(&problem(), &outputs, 2)), "lse");
     }

@@ -148,12 +148,12 @@ struct Attention(Plan);
 const OPERANDS: usize = Operand::ALL.len();
 
 fn places<T>(operands: Operands<T>) -> [Option<T>; OPERANDS] {
-    let Operands { query, key, value, additional } = operands;
+    let Operands { query, key, value, additional, bias } = operands;
     let (more_keys, more_values) = match additional {
         Some(KeyValue { key, value }) => (Some(key), Some(value)),
         None => (None, None),
     };
-    [Some(query), Some(key), Some(value), more_keys, more_values]
+    [Some(query), Some(key), Some(value), more_keys, more_values, bias]
 }
 
 impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
@@ -163,11 +163,11 @@ impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
         outputs: Pair<B>,
         gradients: Pair<B>,
     ) -> Places<B, OPERANDS> {
-        let [Some(query), Some(key), Some(value), more_keys, more_values] = inputs else {
+        let [Some(query), Some(key), Some(value), more_keys, more_values, bias] = inputs else {
             unreachable!("an attention has a query, a key and a value")
         };
         let additional = more_keys.zip(more_values).map(|(key, value)| KeyValue { key, value });
-        let operands = Operands { additional, ..Operands::new(query, key, value) };
+        let operands = Operands { additional, bias, ..Operands::new(query, key, value) };
         let gradients = B::attention_backward(
             AttentionInputs::new(operands),
             AttentionResults::new(outputs),

@@ -17,6 +17,9 @@ pub struct AttentionInputs<B: Backend> {
     /// The tokens that every query sees besides its window.
     #[extension_type]
     pub additional: AdditionalKv<B>,
+    /// What is added to the scores.
+    #[extension_type]
+    pub bias: PositionBias<B>,
 }
 
 /// The tokens that every query sees besides its window.
@@ -32,6 +35,19 @@ pub enum AdditionalKv<B: Backend> {
         key: FloatTensor<B>,
         /// The values, or their gradient.
         value: FloatTensor<B>,
+    },
+}
+
+/// What is added to the scores by where a key stands from a query.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum PositionBias<B: Backend> {
+    /// Nothing.
+    None,
+    /// `[heads, 2 * kernel_size - 1, ..]`
+    Relative {
+        /// The bias, or its gradient.
+        bias: FloatTensor<B>,
     },
 }
 
@@ -52,17 +68,25 @@ impl<B: Backend> AttentionInputs<B> {
             AdditionalKv::Tokens { key, value } => Some(KeyValue { key, value }),
             AdditionalKv::None => None,
         };
-        Operands { additional, ..Operands::new(self.query, self.key, self.value) }
+        let bias = match self.bias {
+            PositionBias::Relative { bias } => Some(bias),
+            PositionBias::None => None,
+        };
+        Operands { additional, bias, ..Operands::new(self.query, self.key, self.value) }
     }
 
     /// The other way round.
     pub(crate) fn new(operands: Operands<FloatTensor<B>>) -> Self {
-        let Operands { query, key, value, additional } = operands;
+        let Operands { query, key, value, additional, bias } = operands;
         let additional = match additional {
             Some(KeyValue { key, value }) => AdditionalKv::Tokens { key, value },
             None => AdditionalKv::None,
         };
-        Self { query, key, value, additional }
+        let bias = match bias {
+            Some(bias) => PositionBias::Relative { bias },
+            None => PositionBias::None,
+        };
+        Self { query, key, value, additional, bias }
     }
 }
 

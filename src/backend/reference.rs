@@ -148,7 +148,7 @@ enum Source<B: Backend> {
 impl<B: Backend> Windows<B> {
     fn new(operands: Operands<FloatTensor<B>>, plan: &Plan) -> Self {
         let problem = plan.problem;
-        let Operands { query, key, value, additional } = operands;
+        let Operands { query, key, value, additional, bias: _ } = operands;
         let dtype: FloatDType = accumulator(query.dtype()).into();
         let flat = |key: FloatTensor<B>, value: FloatTensor<B>, tokens: usize| {
             let shape = |dim| Shape::new([problem.batch, tokens, problem.heads_kv, dim]);

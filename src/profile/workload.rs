@@ -237,7 +237,7 @@ fn differentiate<const N: usize, const D: usize, const L: usize>(
         pair(upstream),
         plan,
     );
-    let Operands { query, key, value, additional } = gradients.operands();
+    let Operands { query, key, value, additional, bias: _ } = gradients.operands();
     let flat =
         |gradient, like: &Tensor<4>| Tensor::<D>::from_dispatch(gradient).reshape(like.dims());
     Gradients {

@@ -68,8 +68,10 @@ impl Format {
 
     /// Contiguous operands.
     pub fn operands(&self, client: &Client, problem: &Problem, data: &Data) -> Operands<Strided> {
-        data.operands(problem)
-            .map(|operand, values| self.strided(client, values, operand.shape(problem)))
+        data.operands(problem).map(|operand, values| Strided {
+            strides: operand.strides(problem),
+            ..self.strided(client, values, operand.shape(problem))
+        })
     }
 
     /// Contiguous tensors of a backward pass, with these results of the forward pass.
@@ -129,6 +131,7 @@ impl Format {
                 Operand::Value => "dv",
                 Operand::AdditionalKey => "additional dk",
                 Operand::AdditionalValue => "additional dv",
+                Operand::Bias => "dbias",
             };
             (name, self.download(client, handle, operand.shape(problem).elements()))
         };
@@ -139,7 +142,8 @@ impl Format {
 /// A place for each operand of a problem.
 fn wanted(problem: &Problem) -> Operands<()> {
     let additional = (problem.additional > 0).then_some(KeyValue { key: (), value: () });
-    Operands { additional, ..Operands::new((), (), ()) }
+    let bias = problem.has_bias.then_some(());
+    Operands { additional, bias, ..Operands::new((), (), ()) }
 }
 
 impl Data {
@@ -150,6 +154,7 @@ impl Data {
             Operand::Value => &self.value,
             Operand::AdditionalKey => &self.additional_key,
             Operand::AdditionalValue => &self.additional_value,
+            Operand::Bias => &self.bias,
         })
     }
 }

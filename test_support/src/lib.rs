@@ -24,7 +24,7 @@ pub mod rounding;
 #[cfg(feature = "cube")]
 pub mod tier;
 
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::{Axis, Operand, Problem};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// An axis of self attention: `length, kernel_size, stride, dilation, is_causal`.
@@ -54,6 +54,8 @@ pub struct Data {
     pub value: Vec<f64>,
     pub additional_key: Vec<f64>,
     pub additional_value: Vec<f64>,
+    /// `[heads, 2 * kernel_size - 1, ..]`
+    pub bias: Vec<f64>,
     pub dout: Vec<f64>,
     pub dlse: Vec<f64>,
 }
@@ -69,6 +71,10 @@ impl Data {
         let keys = problem.batch * problem.keys() * problem.heads_kv;
         let additional = problem.batch * problem.additional * problem.heads_kv;
         let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+        let bias = match problem.has_bias {
+            true => Operand::Bias.shape(problem).elements(),
+            false => 0,
+        };
         Self {
             query: values(queries, dim, round),
             key: values(keys, dim, round),
@@ -77,6 +83,7 @@ impl Data {
             additional_value: values(additional, dim_v, round),
             dout: values(queries, dim_v, round),
             dlse: values(queries, 1, |x| f64::from(x as f32)),
+            bias: values(bias, 1, round),
         }
     }
 }
@@ -90,10 +97,11 @@ pub struct Results {
     pub dv: Vec<f64>,
     pub additional_dk: Vec<f64>,
     pub additional_dv: Vec<f64>,
+    pub dbias: Vec<f64>,
 }
 
 impl Results {
-    pub fn named(&self) -> [(&'static str, &[f64]); 7] {
+    pub fn named(&self) -> [(&'static str, &[f64]); 8] {
         [
             ("out", &self.out),
             ("lse", &self.lse),
@@ -102,6 +110,7 @@ impl Results {
             ("dv", &self.dv),
             ("additional dk", &self.additional_dk),
             ("additional dv", &self.additional_dv),
+            ("dbias", &self.dbias),
         ]
     }
 }

@@ -18,6 +18,10 @@ pub struct Attention {
     pub scale: f64,
     /// For every query, the keys it sees. It sees all additional ones besides.
     pub visible: Vec<Vec<usize>>,
+    /// For every query, where the bias of each of these keys stands in that of a head; nothing where there is none.
+    pub places: Vec<Vec<usize>>,
+    /// Entries of a head's bias.
+    pub entries: usize,
     /// What rounds the operands of matrix products: vectors, weights and gradients of scores.
     pub operand: fn(f64) -> f64,
 }
@@ -30,6 +34,7 @@ pub struct Tensors<'a> {
     pub value: &'a [f64],
     pub additional_key: &'a [f64],
     pub additional_value: &'a [f64],
+    pub bias: &'a [f64],
     pub dout: &'a [f64],
     pub dlse: &'a [f64],
 }
@@ -41,6 +46,7 @@ pub struct Gradients {
     pub value: Vec<f64>,
     pub additional_key: Vec<f64>,
     pub additional_value: Vec<f64>,
+    pub bias: Vec<f64>,
 }
 
 impl Gradients {
@@ -52,12 +58,13 @@ impl Gradients {
             value: zeros(tensors.value),
             additional_key: zeros(tensors.additional_key),
             additional_value: zeros(tensors.additional_value),
+            bias: zeros(tensors.bias),
         }
     }
 
-    fn all(&mut self) -> [&mut Vec<f64>; 5] {
-        let Self { query, key, value, additional_key, additional_value } = self;
-        [query, key, value, additional_key, additional_value]
+    fn all(&mut self) -> [&mut Vec<f64>; 6] {
+        let Self { query, key, value, additional_key, additional_value, bias } = self;
+        [query, key, value, additional_key, additional_value, bias]
     }
 }
 
@@ -80,6 +87,8 @@ struct Rounded {
     keys: [Vec<f64>; 2],
     values: [Vec<f64>; 2],
     dout: Vec<f64>,
+    /// Added to the scores as it is.
+    bias: Vec<f64>,
 }
 
 impl Rounded {
@@ -151,7 +160,11 @@ impl Attention {
         for (seen, score) in row.scores {
             let p = (score - row.lse).exp();
             let dp = dot(dout, rounded.value(seen, dim_v));
-            let ds = self.scale * operand(p * (dp - delta));
+            let slope = p * (dp - delta);
+            let ds = self.scale * operand(slope);
+            if let Some(place) = self.place(number, seen) {
+                sum.bias[place] += slope;
+            }
             let (dk, dv, at) = match seen {
                 Seen::Spatial(at) => (&mut sum.key, &mut sum.value, at),
                 Seen::Additional(at) => (&mut sum.additional_key, &mut sum.additional_value, at),
@@ -170,11 +183,23 @@ impl Attention {
         let spatial = self.visible[query].iter().map(|key| Seen::Spatial(at(self.keys, *key)));
         let more = (0..self.additional).map(|key| Seen::Additional(at(self.additional, key)));
         let query = vector(&rounded.query, number, self.dim);
-        let score = |seen| (seen, self.scale * dot(query, rounded.key(seen, self.dim)));
+        let score = |seen| {
+            let bias = self.place(number, seen).map_or(0.0, |place| rounded.bias[place]);
+            (seen, self.scale * dot(query, rounded.key(seen, self.dim)) + bias)
+        };
         let scores: Vec<_> = spatial.chain(more).map(score).collect();
         let maximum = scores.iter().map(|(_, score)| *score).fold(f64::NEG_INFINITY, f64::max);
         let sum = scores.iter().map(|(_, score)| (score - maximum).exp()).sum::<f64>();
         Row { scores, lse: maximum + sum.ln() }
+    }
+
+    /// Where the bias of a row and a key stands.
+    fn place(&self, row: usize, seen: Seen) -> Option<usize> {
+        let Seen::Spatial(at) = seen else { return None };
+        let (query, head) = (row / self.heads % self.visible.len(), row % self.heads);
+        let (key, places) = (at / self.heads_kv % self.keys, self.places.get(query)?);
+        let slot = self.visible[query].iter().position(|seen| *seen == key)?;
+        Some(head * self.entries + places[slot])
     }
 
     fn rounded(&self, tensors: Tensors<'_>) -> Rounded {
@@ -184,6 +209,7 @@ impl Attention {
             keys: [round(tensors.key), round(tensors.additional_key)],
             values: [round(tensors.value), round(tensors.additional_value)],
             dout: round(tensors.dout),
+            bias: tensors.bias.to_vec(),
         }
     }
 }
@@ -216,6 +242,23 @@ pub fn visible(problem: &Problem, query: usize) -> Vec<usize> {
     keys
 }
 
+/// Where the bias of each [`visible`] key stands in that of a head.
+pub fn places(problem: &Problem, query: usize) -> Vec<usize> {
+    let position = problem.query_coordinates(query);
+    let mut places = vec![0];
+    for (axis, at) in problem.axes.iter().zip(position) {
+        let (first, count) = axis.window(at);
+        let place = |i: usize| {
+            (first + i * axis.dilation + axis.kernel_size * axis.dilation - at) / axis.dilation - 1
+        };
+        places = places
+            .into_iter()
+            .flat_map(|line| (0..count).map(move |i| line * (2 * axis.kernel_size - 1) + place(i)))
+            .collect();
+    }
+    places
+}
+
 /// Both passes. The backward pass reads the output as `round` leaves it, as an implementation that
 /// stores it in that type does.
 pub fn compute(problem: &Problem, data: &Data, round: fn(f64) -> f64) -> Results {
@@ -239,6 +282,11 @@ pub fn compute_rounded(
         additional: problem.additional,
         scale: problem.scale,
         visible: (0..problem.queries()).map(|query| visible(problem, query)).collect(),
+        places: match problem.has_bias {
+            true => (0..problem.queries()).map(|query| places(problem, query)).collect(),
+            false => Vec::new(),
+        },
+        entries: problem.bias_extents().iter().product(),
         operand,
     };
     let tensors = Tensors {
@@ -247,6 +295,7 @@ pub fn compute_rounded(
         value: &data.value,
         additional_key: &data.additional_key,
         additional_value: &data.additional_value,
+        bias: &data.bias,
         dout: &data.dout,
         dlse: &data.dlse,
     };
@@ -261,6 +310,7 @@ pub fn compute_rounded(
         dv: gradients.value,
         additional_dk: gradients.additional_key,
         additional_dv: gradients.additional_value,
+        dbias: gradients.bias,
     }
 }
 
@@ -280,7 +330,8 @@ mod tests {
         let problem = problem(&[axis(6, 3, 2, 2, true), axis(4, 3, 1, 1, false)], 8)
             .with_heads_kv(1)
             .with_head_dim_v(3)
-            .with_additional(2);
+            .with_additional(2)
+            .with_bias(true);
         let data = Data::random(&problem, 3, |x| x);
         let results = compute(&problem, &data, |x| x);
         type Part = fn(&mut Data) -> &mut Vec<f64>;
@@ -289,12 +340,13 @@ mod tests {
             of(&mut data)[index] += step;
             loss(&problem, &data)
         };
-        let inputs: [(Part, &Vec<f64>); 5] = [
+        let inputs: [(Part, &Vec<f64>); 6] = [
             (|data| &mut data.query, &results.dq),
             (|data| &mut data.key, &results.dk),
             (|data| &mut data.value, &results.dv),
             (|data| &mut data.additional_key, &results.additional_dk),
             (|data| &mut data.additional_value, &results.additional_dv),
+            (|data| &mut data.bias, &results.dbias),
         ];
         for (number, (of, gradient)) in inputs.into_iter().enumerate() {
             for index in (0..gradient.len()).step_by(7) {
@@ -317,6 +369,8 @@ mod tests {
             additional: 0,
             scale: 1.0,
             visible: vec![vec![], vec![0]],
+            places: vec![],
+            entries: 0,
             operand: |x| x,
         };
         let tensors = Tensors {
@@ -325,6 +379,7 @@ mod tests {
             value: &[5.0],
             additional_key: &[],
             additional_value: &[],
+            bias: &[],
             dout: &[1.0, 1.0],
             dlse: &[1.0, 1.0],
         };

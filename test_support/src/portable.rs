@@ -73,15 +73,19 @@ pub fn run_by(
         Some(by) => backward_with(client, &by.backward, problem, elem, &saved, &gradients),
     }
     .expect("backward is launched");
-    let mut all = format.download_gradients(client, problem, &gradients).into_iter();
-    let mut next = || all.next().map(|(_, values)| values).unwrap_or_default();
+    let mut all = format.download_gradients(client, problem, &gradients);
+    let mut take = |name| match all.iter().position(|(known, _)| *known == name) {
+        Some(at) => all.swap_remove(at).1,
+        None => Vec::new(),
+    };
     Results {
         out,
         lse,
-        dq: next(),
-        dk: next(),
-        dv: next(),
-        additional_dk: next(),
-        additional_dv: next(),
+        dq: take("dq"),
+        dk: take("dk"),
+        dv: take("dv"),
+        additional_dk: take("additional dk"),
+        additional_dv: take("additional dv"),
+        dbias: take("dbias"),
     }
 }

@@ -35,6 +35,8 @@ impl Problem {
             additional: self.extra(),
             scale: self.scale(),
             visible: self.visible_keys(),
+            places: Vec::new(),
+            entries: 0,
             operand: |x| x,
         }
     }
@@ -48,6 +50,7 @@ impl Inputs {
             value: &self.value,
             additional_key: &self.more_keys,
             additional_value: &self.more_values,
+            bias: &[],
             dout: &self.grad_out,
             dlse: &self.grad_lse,
         }

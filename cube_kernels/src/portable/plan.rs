@@ -68,6 +68,9 @@ impl<'a> Launch<'a> {
                 got: dtype,
             });
         }
+        if problem.has_bias {
+            return Err(KernelError::Problem("there is a position bias".into()));
+        }
         let vector_size = vector_size(problem);
         // The signed bound leaves room for the units past the end of the last cube.
         let address_type = AddressType::from_len_signed(problem.largest_tensor());

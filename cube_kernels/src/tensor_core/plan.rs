@@ -34,6 +34,9 @@ impl Choice {
 
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
+    if problem.has_bias {
+        return Some("there is a position bias".into());
+    }
     let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
     for (name, dim) in dims {
         if dim == 0 || dim > 256 {

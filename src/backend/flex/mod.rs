@@ -161,7 +161,7 @@ fn tokens<'a, E: Storage>(
 /// The forward pass on contiguous tensors.
 fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<FlexTensor> {
     let problem = &plan.problem;
-    let Operands { query, key, value, additional } = operands;
+    let Operands { query, key, value, additional, bias: _ } = operands;
     let grids = Grids::new(problem);
     let pass = Forward {
         problem,
@@ -187,7 +187,7 @@ fn backward<E: Storage>(saved: Saved<FlexTensor>, plan: &Plan) -> Operands<FlexT
     let problem = &plan.problem;
     let (batch, heads) = (problem.batch, problem.heads);
     let Saved { operands, outputs, gradients } = saved;
-    let Operands { query, key, value, additional } = operands;
+    let Operands { query, key, value, additional, bias: _ } = operands;
     let Outputs { out, lse } = outputs;
     let Outputs { out: grad_out, lse: grad_lse } = gradients;
     let grids = Grids::new(problem);

@@ -268,7 +268,7 @@ fn buffers(
     workspace: &Workspace,
     number: usize,
 ) -> Vec<Buffer> {
-    let Operands { query, key, value, additional } = &inputs.operands;
+    let Operands { query, key, value, additional, bias: _ } = &inputs.operands;
     let dout = &inputs.gradients.out;
     let (more_key, more_value) =
         additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
@@ -304,7 +304,7 @@ const _: () = assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 8));
 
 fn arguments(grid: &Grid, has_additional: bool, inputs: &Saved<Strided>) -> Vec<Argument> {
     use Slot::*;
-    let Operands { query, key, value, additional } = &inputs.operands;
+    let Operands { query, key, value, additional, bias: _ } = &inputs.operands;
     let dout = &inputs.gradients.out;
     let problem = grid.problem;
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);

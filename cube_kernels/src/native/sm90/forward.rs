@@ -149,7 +149,7 @@ enum Slot {
 }
 
 fn buffers(inputs: &Operands<Strided>, outputs: &Outputs<Handle>) -> Vec<Buffer> {
-    let Operands { query, key, value, additional } = inputs;
+    let Operands { query, key, value, additional, bias: _ } = inputs;
     // The kernel takes the maps of additional tokens in any case.
     let (more_key, more_value) =
         additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
@@ -176,7 +176,7 @@ struct Params {
 const _: () = assert!(size_of::<Params>() == 8 * (7 + 21) + 4 * (34 + 6));
 
 fn arguments(grid: &Grid, inputs: &Operands<Strided>) -> Vec<Argument> {
-    let Operands { query, key, value, additional } = inputs;
+    let Operands { query, key, value, additional, bias: _ } = inputs;
     let problem = grid.problem;
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     let mut maps = vec![

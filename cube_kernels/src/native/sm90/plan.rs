@@ -57,6 +57,9 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
         return Some("the slowest of three axes has other queries than keys".into());
     }
+    if problem.has_bias {
+        return Some("there is a position bias".into());
+    }
     if problem.keys() == 0 {
         return Some("there are no keys".into());
     }

@@ -33,7 +33,7 @@ pub(super) fn launch(
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) {
-    let Operands { query, key, value, additional } = inputs;
+    let Operands { query, key, value, additional, bias: _ } = inputs;
     // Empty buffers cannot be bound.
     let columns = if problem.keys() > 0 { [key, value] } else { [query, query] };
     let more = additional.as_ref().map_or(columns, |more| [&more.key, &more.value]);
