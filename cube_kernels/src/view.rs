@@ -26,10 +26,23 @@ impl Strided {
         Some(Self { handle: self.handle.clone(), strides })
     }
 
-    /// Whether it lies without gaps, in order.
+    /// Whether it lies without gaps, in order, as one without elements does.
     pub fn is_contiguous(&self, shape: Shape) -> bool {
-        let all = self.strides.iter().zip(shape.strides()).zip(shape.lengths());
-        all.into_iter().all(|((stride, contiguous), length)| length == 1 || *stride == contiguous)
+        let mut all = self.strides.iter().zip(shape.strides()).zip(shape.lengths());
+        shape.elements() == 0
+            || all.all(|((stride, contiguous), length)| length == 1 || *stride == contiguous)
+    }
+
+    /// The memory, for kernels that know no strides.
+    pub(crate) fn contiguous_handle(
+        &self,
+        name: &'static str,
+        shape: Shape,
+    ) -> Result<&Handle, KernelError> {
+        match self.is_contiguous(shape) {
+            true => Ok(&self.handle),
+            false => Err(KernelError::Layout { name, reason: "it has to be contiguous" }),
+        }
     }
 
     /// Fails if the last element that is read, of `size` bytes, lies outside the buffer.

@@ -143,12 +143,12 @@ pub fn backward_with(
     let inputs = Saved {
         operands: contiguous_operands(problem, operands)?,
         outputs: Outputs {
-            out: contiguous("out", out, &results.out)?,
-            lse: contiguous("lse", lse, &results.lse)?,
+            out: results.out.contiguous_handle("out", out)?.clone(),
+            lse: results.lse.contiguous_handle("lse", lse)?.clone(),
         },
         gradients: Outputs {
-            out: contiguous("dout", out, &gradients.out)?,
-            lse: contiguous("dlse", lse, &gradients.lse)?,
+            out: gradients.out.contiguous_handle("dout", out)?.clone(),
+            lse: gradients.lse.contiguous_handle("dlse", lse)?.clone(),
         },
     };
     super::backward::launch(&launch, plan, &inputs, outputs);
@@ -160,16 +160,9 @@ fn contiguous_operands(
     problem: &Problem,
     operands: &Operands<Strided>,
 ) -> Result<Operands<Handle>, KernelError> {
-    operands
-        .as_ref()
-        .try_map(|operand, tensor| contiguous(operand.name(), operand.shape(problem), tensor))
-}
-
-fn contiguous(name: &'static str, shape: Shape, tensor: &Strided) -> Result<Handle, KernelError> {
-    match shape.elements() == 0 || tensor.is_contiguous(shape) {
-        true => Ok(tensor.handle.clone()),
-        false => Err(KernelError::Layout { name, reason: "it has to be contiguous" }),
-    }
+    operands.as_ref().try_map(|operand, tensor| {
+        tensor.contiguous_handle(operand.name(), operand.shape(problem)).cloned()
+    })
 }
 
 /// Fails if tiles are not for the problem, the pass and the device.

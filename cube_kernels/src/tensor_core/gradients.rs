@@ -138,11 +138,8 @@ fn run(
     plan.blueprints().for_each(|blueprint| check_instruction(blueprint, dtype));
     let address_type = address_type(client, problem, dtype, tensors(problem, inputs))?;
     let Saved { operands, outputs: results, gradients } = inputs;
-    for (name, tensor) in [("lse", &results.lse), ("dlse", &gradients.lse)] {
-        if !tensor.is_contiguous(Shape::lse(problem)) {
-            return Err(KernelError::Layout { name, reason: "it has to be contiguous" });
-        }
-    }
+    let lse = results.lse.contiguous_handle("lse", Shape::lse(problem))?;
+    let dlse = gradients.lse.contiguous_handle("dlse", Shape::lse(problem))?;
     let dtype = stored(dtype);
     let line = |name, tensor: &Strided| {
         let reason = "with additional tokens, its own have to lie in one line";
@@ -163,7 +160,7 @@ fn run(
             address_type,
             plan.queries.vector,
             [&results.out, &gradients.out],
-            [&results.lse.handle, &gradients.lse.handle, &statistics],
+            [lse, dlse, &statistics],
         );
         let tensors = Tensors {
             rows: [&operands.query, &gradients.out],

@@ -91,9 +91,7 @@ pub fn backward_with(
     check_gradients(problem, outputs, ELEMENT)?;
     let Saved { operands, outputs: results, gradients } = inputs;
     for (name, tensor) in [("lse", &results.lse), ("dlse", &gradients.lse)] {
-        if !tensor.is_contiguous(Shape::lse(problem)) {
-            return Err(KernelError::Layout { name, reason: "it has to be contiguous" });
-        }
+        tensor.contiguous_handle(name, Shape::lse(problem))?;
     }
     for schedule in plan.queries.iter().chain(&plan.keys) {
         let is_own = schedule.pass != Pass::Forward && schedule.fits(problem);
