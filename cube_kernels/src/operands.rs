@@ -45,6 +45,18 @@ impl Operand {
         }
     }
 
+    /// What an error calls its gradient.
+    pub fn gradient_name(self) -> &'static str {
+        match self {
+            Self::Query => "dq",
+            Self::Key => "dk",
+            Self::Value => "dv",
+            Self::AdditionalKey => "additional dk",
+            Self::AdditionalValue => "additional dv",
+            Self::Bias => "dbias",
+        }
+    }
+
     /// Its shape in a problem.
     pub fn shape(self, problem: &Problem) -> Shape {
         let queries = problem.axes.map(|axis| axis.queries);

@@ -131,15 +131,8 @@ pub(crate) fn check_gradients(
 ) -> Result<(), KernelError> {
     check_optional(problem, gradients)?;
     for (operand, handle) in gradients.iter() {
-        let name = match operand {
-            Operand::Query => "dq",
-            Operand::Key => "dk",
-            Operand::Value => "dv",
-            Operand::AdditionalKey => "additional dk",
-            Operand::AdditionalValue => "additional dv",
-            Operand::Bias => "dbias",
-        };
-        check_buffer(name, handle, size * operand.shape(problem).elements())?;
+        let expected = size * operand.shape(problem).elements();
+        check_buffer(operand.gradient_name(), handle, expected)?;
     }
     Ok(())
 }

@@ -125,15 +125,8 @@ impl Format {
         gradients: &Operands<Handle>,
     ) -> Vec<(&'static str, Vec<f64>)> {
         let download = |(operand, handle): (Operand, &Handle)| {
-            let name = match operand {
-                Operand::Query => "dq",
-                Operand::Key => "dk",
-                Operand::Value => "dv",
-                Operand::AdditionalKey => "additional dk",
-                Operand::AdditionalValue => "additional dv",
-                Operand::Bias => "dbias",
-            };
-            (name, self.download(client, handle, operand.shape(problem).elements()))
+            let values = self.download(client, handle, operand.shape(problem).elements());
+            (operand.gradient_name(), values)
         };
         gradients.iter().map(download).collect()
     }
