@@ -7,6 +7,16 @@ use crate::window;
 /// The largest number of spatial axes.
 pub const MAX_RANK: usize = 3;
 
+/// What the names of kernels call the axes, slowest first.
+pub(crate) const NAMES: [&str; MAX_RANK] = ["z", "y", "x"];
+
+/// What the names of kernels call the axes that are causal; nothing where none is.
+pub(crate) fn causal_suffix(is_causal: [bool; MAX_RANK]) -> String {
+    let causal = is_causal.into_iter().zip(NAMES).filter(|(bit, _)| *bit);
+    let names: String = causal.map(|(_, name)| name).collect();
+    if names.is_empty() { names } else { format!("_causal_{names}") }
+}
+
 /// One spatial axis: which keys each query sees along it. The semantics are those of [`window`].
 ///
 /// Fields are not checked: `1 <= stride <= kernel_size`, `kernel_size * dilation <= keys`; `origin` is a multiple of the
@@ -447,6 +457,13 @@ mod tests {
         let other = problem.with_axes([axis; 3]).with_heads(12).with_head_dim_v(8);
         assert_eq!((other.heads, other.heads_kv, other.head_dim, other.head_dim_v), (12, 6, 16, 8));
         assert_eq!((other.axes, other.scale), ([axis; 3], 0.25));
+    }
+
+    #[test]
+    fn kernels_name_the_slowest_axis_z() {
+        assert_eq!(causal_suffix([true, false, false]), "_causal_z");
+        assert_eq!(causal_suffix([true, false, true]), "_causal_zx");
+        assert_eq!(causal_suffix([false; 3]), "");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fmt;
 
 pub use crate::Pass;
+use crate::problem::causal_suffix;
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Problem};
 
@@ -391,11 +392,7 @@ impl fmt::Display for Blueprint {
             Exponential::Library => "_exp",
             Exponential::Instruction(_) => "_ex2",
         })?;
-        let causal = self.is_causal.iter().zip(["x", "y", "z"]).filter(|(bit, _)| **bit);
-        let causal: String = causal.map(|(_, name)| name).collect();
-        if !causal.is_empty() {
-            write!(f, "_causal_{causal}")?;
-        }
+        f.write_str(&causal_suffix(self.is_causal))?;
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
         f.write_str(if self.has_additional { "_additional" } else { "" })
     }

@@ -3,6 +3,7 @@ use std::fmt;
 pub use crate::Pass;
 use crate::native::Cut;
 pub use crate::native::Element;
+use crate::problem::{NAMES, causal_suffix};
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Problem};
 
@@ -34,8 +35,6 @@ impl Gradients {
     pub const NONE: Self = Self { start: 0, width: 0, value: false };
 }
 
-/// Names of the axes, slowest first.
-const AXES: [&str; MAX_RANK] = ["z", "y", "x"];
 /// Rows of a warpgroup's tile, and columns of a block.
 pub(super) const TILE: usize = 64;
 /// Shared memory that a CTA can have.
@@ -324,18 +323,14 @@ impl fmt::Display for Schedule {
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;
-        write!(f, "_{}", AXES[self.stack])?;
+        write!(f, "_{}", NAMES[self.stack])?;
         f.write_str(if self.is_late { "_late" } else { "" })?;
         f.write_str(match self.mask {
             Mask::None => "_whole",
             Mask::Linear => "_linear",
             Mask::OneHot => "_onehot",
         })?;
-        let causal = self.is_causal.iter().zip(AXES).filter(|(bit, _)| **bit);
-        let causal: String = causal.map(|(_, name)| name).collect();
-        if !causal.is_empty() {
-            write!(f, "_causal_{causal}")?;
-        }
+        f.write_str(&causal_suffix(self.is_causal))?;
         for (flag, name) in [
             (self.is_strided, "_strided"),
             (self.is_dilated, "_dilated"),
