@@ -6,6 +6,7 @@
 pub mod backward;
 #[cfg(feature = "cube")]
 pub mod compare;
+pub mod cpp;
 #[cfg(feature = "cube")]
 pub mod element;
 #[cfg(feature = "cube")]

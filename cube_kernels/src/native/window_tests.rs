@@ -4,21 +4,9 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use crate::Axis;
+use test_support::cpp::compiler;
 
-/// The C++ compiler, where there is one.
-fn compiler() -> Option<&'static str> {
-    let runs = |name: &&str| {
-        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
-    };
-    let found = ["c++", "g++", "clang++"].into_iter().find(runs);
-    let is_required = std::env::var("BURN_NATTEN_REQUIRE_CXX").is_ok_and(|value| value == "1");
-    assert!(found.is_some() || !is_required, "no C++ compiler");
-    if found.is_none() {
-        println!("passed without a run: no C++ compiler");
-    }
-    found
-}
+use crate::Axis;
 
 /// What the compiled header gives for the lines of `questions`.
 fn ask(compiler: &str, questions: &str) -> String {

@@ -5,13 +5,14 @@ use burn_natten_kernels::tensor_core::{
 };
 use burn_natten_kernels::{Axis, Problem};
 use test_support::compare::{format, half_ulp, magnitude};
+use test_support::cpp::compiler;
 use test_support::element::Element;
 use test_support::oracle::compute;
 use test_support::{Data, Results};
 
 use crate::arguments::{Layout, factor, sizes};
 use crate::problems::{BACKWARD, FORWARD, all, random, spoiled};
-use crate::program::{Program, compiler, decode, encode, encode_f32};
+use crate::program::{Program, decode, encode, encode_f32};
 
 /// Vectors of some tokens: the elements and where they lie.
 type Tensor<'a> = (&'a [f64], Layout);

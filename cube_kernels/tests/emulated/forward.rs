@@ -4,12 +4,13 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
 use test_support::Data;
 use test_support::compare::{differs, format, half_ulp, magnitude};
+use test_support::cpp::compiler;
 use test_support::element::Element;
 use test_support::oracle::compute;
 
 use crate::arguments::{Layout, factor, sizes};
 use crate::problems::{FORWARD, all, random, spoiled};
-use crate::program::{Program, compiler, decode, decode_f32, encode, encode_f32};
+use crate::program::{Program, decode, decode_f32, encode, encode_f32};
 
 /// Output and logsumexp.
 pub fn attend(

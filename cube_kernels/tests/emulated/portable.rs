@@ -6,12 +6,13 @@ use burn_natten_kernels::tensor_core::Compiler;
 use burn_natten_kernels::tensor_core::Pass;
 use burn_natten_kernels::{Axis, Problem};
 use cubecl::ir::{ElemType, FloatKind};
+use test_support::cpp::compiler;
 use test_support::oracle::compute;
 use test_support::{Data, Results, error};
 
 use crate::arguments::{Layout, sizes_of};
 use crate::problems::{all, random};
-use crate::program::{Program, compiler, decode_f32, encode_f32};
+use crate::program::{Program, decode_f32, encode_f32};
 
 const PASSES: [Pass; 3] = [Pass::Forward, Pass::Queries, Pass::Keys];
 

@@ -4,6 +4,7 @@
 use burn_natten_kernels::tensor_core::{Capability, plan, plan_backward, widest_vector};
 use burn_natten_kernels::{Axis, Problem};
 use test_support::Data;
+use test_support::cpp::compiler;
 use test_support::element::Element;
 use test_support::format::F32;
 use test_support::rounding::Expected;
@@ -11,7 +12,7 @@ use test_support::rounding::Expected;
 use crate::backward::gradients_of;
 use crate::forward::attend;
 use crate::problems::all;
-use crate::program::{Program, compiler};
+use crate::program::Program;
 
 fn check(capability: &Capability) {
     let Some(compiler) = compiler() else { return };

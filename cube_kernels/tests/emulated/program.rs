@@ -11,20 +11,6 @@ use test_support::element::Element;
 
 use crate::assembly::portable;
 
-/// The C++ compiler, where there is one.
-pub fn compiler() -> Option<&'static str> {
-    let runs = |name: &&str| {
-        Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success())
-    };
-    let found = ["c++", "g++", "clang++"].into_iter().find(runs);
-    let is_required = std::env::var("BURN_NATTEN_REQUIRE_CXX").is_ok_and(|value| value == "1");
-    assert!(found.is_some() || !is_required, "no C++ compiler");
-    if found.is_none() {
-        println!("passed without a run: no C++ compiler");
-    }
-    found
-}
-
 /// Numbers as the element type has them in memory.
 pub fn encode(element: Element, values: &[f64]) -> Vec<u8> {
     match element {
