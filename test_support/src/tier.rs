@@ -1,7 +1,8 @@
 //! A tier of kernels as the tests see it that several share.
 
-use burn_natten_kernels::{Problem, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
+use cubecl::server::Handle;
 
 use crate::compare::{Forward, differs, for_each_case, half_ulp, magnitude, norms};
 use crate::format::Format;
@@ -42,8 +43,22 @@ pub trait BackwardTier: ForwardTier {
     /// Those, and some of the others: what edges are tried with.
     fn several(problem: &Problem, element: Self::Element) -> Vec<Self::Plan>;
 
+    /// The name of each of a plan's kernels.
+    fn kernels(plan: &Self::Plan) -> Vec<String>;
+
+    fn launch(
+        client: &Client,
+        element: Self::Element,
+        plan: &Self::Plan,
+        problem: &Problem,
+        saved: &Saved<Strided>,
+        outputs: &Operands<Handle>,
+    ) -> Result<(), KernelError>;
+
     /// The names of a plan's kernels.
-    fn names(plan: &Self::Plan) -> String;
+    fn names(plan: &Self::Plan) -> String {
+        Self::kernels(plan).join(", ")
+    }
 
     /// Runs the backward pass on tensors that lie on the device, into buffers full of NaN.
     fn gradients(
@@ -52,7 +67,12 @@ pub trait BackwardTier: ForwardTier {
         plan: &Self::Plan,
         problem: &Problem,
         saved: &Saved<Strided>,
-    ) -> Gradients;
+    ) -> Gradients {
+        let format = element.into();
+        let outputs = format.poisoned_gradients(client, problem);
+        Self::launch(client, element, plan, problem, saved, &outputs).expect("launched");
+        format.download_gradients(client, problem, &outputs)
+    }
 }
 
 /// Holds a forward pass to at most twice the error of a result that is right but for its rounding, and

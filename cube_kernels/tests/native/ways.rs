@@ -1,13 +1,14 @@
 //! The tier as the tests see it that several share.
 
-use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
-use burn_natten_kernels::{Problem, Saved, Strided};
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element, backward_with};
+use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
+use cubecl::server::Handle;
 use test_support::Data;
 use test_support::compare::Forward;
-use test_support::tier::{BackwardTier, ForwardTier, Gradients};
+use test_support::tier::{BackwardTier, ForwardTier};
 
-use crate::backward::run::{best, names, planned as planned_backward, run_inputs};
+use crate::backward::run::{best, planned as planned_backward};
 use crate::run::{planned, run};
 
 /// The native kernels, by the schedule that would run.
@@ -41,17 +42,18 @@ impl BackwardTier for Native {
         best(problem, element, 3)
     }
 
-    fn names(plan: &BackwardPlan) -> String {
-        names(plan)
+    fn kernels(plan: &BackwardPlan) -> Vec<String> {
+        plan.schedules().map(ToString::to_string).collect()
     }
 
-    fn gradients(
+    fn launch(
         client: &Client,
-        element: Element,
+        _: Element,
         plan: &BackwardPlan,
         problem: &Problem,
         saved: &Saved<Strided>,
-    ) -> Gradients {
-        run_inputs(client, element, plan, problem, saved)
+        outputs: &Operands<Handle>,
+    ) -> Result<(), KernelError> {
+        backward_with(client, plan, problem, saved, outputs)
     }
 }

@@ -5,12 +5,12 @@ use burn_natten_kernels::Axis;
 use test_support::compare::device;
 use test_support::format::F32;
 use test_support::rounding::Expected;
-use test_support::tier::upload_all;
+use test_support::tier::{BackwardTier, upload_all};
 use test_support::{Data, axis, problem};
 
 use crate::attend::{attend, planned, upload};
-use crate::backward::run::{names, plans, run_inputs};
-use crate::ways::Element;
+use crate::backward::run::plans;
+use crate::ways::{Element, TensorCore};
 
 #[test]
 fn errors_are_those_of_rounded_operands() {
@@ -38,8 +38,8 @@ fn errors_are_those_of_rounded_operands() {
         // As in training, logsumexp and output are those of a forward pass in tf32.
         let inputs = upload_all(&client, element, &problem, &data, &expected.rounded);
         let plan = plans(&problem, element)[0].clone();
-        let what = names(&plan);
-        let gradients = run_inputs(&client, element, &plan, &problem, &inputs);
+        let what = TensorCore::names(&plan);
+        let gradients = TensorCore::gradients(&client, element, &plan, &problem, &inputs);
         let written = gradients.iter().filter(|(_, gradient)| !gradient.is_empty());
         ratios.extend(written.map(|(name, gradient)| expected.check(&what, name, gradient)));
         assert_eq!(ratios.len(), if problem.additional > 0 { 7 } else { 5 });

@@ -1,15 +1,16 @@
 //! The tier as the tests see it that several share.
 
-use burn_natten_kernels::tensor_core::{BackwardPlan, Blueprint};
-use burn_natten_kernels::{Problem, Saved, Strided};
+use burn_natten_kernels::tensor_core::{BackwardPlan, Blueprint, backward_with};
+use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
+use cubecl::server::Handle;
 use test_support::Data;
 use test_support::compare::Forward;
 pub use test_support::element::Element;
-use test_support::tier::{BackwardTier, ForwardTier, Gradients};
+use test_support::tier::{BackwardTier, ForwardTier};
 
-use crate::attend::{attend, planned, upload};
-use crate::backward::run::{best, names, plans, run_inputs};
+use crate::attend::{attend, dtype, planned, upload};
+use crate::backward::run::{best, plans};
 
 /// What the kernels multiply.
 pub const ELEMENTS: [Element; 3] = Element::ALL;
@@ -49,17 +50,18 @@ impl BackwardTier for TensorCore {
         best(problem, element, if element == Element::F16 { 2 } else { 1 })
     }
 
-    fn names(plan: &BackwardPlan) -> String {
-        names(plan)
+    fn kernels(plan: &BackwardPlan) -> Vec<String> {
+        plan.blueprints().map(ToString::to_string).collect()
     }
 
-    fn gradients(
+    fn launch(
         client: &Client,
         element: Element,
         plan: &BackwardPlan,
         problem: &Problem,
         saved: &Saved<Strided>,
-    ) -> Gradients {
-        run_inputs(client, element, plan, problem, saved)
+        outputs: &Operands<Handle>,
+    ) -> Result<(), KernelError> {
+        backward_with(client, plan, problem, dtype(element), saved, outputs)
     }
 }

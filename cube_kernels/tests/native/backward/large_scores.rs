@@ -7,10 +7,10 @@ use burn_natten_kernels::Axis;
 use burn_natten_kernels::native::sm90::Element;
 use test_support::compare::{device, for_each_case, format};
 use test_support::oracle::{compute, visible};
-use test_support::tier::{check_data, upload_all};
+use test_support::tier::{BackwardTier, check_data, upload_all};
 use test_support::{Data, axis, problem};
 
-use super::run::{planned, run_inputs};
+use super::run::planned;
 use crate::ways::Native;
 
 /// Scores have a standard deviation of about 1.8 for inputs as they are.
@@ -63,7 +63,7 @@ fn scores_that_come_through_the_mask() {
             let exact = compute(&problem, &data, format(element).round);
             let inputs = upload_all(&client, element, &problem, &data, &exact);
             let plan = planned(&problem, element);
-            let gradients = run_inputs(&client, element, &plan, &problem, &inputs);
+            let gradients = Native::gradients(&client, element, &plan, &problem, &inputs);
             for (name, gradient) in &gradients {
                 assert!(gradient.iter().all(|x| x.is_finite()), "{name}: {element:?}, {problem:?}");
             }

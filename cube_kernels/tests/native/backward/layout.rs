@@ -5,11 +5,12 @@ use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Shape, Strided}
 use cubecl::client::Client;
 use test_support::compare::{device, format};
 use test_support::oracle::compute;
-use test_support::tier::upload_all;
+use test_support::tier::{BackwardTier, upload_all};
 use test_support::{Data, Results, axis, problem};
 
-use super::run::{names, planned, run_inputs};
+use super::run::planned;
 use crate::layout::{fused, fusible, is_layout};
+use crate::ways::Native;
 
 fn prepare(
     client: &Client,
@@ -29,14 +30,14 @@ fn slices_of_fused_tensors() {
         for element in [Element::F16, Element::Bf16] {
             let plan = planned(&problem, element);
             let (data, exact, mut inputs) = prepare(&client, element, &problem);
-            let expected = run_inputs(&client, element, &plan, &problem, &inputs);
+            let expected = Native::gradients(&client, element, &plan, &problem, &inputs);
             let [query, key, value] =
                 fused(&client, element, &problem, [&data.query, &data.key, &data.value]);
             inputs.operands = Operands::new(query, key, value);
             [inputs.outputs.out, inputs.gradients.out] =
                 fused(&client, element, &problem, [&exact.out, &data.dout]);
-            let actual = run_inputs(&client, element, &plan, &problem, &inputs);
-            assert!(actual == expected, "{}: {problem:?}", names(&plan));
+            let actual = Native::gradients(&client, element, &plan, &problem, &inputs);
+            assert!(actual == expected, "{}: {problem:?}", Native::names(&plan));
         }
     }
 }
@@ -112,8 +113,8 @@ fn gaps_between_lines() {
     inputs.operands.query = with_gaps(&client, &plane, &data.query);
     inputs.outputs.out = with_gaps(&client, &plane, &exact.out);
     inputs.gradients.out = with_gaps(&client, &plane, &data.dout);
-    let run = |inputs| run_inputs(&client, Element::Bf16, &plan, &plane, inputs);
-    assert!(run(&inputs) == run(&contiguous), "{}", names(&plan));
+    let run = |inputs| Native::gradients(&client, Element::Bf16, &plan, &plane, inputs);
+    assert!(run(&inputs) == run(&contiguous), "{}", Native::names(&plan));
 
     let gaps = inputs;
     let problem = plane.with_additional(3);
@@ -142,13 +143,13 @@ fn unused_strides_do_not_matter() {
             .with_additional(additional);
         let plan = planned(&problem, Element::F16);
         let (_, _, mut inputs) = prepare(&client, Element::F16, &problem);
-        let expected = run_inputs(&client, Element::F16, &plan, &problem, &inputs);
+        let expected = Native::gradients(&client, Element::F16, &plan, &problem, &inputs);
         let Saved { operands, outputs, gradients } = &mut inputs;
         let Operands { query, key, value, .. } = operands;
         for tensor in [query, key, value, &mut outputs.out, &mut gradients.out] {
             (tensor.strides[0], tensor.strides[1], tensor.strides[4]) = (3, 0, 1);
         }
-        let actual = run_inputs(&client, Element::F16, &plan, &problem, &inputs);
-        assert!(actual == expected, "{}", names(&plan));
+        let actual = Native::gradients(&client, Element::F16, &plan, &problem, &inputs);
+        assert!(actual == expected, "{}", Native::names(&plan));
     }
 }

@@ -6,11 +6,12 @@ use cubecl::client::Client;
 use test_support::compare::{device, format};
 use test_support::oracle::compute;
 use test_support::problems::repeated;
-use test_support::tier::{Gradients, upload_all};
+use test_support::tier::{BackwardTier, Gradients, upload_all};
 use test_support::{Data, Results};
 
-use super::run::{names, planned, run_inputs};
+use super::run::planned;
 use crate::repeat::RUNS;
+use crate::ways::Native;
 
 const ELEMENT: Element = Element::Bf16;
 
@@ -38,7 +39,7 @@ impl Prepared {
     }
 
     fn bits(&self, client: &Client, inputs: &Saved<Strided>) -> Vec<u64> {
-        bits(&run_inputs(client, ELEMENT, &self.plan, &self.problem, inputs))
+        bits(&Native::gradients(client, ELEMENT, &self.plan, &self.problem, inputs))
     }
 }
 
@@ -50,7 +51,7 @@ fn twenty_runs() {
         let first = prepared.bits(&client, &inputs);
         for run in 1..RUNS {
             let again = prepared.bits(&client, &inputs);
-            assert!(again == first, "{}: run {run} differs", names(&prepared.plan));
+            assert!(again == first, "{}: run {run} differs", Native::names(&prepared.plan));
         }
     }
 }
@@ -69,7 +70,11 @@ fn two_streams() {
                     for run in 0..RUNS {
                         let inputs = if run % 2 == 0 { &inputs } else { &own };
                         let again = prepared.bits(&client, inputs);
-                        assert!(again == first, "{}: run {run} differs", names(&prepared.plan));
+                        assert!(
+                            again == first,
+                            "{}: run {run} differs",
+                            Native::names(&prepared.plan)
+                        );
                     }
                 });
             }

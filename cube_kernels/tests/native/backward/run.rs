@@ -1,33 +1,12 @@
-//! Runs the backward pass on the device and compares it with the oracle.
+//! Plans of the backward pass.
 
 use burn_natten_kernels::native::sm90::{
-    BackwardPlan, Element, Schedule, backward_candidates, backward_with, estimate, plan_backward,
+    BackwardPlan, Element, Schedule, backward_candidates, estimate, plan_backward,
 };
-use burn_natten_kernels::{Axis, Problem, Saved, Strided};
-use cubecl::client::Client;
-use test_support::compare::format;
-use test_support::tier::Gradients;
+use burn_natten_kernels::{Axis, Problem};
 
 pub fn planned(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))
-}
-
-/// The names of a plan's kernels.
-pub fn names(plan: &BackwardPlan) -> String {
-    plan.schedules().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// Runs the backward pass on tensors that lie on the device.
-pub fn run_inputs(
-    client: &Client,
-    element: Element,
-    plan: &BackwardPlan,
-    problem: &Problem,
-    inputs: &Saved<Strided>,
-) -> Gradients {
-    let outputs = format(element).poisoned_gradients(client, problem);
-    backward_with(client, plan, problem, inputs, &outputs).expect("launched");
-    format(element).download_gradients(client, problem, &outputs)
 }
 
 /// Up to `count` plans: each kernel by its best schedule, by its second best and so on.

@@ -1,15 +1,12 @@
-//! Runs the backward pass on the device and compares it with the oracle.
+//! Plans of the backward pass.
 
+use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{
-    BackwardPlan, Blueprint, Capability, backward_candidates, backward_with, plan_backward,
-    widest_vector,
+    BackwardPlan, Blueprint, Capability, backward_candidates, plan_backward, widest_vector,
 };
-use burn_natten_kernels::{Problem, Saved, Strided};
-use cubecl::client::Client;
-use test_support::compare::{device, format};
-use test_support::tier::Gradients;
+use test_support::compare::device;
 
-use crate::attend::{capabilities, dtype};
+use crate::attend::capabilities;
 use crate::ways::Element;
 
 /// The plans that would run, one for each of [`capabilities`].
@@ -34,24 +31,6 @@ pub fn any(problem: &Problem, element: Element, plan: BackwardPlan, pick: usize)
         keys: plan.keys.iter().map(other).collect(),
         additional: plan.additional,
     }
-}
-
-/// The names of a plan's kernels.
-pub fn names(plan: &BackwardPlan) -> String {
-    plan.blueprints().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// Runs the backward pass on tensors that lie on the device.
-pub fn run_inputs(
-    client: &Client,
-    element: Element,
-    plan: &BackwardPlan,
-    problem: &Problem,
-    inputs: &Saved<Strided>,
-) -> Gradients {
-    let outputs = format(element).poisoned_gradients(client, problem);
-    backward_with(client, plan, problem, dtype(element), inputs, &outputs).expect("launched");
-    format(element).download_gradients(client, problem, &outputs)
 }
 
 /// The planned blueprints, and up to `count - 1` others for each.
