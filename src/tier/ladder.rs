@@ -12,6 +12,12 @@ impl Ladder {
         self.iter().next().unwrap_or(Tier::Reference)
     }
 
+    /// Whether any tier has kernels of its own, so that it writes to outputs that it is given.
+    #[cfg_attr(not(any(feature = "cube", feature = "flex")), allow(dead_code))]
+    pub fn has_kernels(&self) -> bool {
+        self.first() != Tier::Reference
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = Tier> + use<> {
         let rungs = self.rungs;
         let is_rung = move |(place, _): &(usize, Tier)| rungs >> place & 1 == 1;
@@ -43,6 +49,7 @@ mod tests {
         let rungs: Vec<_> = ladder.iter().collect();
         assert_eq!(rungs, [Tier::Hopper, Tier::Portable, Tier::Reference]);
         assert_eq!(ladder.first(), Tier::Hopper);
+        assert!(ladder.has_kernels() && !Ladder::from(Tier::Reference).has_kernels());
         assert_eq!(Ladder::from(Tier::Flex).iter().collect::<Vec<_>>(), [Tier::Flex]);
     }
 }

@@ -35,7 +35,12 @@ struct Launch<'a> {
     context: Context,
 }
 
-impl Launch<'_> {
+impl<'a> Launch<'a> {
+    fn new(plan: &'a Plan, query: &'a CubeTensor) -> Self {
+        let Plan { problem, context, .. } = plan;
+        Self { client: &query.client, problem, dtype: query.dtype(), context: *context }
+    }
+
     fn forward(
         &self,
         tier: Tier,
@@ -103,23 +108,37 @@ fn descend(plan: &Plan, ladder: Ladder, launch: impl Fn(Tier) -> Result<(), Kern
     }
 }
 
+/// The results of a forward pass; `None` where no kernel was launched.
+fn launch_forward(operands: &Operands<CubeTensor>, plan: &Plan) -> Option<Outputs<CubeTensor>> {
+    if plan.is_empty() || !plan.forward.has_kernels() {
+        return None;
+    }
+    let launch = Launch::new(plan, &operands.query);
+    let outputs = empty_outputs(&operands.query, launch.problem);
+    let handles = outputs.as_ref().map(|tensor| tensor.handle.clone());
+    let on =
+        |tier, lay: Lay| launch.forward(tier, &lay.operands(launch.problem, operands), &handles);
+    descend(plan, plan.forward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(outputs)
+}
+
+/// The gradients of a backward pass; `None` where no kernel was launched.
+fn launch_backward(saved: &Saved<CubeTensor>, plan: &Plan) -> Option<Operands<CubeTensor>> {
+    if plan.is_empty() || !plan.backward.has_kernels() {
+        return None;
+    }
+    let launch = Launch::new(plan, &saved.operands.query);
+    let gradients = empty_gradients(&saved.operands);
+    let handles = gradients.as_ref().map(|_, tensor: &CubeTensor| tensor.handle.clone());
+    let on = |tier, lay: Lay| launch.backward(tier, &lay.saved(launch.problem, saved), &handles);
+    descend(plan, plan.backward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(gradients)
+}
+
 impl AttentionOps for CubeBackend {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
-        let outputs = (!plan.is_empty()).then(|| empty_outputs(&operands.query, &plan.problem));
-        let is_launched = outputs.as_ref().is_some_and(|outputs| {
-            let query = &operands.query;
-            let Plan { problem, context, .. } = &plan;
-            let launch =
-                Launch { client: &query.client, problem, dtype: query.dtype(), context: *context };
-            let handles = outputs.as_ref().map(|tensor| tensor.handle.clone());
-            descend(&plan, plan.forward, |tier| {
-                as_they_lie(|lay| launch.forward(tier, &lay.operands(problem, &operands), &handles))
-            })
-        });
-        AttentionResults::new(match outputs {
-            Some(outputs) if is_launched => outputs,
-            _ => reference::forward::<Self>(operands, &plan),
+        AttentionResults::new(match launch_forward(&operands, &plan) {
+            Some(outputs) => outputs,
+            None => reference::forward::<Self>(operands, &plan),
         })
     }
 }
@@ -132,20 +151,9 @@ impl AttentionBackwardOps for CubeBackend {
         plan: Plan,
     ) -> AttentionInputs<Self> {
         let saved = saved(inputs, results, gradients);
-        let gradients = (!plan.is_empty()).then(|| empty_gradients(&saved.operands));
-        let is_launched = gradients.as_ref().is_some_and(|gradients| {
-            let query = &saved.operands.query;
-            let Plan { problem, context, .. } = &plan;
-            let launch =
-                Launch { client: &query.client, problem, dtype: query.dtype(), context: *context };
-            let handles = gradients.as_ref().map(|_, tensor: &CubeTensor| tensor.handle.clone());
-            descend(&plan, plan.backward, |tier| {
-                as_they_lie(|lay| launch.backward(tier, &lay.saved(problem, &saved), &handles))
-            })
-        });
-        AttentionInputs::new(match gradients {
-            Some(gradients) if is_launched => gradients,
-            _ => reference::backward::<Self>(saved, &plan),
+        AttentionInputs::new(match launch_backward(&saved, &plan) {
+            Some(gradients) => gradients,
+            None => reference::backward::<Self>(saved, &plan),
         })
     }
 }

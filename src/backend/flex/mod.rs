@@ -29,12 +29,11 @@ use super::extension::saved;
 use super::{
     AttentionBackwardOps, AttentionInputs, AttentionOps, AttentionResults, Plan, reference,
 };
-use crate::Tier;
 
 impl AttentionOps for Flex {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
-        if plan.forward.first() == Tier::Reference || plan.is_empty() {
+        if plan.is_empty() || !plan.forward.has_kernels() {
             return AttentionResults::new(reference::forward::<Self>(operands, &plan));
         }
         let operands = operands.map(|_, tensor| tensor.to_contiguous());
@@ -55,7 +54,7 @@ impl AttentionBackwardOps for Flex {
         plan: Plan,
     ) -> AttentionInputs<Self> {
         let saved = saved(inputs, results, gradients);
-        if plan.backward.first() == Tier::Reference || plan.is_empty() {
+        if plan.is_empty() || !plan.backward.has_kernels() {
             return AttentionInputs::new(reference::backward::<Self>(saved, &plan));
         }
         let Saved { operands, outputs, gradients } = saved;
