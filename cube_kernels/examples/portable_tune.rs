@@ -122,14 +122,16 @@ fn time(
         .map(|operand, ()| client.empty(4 * operand.shape(problem).elements()));
     let run = |plan: &BackwardPlan| {
         seconds(client, || {
-            backward_with(client, plan, problem, DTYPE, &inputs, &outputs).expect("launched")
+            backward_with(client, plan, problem, DTYPE, &inputs, &outputs.every())
+                .expect("launched")
         })
     };
     let planned = plan_backward(problem, limits);
     if has_rows {
         let mut expected = vec![];
         for plan in [BackwardPlan::ROWS, planned] {
-            backward_with(client, &plan, problem, DTYPE, &inputs, &outputs).expect("launched");
+            backward_with(client, &plan, problem, DTYPE, &inputs, &outputs.every())
+                .expect("launched");
             let gradients = [&outputs.query, &outputs.key, &outputs.value];
             compare(client, &gradients, &mut expected, name);
         }

@@ -99,7 +99,7 @@ fn tune_backward(client: &Client, name: &str, problem: &Problem, tensors: &Tenso
     let Tensors { inputs, outputs, gradients } = tensors.clone();
     sm90_forward(client, problem, &inputs, &outputs);
     let results = Operands::new((), (), ())
-        .map(|operand, ()| client.empty(operand.shape(problem).elements() * 2));
+        .map(|operand, ()| Some(client.empty(operand.shape(problem).elements() * 2)));
     let outputs = Outputs {
         out: Strided::contiguous(outputs.out, Shape::out(problem)),
         lse: Strided::contiguous(outputs.lse, Shape::lse(problem)),

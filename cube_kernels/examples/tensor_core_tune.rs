@@ -97,7 +97,7 @@ fn tune_backward(
         },
     };
     let outputs = Operands::new((), (), ())
-        .map(|operand, ()| client.empty(size(dtype) * operand.shape(problem).elements()));
+        .map(|operand, ()| Some(client.empty(size(dtype) * operand.shape(problem).elements())));
     let time = |plan: &BackwardPlan| {
         seconds(client, || {
             backward_with(client, plan, problem, dtype, &inputs, &outputs).expect("launched")

@@ -274,6 +274,13 @@ impl<T> Operands<T> {
     }
 }
 
+impl<T: Clone> Operands<T> {
+    /// Every one of them, where some may be left out: all gradients are wanted.
+    pub fn every(&self) -> Operands<Option<T>> {
+        self.as_ref().map(|_, item| Some(item.clone()))
+    }
+}
+
 /// Something for each result of a forward pass, or for their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outputs<T> {

@@ -2,7 +2,9 @@
 
 use cubecl::server::Handle;
 
-use crate::{KernelError, Operand, Operands, Outputs, Problem, Saved, Shape};
+use cubecl::client::Client;
+
+use crate::{KernelError, KeyValue, Operand, Operands, Outputs, Problem, Saved, Shape};
 
 /// A tensor `[batch, z, y, x, heads, vector]`, whose vectors are contiguous.
 #[derive(Clone, Debug)]
@@ -126,15 +128,59 @@ pub(crate) fn check_saved(
 /// Checks the extents of the gradients that a backward pass writes.
 pub(crate) fn check_gradients(
     problem: &Problem,
-    gradients: &Operands<Handle>,
+    gradients: &Operands<Option<Handle>>,
     size: usize,
 ) -> Result<(), KernelError> {
     check_optional(problem, gradients)?;
     for (operand, handle) in gradients.iter() {
+        let Some(handle) = handle else { continue };
         let expected = size * operand.shape(problem).elements();
         check_buffer(operand.gradient_name(), handle, expected)?;
     }
     Ok(())
+}
+
+/// Where the passes over keys write.
+pub(crate) struct KeyGradients<'a> {
+    pub client: &'a Client,
+    pub problem: &'a Problem,
+    /// Bytes of an element.
+    pub size: usize,
+    /// Whether a kernel writes the gradients of keys and of values together.
+    pub is_joint: bool,
+}
+
+impl KeyGradients<'_> {
+    /// Those of the problem's own keys and values; `None` where nobody wants either.
+    pub fn own(&self, gradients: &Operands<Option<Handle>>) -> Option<KeyValue<Handle>> {
+        let Operands { key, value, .. } = gradients;
+        self.both([(Operand::Key, key), (Operand::Value, value)])
+    }
+
+    /// Those of the additional ones; `None` where nobody wants either.
+    pub fn additional(&self, gradients: &Operands<Option<Handle>>) -> Option<KeyValue<Handle>> {
+        let KeyValue { key, value } = gradients.additional.as_ref()?;
+        self.both([(Operand::AdditionalKey, key), (Operand::AdditionalValue, value)])
+    }
+
+    /// What one of the two that nobody wants would be written to is memory that is given back behind the launch, or, where
+    /// no kernel writes both, the other's.
+    fn both(&self, pair: [(Operand, &Option<Handle>); 2]) -> Option<KeyValue<Handle>> {
+        let (key, value) = match pair {
+            [(_, None), (_, None)] => return None,
+            [(_, Some(key)), (_, Some(value))] => (key.clone(), value.clone()),
+            [(_, Some(key)), (operand, None)] => (key.clone(), self.instead_of(operand, key)),
+            [(operand, None), (_, Some(value))] => (self.instead_of(operand, value), value.clone()),
+        };
+        Some(KeyValue { key, value })
+    }
+
+    fn instead_of(&self, operand: Operand, other: &Handle) -> Handle {
+        match self.is_joint {
+            true => self.client.empty((self.size * operand.shape(self.problem).elements()).max(1)),
+            false => other.clone(),
+        }
+    }
 }
 
 #[cfg(all(test, feature = "cuda"))]
@@ -236,12 +282,15 @@ mod tests {
 
     #[test]
     fn every_output_has_to_hold_its_tensor() {
-        let gradients = || tensors(|operand| buffer(2 * operand.shape(&problem()).elements()));
+        let gradients =
+            || tensors(|operand| Some(buffer(2 * operand.shape(&problem()).elements())));
         check_gradients(&problem(), &gradients(), 2).expect("all fit");
-        let short = Operands { value: buffer(2), ..gradients() };
+        let short = Operands { value: Some(buffer(2)), ..gradients() };
         assert_eq!(culprit(check_gradients(&problem(), &short, 2)), "dv");
-        let short = Operands { bias: Some(buffer(2)), ..gradients() };
+        let short = Operands { bias: Some(Some(buffer(2))), ..gradients() };
         assert_eq!(culprit(check_gradients(&problem(), &short, 2)), "dbias");
+        let unwanted = Operands { value: None, ..gradients() };
+        check_gradients(&problem(), &unwanted, 2).expect("nobody wants it");
         let outputs = Outputs { out: buffer(1 << 20), lse: buffer(8) };
         assert_eq!(culprit(check_outputs(&problem(), &outputs, 2)), "lse");
     }

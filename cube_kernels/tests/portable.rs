@@ -3,7 +3,7 @@
 //! `cargo test -p burn-natten-kernels --features cpu` runs them on cubecl-cpu.
 
 use burn_natten_kernels::portable::{
-    BackwardPlan, Blueprint, Limits, Way, candidates, forward, forward_with,
+    BackwardPlan, Blueprint, Limits, Way, backward_with, candidates, forward, forward_with,
 };
 use burn_natten_kernels::tensor_core::Pass;
 use burn_natten_kernels::{Axis, KernelError, KeyValue, Problem};
@@ -371,6 +371,32 @@ fn results_repeat_bit_by_bit() {
         let (first, second) = (run(), run());
         for ((name, first), (_, second)) in first.named().into_iter().zip(second.named()) {
             assert_eq!(first, second, "{name} by {kernels:?}");
+        }
+    }
+}
+
+#[test]
+fn gradients_that_nobody_wants_change_no_others() {
+    let client = client();
+    let axes = [axis(6, 3, 1, 2, true), axis(9, 4, 2, 1, false)];
+    let problem = Problem { additional: 3, ..problem(&axes) };
+    let data = Data::random(&problem, 9, F32.round);
+    let exact = compute(&problem, &data, F32.round);
+    let saved = F32.saved(&client, &problem, &data, [&exact.out, &exact.lse]);
+    for kernels in kernels(&client, &problem) {
+        let run = |wanted: [bool; 5]| {
+            let mut outputs = F32.poisoned_gradients(&client, &problem);
+            outputs = outputs.map(|operand, output| output.filter(|_| wanted[operand as usize]));
+            let (plan, elem) = (&kernels.backward, F32.elem());
+            backward_with(&client, plan, &problem, elem, &saved, &outputs).expect("launched");
+            F32.download_gradients(&client, &problem, &outputs)
+        };
+        let all = run([true; 5]);
+        assert!(all.iter().all(|(_, gradient)| gradient.iter().all(|x| x.is_finite())));
+        for wanted in (0..32).map(|bits| [0, 1, 2, 3, 4].map(|place| bits >> place & 1 == 1)) {
+            let expected = all.iter().zip(wanted).filter(|(_, is_wanted)| *is_wanted);
+            let expected: Vec<_> = expected.map(|(gradient, _)| gradient.clone()).collect();
+            assert_eq!(run(wanted), expected, "{wanted:?}");
         }
     }
 }

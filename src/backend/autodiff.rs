@@ -25,7 +25,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use burn_natten_kernels::{KeyValue, Operand, Operands, Outputs};
 
-use super::{AttentionBackwardOps, AttentionInputs, AttentionOps, AttentionResults, Plan};
+use super::{
+    AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
+    Gradient, Plan,
+};
 
 /// The gradients of `out` and `lse`, as far as they have arrived.
 type Slots<B> = Arc<Mutex<[Option<FloatTensor<B>>; 2]>>;
@@ -38,9 +41,14 @@ type Places<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
 /// The backward pass of an operator with up to `N` inputs and the outputs `out` and `lse`.
 trait PairBackward<B: Backend, const N: usize>: std::fmt::Debug + Send + 'static {
-    /// The gradients of the inputs that there are.
-    fn gradients(&self, inputs: Places<B, N>, outputs: Pair<B>, gradients: Pair<B>)
-    -> Places<B, N>;
+    /// The gradients of the inputs that are `wanted`, or of more of them.
+    fn gradients(
+        &self,
+        inputs: Places<B, N>,
+        outputs: Pair<B>,
+        gradients: Pair<B>,
+        wanted: [bool; N],
+    ) -> Places<B, N>;
 }
 
 #[derive(Debug)]
@@ -58,8 +66,9 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
         // The token that the first tap registered for this node.
         drop(grads.consume::<B>(&ops.node));
         let (ids, outputs, slots) = ops.state;
-        let inputs =
-            ids.map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
+        let inputs = ids.map(|id: Option<NodeId>| {
+            id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id))
+        });
         let [grad_out, grad_lse] =
             std::mem::take(&mut *slots.lock().unwrap_or_else(PoisonError::into_inner));
         let or_zeros = |gradient: Option<FloatTensor<B>>, like: &FloatTensor<B>| {
@@ -71,10 +80,12 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
             out: or_zeros(grad_out, &outputs.out),
             lse: or_zeros(grad_lse, &outputs.lse),
         };
-        let gradients = self.0.gradients(inputs, outputs, gradients);
-        for ((parent, gradient), id) in ops.parents.into_iter().zip(gradients).zip(ids) {
-            // The first input's node stands in for inputs that are not there: it is no parent of theirs.
-            if let (Some(parent), Some(gradient), Some(_)) = (parent, gradient, id) {
+        // The first input's node stands in for inputs that are not there: it is no parent of theirs.
+        let is_wanted = |place: usize| ops.parents[place].is_some() && ids[place].is_some();
+        let wanted = std::array::from_fn(is_wanted);
+        let gradients = self.0.gradients(inputs, outputs, gradients, wanted);
+        for ((parent, gradient), is_wanted) in ops.parents.into_iter().zip(gradients).zip(wanted) {
+            if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
                 grads.register::<B>(parent.id, gradient);
             }
         }
@@ -162,19 +173,23 @@ impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
         inputs: Places<B, OPERANDS>,
         outputs: Pair<B>,
         gradients: Pair<B>,
+        wanted: [bool; OPERANDS],
     ) -> Places<B, OPERANDS> {
         let [Some(query), Some(key), Some(value), more_keys, more_values, bias] = inputs else {
             unreachable!("an attention has a query, a key and a value")
         };
         let additional = more_keys.zip(more_values).map(|(key, value)| KeyValue { key, value });
         let operands = Operands { additional, bias, ..Operands::new(query, key, value) };
-        let gradients = B::attention_backward(
-            AttentionInputs::new(operands),
-            AttentionResults::new(outputs),
-            AttentionResults::new(gradients),
-            self.0,
-        );
-        places(gradients.operands())
+        let wanted = operands.as_ref().map(|operand, _| wanted[operand as usize]);
+        let AttentionGradients { query, key, value, additional_key, additional_value, bias } =
+            B::attention_backward(
+                AttentionInputs::new(operands),
+                AttentionResults::new(outputs),
+                AttentionResults::new(gradients),
+                wanted,
+                self.0,
+            );
+        [query, key, value, additional_key, additional_value, bias].map(Gradient::tensor)
     }
 }
 
@@ -187,6 +202,7 @@ impl<B: AttentionBackwardOps> PairBackward<B, 2> for Merge {
         inputs: Places<B, 2>,
         Outputs { out, lse }: Pair<B>,
         gradients: Pair<B>,
+        _wanted: [bool; 2],
     ) -> Places<B, 2> {
         let [Some(outs), Some(lses)] = inputs else {
             unreachable!("a merge has outputs and logsumexps")

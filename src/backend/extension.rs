@@ -1,9 +1,9 @@
 //! The operators as an extension of Burn's backends.
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
-use burn_natten_kernels::Saved;
+use burn_natten_kernels::{Operands, Saved};
 
-use super::{AttentionInputs, AttentionResults, Plan, merge, reference};
+use super::{AttentionGradients, AttentionInputs, AttentionResults, Plan, merge, reference};
 
 /// Forward operators.
 #[backend_extension(
@@ -40,16 +40,17 @@ pub trait AttentionOps: Backend {
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait AttentionBackwardOps: Backend {
-    /// Gradients of the inputs, from the forward pass' inputs and results and the gradients of the latter.
+    /// Gradients of the inputs that are `wanted`, from the forward pass' inputs and results and the gradients of the latter.
     #[fusion(meta = meta::backward)]
     fn attention_backward(
         #[extension_type] inputs: AttentionInputs<Self>,
         #[extension_type] results: AttentionResults<Self>,
         #[extension_type] gradients: AttentionResults<Self>,
+        wanted: Operands<bool>,
         plan: Plan,
-    ) -> AttentionInputs<Self> {
+    ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
-        AttentionInputs::new(reference::backward::<Self>(saved, &plan))
+        AttentionGradients::new(reference::backward::<Self>(saved, wanted, &plan))
     }
 
     /// Gradients of `outs` and `lses`.
@@ -84,9 +85,13 @@ pub(super) fn saved<B: Backend>(
 mod meta {
     use super::Plan;
     use crate::backend::accumulator;
-    use crate::backend::operands::{AttentionInputsMetadata, AttentionResultsMetadata};
+    use crate::backend::operands::{
+        AdditionalKvMetadata, AttentionGradientsMetadata, AttentionInputsMetadata,
+        AttentionResultsMetadata, GradientMetadata, PositionBiasMetadata,
+    };
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
+    use burn_natten_kernels::Operands;
 
     pub fn forward(inputs: &AttentionInputsMetadata, _plan: &Plan) -> AttentionResultsMetadata {
         let AttentionInputsMetadata { query, value, .. } = inputs;
@@ -103,9 +108,31 @@ mod meta {
         inputs: &AttentionInputsMetadata,
         _results: &AttentionResultsMetadata,
         _gradients: &AttentionResultsMetadata,
+        wanted: &Operands<bool>,
         _plan: &Plan,
-    ) -> AttentionInputsMetadata {
-        inputs.clone()
+    ) -> AttentionGradientsMetadata {
+        let of = |is_wanted: bool, like: &TensorSpec| match is_wanted {
+            true => GradientMetadata::Of(like.clone()),
+            false => GradientMetadata::Unwanted,
+        };
+        let AttentionInputsMetadata { query, key, value, additional, bias } = inputs;
+        let (additional_key, additional_value) = match (additional, wanted.additional) {
+            (AdditionalKvMetadata::Tokens { key, value }, Some(wanted)) => {
+                (of(wanted.key, key), of(wanted.value, value))
+            }
+            _ => (GradientMetadata::Unwanted, GradientMetadata::Unwanted),
+        };
+        AttentionGradientsMetadata {
+            query: of(wanted.query, query),
+            key: of(wanted.key, key),
+            value: of(wanted.value, value),
+            additional_key,
+            additional_value,
+            bias: match (bias, wanted.bias) {
+                (PositionBiasMetadata::Relative { bias }, Some(is_wanted)) => of(is_wanted, bias),
+                _ => GradientMetadata::Unwanted,
+            },
+        }
     }
 
     pub fn merge(outs: &TensorSpec, lses: &TensorSpec) -> (TensorSpec, TensorSpec) {

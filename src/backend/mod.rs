@@ -12,10 +12,14 @@ pub(crate) mod merge;
 mod operands;
 mod plan;
 pub(crate) mod reference;
+#[cfg(all(test, feature = "flex"))]
+mod tests;
 
 #[cfg(feature = "cuda")]
 pub(crate) use cube::warm_up_hopper;
 pub(crate) use extension::{AttentionBackwardOps, AttentionOps};
 pub(crate) use log::{FALLBACKS, log_once};
-pub(crate) use operands::{AttentionInputs, AttentionResults};
+#[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
+pub(crate) use operands::Gradient;
+pub(crate) use operands::{AttentionGradients, AttentionInputs, AttentionResults};
 pub(crate) use plan::{Plan, accumulator};

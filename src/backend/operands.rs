@@ -4,7 +4,7 @@
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn_natten_kernels::{KeyValue, Operands, Outputs};
 
-/// What an attention reads, or the gradients of that.
+/// What an attention reads.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct AttentionInputs<B: Backend> {
@@ -31,9 +31,9 @@ pub enum AdditionalKv<B: Backend> {
     /// Keys `[batch, tokens, heads_kv, head_dim]` and values `[batch, tokens, heads_kv,
     /// head_dim_v]`.
     Tokens {
-        /// The keys, or their gradient.
+        /// The keys.
         key: FloatTensor<B>,
-        /// The values, or their gradient.
+        /// The values.
         value: FloatTensor<B>,
     },
 }
@@ -46,9 +46,43 @@ pub enum PositionBias<B: Backend> {
     None,
     /// `[heads, 2 * kernel_size - 1, ..]`
     Relative {
-        /// The bias, or its gradient.
+        /// The bias.
         bias: FloatTensor<B>,
     },
+}
+
+/// The gradients of what an attention reads. Those of what is not there are [`Gradient::Unwanted`], too.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct AttentionGradients<B: Backend> {
+    /// That of the queries.
+    #[extension_type]
+    pub query: Gradient<B>,
+    /// That of the keys.
+    #[extension_type]
+    pub key: Gradient<B>,
+    /// That of the values.
+    #[extension_type]
+    pub value: Gradient<B>,
+    /// That of the additional keys.
+    #[extension_type]
+    pub additional_key: Gradient<B>,
+    /// That of the additional values.
+    #[extension_type]
+    pub additional_value: Gradient<B>,
+    /// That of the bias.
+    #[extension_type]
+    pub bias: Gradient<B>,
+}
+
+/// The gradient of a tensor.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum Gradient<B: Backend> {
+    /// Nobody asked for it: it was not computed, and has no memory.
+    Unwanted,
+    /// It has the shape of the tensor.
+    Of(FloatTensor<B>),
 }
 
 /// What an attention gives, or the gradients of that.
@@ -87,6 +121,35 @@ impl<B: Backend> AttentionInputs<B> {
             None => PositionBias::None,
         };
         Self { query, key, value, additional, bias }
+    }
+}
+
+impl<B: Backend> Gradient<B> {
+    fn new(gradient: Option<FloatTensor<B>>) -> Self {
+        gradient.map_or(Self::Unwanted, Self::Of)
+    }
+
+    /// The tensor, if it was wanted.
+    pub(crate) fn tensor(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Of(gradient) => Some(gradient),
+            Self::Unwanted => None,
+        }
+    }
+}
+
+impl<B: Backend> AttentionGradients<B> {
+    pub(crate) fn new(gradients: Operands<Option<FloatTensor<B>>>) -> Self {
+        let Operands { query, key, value, additional, bias } = gradients;
+        let (more_key, more_value) = additional.map_or((None, None), |more| (more.key, more.value));
+        Self {
+            query: Gradient::new(query),
+            key: Gradient::new(key),
+            value: Gradient::new(value),
+            additional_key: Gradient::new(more_key),
+            additional_value: Gradient::new(more_value),
+            bias: Gradient::new(bias.flatten()),
+        }
     }
 }
 

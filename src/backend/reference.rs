@@ -61,15 +61,17 @@ pub(crate) fn forward<B: Backend>(
     }
 }
 
-/// Gradients of all operands.
+/// Gradients of the operands that are `wanted`.
 pub(crate) fn backward<B: Backend>(
     saved: Saved<FloatTensor<B>>,
+    wanted: Operands<bool>,
     plan: &Plan,
-) -> Operands<FloatTensor<B>> {
+) -> Operands<Option<FloatTensor<B>>> {
     let Saved { operands, outputs, gradients } = saved;
     if plan.is_empty() {
-        return operands.as_ref().map(|_, tensor| {
-            B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+        return operands.as_ref().zip(wanted).map(|_, (tensor, is_wanted)| {
+            let zeros = || B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into());
+            is_wanted.then(zeros)
         });
     }
     let Outputs { out, lse } = outputs;
@@ -90,7 +92,7 @@ pub(crate) fn backward<B: Backend>(
     let delta = B::float_sum_dim(B::float_mul(grad_out.clone(), out), DIM);
     let delta = B::float_sub(delta, grad_lse);
 
-    let mut grads = Grads::<B>::zeros(&windows);
+    let mut grads = Grads::<B>::zeros(&windows, wanted);
     for block in windows.blocks() {
         let scores = windows.scores(&query, &block);
         let weights = B::float_exp(B::float_sub(scores, lse.clone()));
@@ -98,20 +100,19 @@ pub(crate) fn backward<B: Backend>(
         let dp = B::float_sum_dim(dp, DIM);
         let ds = B::float_mul(weights.clone(), B::float_sub(dp, delta.clone()));
         let ds = B::float_mul_scalar(ds, problem.scale.into());
-        let dq = B::float_sum_dim(B::float_mul(ds.clone(), windows.keys(&block)), SLOTS);
-        grads.query = B::float_add(grads.query, dq);
+        grads.0.query = grads.0.query.map(|sum| {
+            let dq = B::float_mul(ds.clone(), windows.keys(&block));
+            B::float_add(sum, B::float_sum_dim(dq, SLOTS))
+        });
         grads.scatter(
             &windows,
             &block,
-            B::float_mul(ds, query.clone()),
-            B::float_mul(weights, grad_out.clone()),
+            || B::float_mul(ds.clone(), query.clone()),
+            || B::float_mul(weights.clone(), grad_out.clone()),
         );
     }
-    let additional = grads.additional.map(|(key, value)| KeyValue { key, value });
-    let grads = Operands { additional, ..Operands::new(grads.query, grads.key, grads.value) };
-    grads
-        .zip(shapes)
-        .map(|_, (tensor, shape)| B::float_cast(B::float_reshape(tensor, shape), dtype.into()))
+    let as_stored = |sum, shape| B::float_cast(B::float_reshape(sum, shape), dtype.into());
+    grads.0.zip(shapes).map(|_, (sum, shape)| sum.map(|sum| as_stored(sum, shape)))
 }
 
 /// Keys and values with their space flattened, in the accumulator's type.
@@ -333,28 +334,27 @@ fn range<B: Backend>(
     B::float_slice(tensor, &slices)
 }
 
-struct Grads<B: Backend> {
-    query: FloatTensor<B>,
-    key: FloatTensor<B>,
-    value: FloatTensor<B>,
-    additional: Option<(FloatTensor<B>, FloatTensor<B>)>,
-}
+/// Sums of the gradients that are wanted.
+struct Grads<B: Backend>(Operands<Option<FloatTensor<B>>>);
 
 impl<B: Backend> Grads<B> {
-    fn zeros(windows: &Windows<B>) -> Self {
+    fn zeros(windows: &Windows<B>, wanted: Operands<bool>) -> Self {
         let problem = &windows.problem;
-        let zeros = |shape: Shape| B::float_zeros(shape, &windows.device, windows.dtype);
         let (heads_kv, group) = (problem.heads_kv, problem.group_size());
         let query = [problem.batch, problem.queries(), 1, heads_kv, group, problem.head_dim];
-        Self {
-            query: zeros(Shape::new(query)),
-            key: zeros(windows.space.key.shape()),
-            value: zeros(windows.space.value.shape()),
+        let shapes = Operands {
             additional: windows
                 .additional
                 .as_ref()
-                .map(|tokens| (zeros(tokens.key.shape()), zeros(tokens.value.shape()))),
-        }
+                .map(|Tokens { key, value }| KeyValue { key: key.shape(), value: value.shape() }),
+            ..Operands::new(
+                Shape::new(query),
+                windows.space.key.shape(),
+                windows.space.value.shape(),
+            )
+        };
+        let zeros = |shape| B::float_zeros(shape, &windows.device, windows.dtype);
+        Self(shapes.zip(wanted).map(|_, (shape, is_wanted)| is_wanted.then(|| zeros(shape))))
     }
 
     /// Adds gradients `[batch, queries, slots, heads_kv, group, dim]` to the keys in the slots.
@@ -362,30 +362,29 @@ impl<B: Backend> Grads<B> {
         &mut self,
         windows: &Windows<B>,
         block: &Block<B>,
-        dk: FloatTensor<B>,
-        dv: FloatTensor<B>,
+        dk: impl FnOnce() -> FloatTensor<B>,
+        dv: impl FnOnce() -> FloatTensor<B>,
     ) {
         let problem = &windows.problem;
         let group = |tensor: FloatTensor<B>| B::float_sum_dim(tensor, 4);
-        let (dk, dv) = (group(dk), group(dv));
         let flat = |tensor: FloatTensor<B>, tokens: usize, dim: usize| {
             let shape = [problem.batch, tokens, problem.heads_kv, dim];
             B::float_reshape(tensor, Shape::new(shape))
         };
         let dims = (problem.head_dim, problem.head_dim_v);
+        let Self(Operands { key, value, additional, .. }) = self;
         match &block.source {
             Source::Space { indices, .. } => {
                 let tokens = problem.queries() * block.slots;
                 let add = |sum: FloatTensor<B>, part: FloatTensor<B>, dim| {
-                    let part = flat(part, tokens, dim);
+                    let part = flat(group(part), tokens, dim);
                     B::float_select_assign(sum, 1, indices.clone(), part, IndexingUpdateOp::Add)
                 };
-                let (key, value) = (self.key.clone(), self.value.clone());
-                self.key = add(key, dk, dims.0);
-                self.value = add(value, dv, dims.1);
+                *key = key.take().map(|sum| add(sum, dk(), dims.0));
+                *value = value.take().map(|sum| add(sum, dv(), dims.1));
             }
             Source::Additional { start } => {
-                let (key, value) = self.additional.take().expect("gradients of tokens that exist");
+                let Some(KeyValue { key, value }) = additional else { return };
                 let slices = [
                     Slice::from(..),
                     Slice::from(*start..start + block.slots),
@@ -393,10 +392,11 @@ impl<B: Backend> Grads<B> {
                     Slice::from(..),
                 ];
                 let put = |sum: FloatTensor<B>, part: FloatTensor<B>, dim| {
-                    let part = flat(B::float_sum_dim(part, 1), block.slots, dim);
+                    let part = flat(B::float_sum_dim(group(part), 1), block.slots, dim);
                     B::float_slice_assign(sum, &slices, part)
                 };
-                self.additional = Some((put(key, dk, dims.0), put(value, dv, dims.1)));
+                *key = key.take().map(|sum| put(sum, dk(), dims.0));
+                *value = value.take().map(|sum| put(sum, dv(), dims.1));
             }
         }
     }

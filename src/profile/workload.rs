@@ -2,7 +2,10 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorCreationOptions};
 use burn_natten_kernels::{Axis, KeyValue, MAX_RANK, Operands, Problem};
 
-use crate::backend::{AttentionBackwardOps, AttentionInputs, AttentionResults, Plan, accumulator};
+use crate::backend::{
+    AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionResults, Gradient, Plan,
+    accumulator,
+};
 use crate::{
     AttentionError, AttentionOptions, CausalAlignment, Context, NeighborhoodOptions, Strategy,
     Tier, try_attention, try_na1d, try_na2d, try_na3d,
@@ -231,22 +234,28 @@ fn differentiate<const N: usize, const D: usize, const L: usize>(
         vectors(&inputs.key, keys),
         vectors(&inputs.value, keys),
     );
-    let gradients = Dispatch::attention_backward(
-        AttentionInputs::new(Operands { additional, ..operands }),
-        pair(outputs),
-        pair(upstream),
-        plan,
-    );
-    let Operands { query, key, value, additional, bias: _ } = gradients.operands();
-    let flat =
-        |gradient, like: &Tensor<4>| Tensor::<D>::from_dispatch(gradient).reshape(like.dims());
+    let operands = Operands { additional, ..operands };
+    let all = operands.as_ref().map(|_, _| true);
+    let AttentionGradients { query, key, value, additional_key, additional_value, bias: _ } =
+        Dispatch::attention_backward(
+            AttentionInputs::new(operands),
+            pair(outputs),
+            pair(upstream),
+            all,
+            plan,
+        );
+    let flat = |gradient: Gradient<Dispatch>, like: &Tensor<4>| {
+        let gradient = gradient.tensor().expect("all are wanted");
+        Tensor::<D>::from_dispatch(gradient).reshape(like.dims())
+    };
     Gradients {
         query: flat(query, &inputs.query),
         key: flat(key, &inputs.key),
         value: flat(value, &inputs.value),
-        additional: additional.map(|KeyValue { key, value }| {
-            (Tensor::from_dispatch(key), Tensor::from_dispatch(value))
-        }),
+        additional: additional_key
+            .tensor()
+            .zip(additional_value.tensor())
+            .map(|(key, value)| (Tensor::from_dispatch(key), Tensor::from_dispatch(value))),
     }
 }
 

@@ -102,8 +102,14 @@ impl Format {
     }
 
     /// Gradients full of NaN.
-    pub fn poisoned_gradients(&self, client: &Client, problem: &Problem) -> Operands<Handle> {
-        wanted(problem).map(|operand, ()| self.poisoned(client, operand.shape(problem).elements()))
+    pub fn poisoned_gradients(
+        &self,
+        client: &Client,
+        problem: &Problem,
+    ) -> Operands<Option<Handle>> {
+        let poisoned =
+            |operand: Operand| Some(self.poisoned(client, operand.shape(problem).elements()));
+        wanted(problem).map(|operand, ()| poisoned(operand))
     }
 
     /// Output and logsumexp.
@@ -117,18 +123,19 @@ impl Format {
         (self.download(client, &outputs.out, out), F32.download(client, &outputs.lse, lse))
     }
 
-    /// The gradients, by name. Those of additional tokens are there where such tokens are.
+    /// The gradients that there are, by name.
     pub fn download_gradients(
         &self,
         client: &Client,
         problem: &Problem,
-        gradients: &Operands<Handle>,
+        gradients: &Operands<Option<Handle>>,
     ) -> Vec<(&'static str, Vec<f64>)> {
-        let download = |(operand, handle): (Operand, &Handle)| {
+        let download = |(operand, handle): (Operand, &Option<Handle>)| {
+            let handle = handle.as_ref()?;
             let values = self.download(client, handle, operand.shape(problem).elements());
-            (operand.gradient_name(), values)
+            Some((operand.gradient_name(), values))
         };
-        gradients.iter().map(download).collect()
+        gradients.iter().filter_map(download).collect()
     }
 }
 

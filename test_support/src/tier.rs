@@ -52,7 +52,7 @@ pub trait BackwardTier: ForwardTier {
         plan: &Self::Plan,
         problem: &Problem,
         saved: &Saved<Strided>,
-        outputs: &Operands<Handle>,
+        outputs: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError>;
 
     /// The names of a plan's kernels.

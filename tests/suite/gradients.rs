@@ -123,11 +123,15 @@ fn shared() -> Problem {
 #[case([false, false, true, false])]
 #[case([false, false, false, true])]
 #[case([true, false, true, false])]
+#[case([true, false, false, true])]
+#[case([false, true, true, true])]
 fn untracked_inputs_do_not_change_the_other_gradients(#[case] tracked: [bool; 4]) {
     let problem = shared();
     let inputs = problem.inputs(12);
-    for device in devices() {
-        let setup = Setup::new(&device.device).loss(Loss::Both);
+    let strategies = [Strategy::Auto, Strategy::Reference];
+    let devices = devices();
+    for (device, strategy) in devices.iter().flat_map(|device| strategies.map(|s| (device, s))) {
+        let setup = Setup::new(&device.device).loss(Loss::Both).strategy(strategy);
         let all = run(&problem, &inputs, &setup).expect("valid").gradients.expect("backward");
         let setup = setup.tracked(tracked);
         let some = run(&problem, &inputs, &setup).expect("valid").gradients.expect("backward");

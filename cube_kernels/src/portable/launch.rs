@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 use super::plan::Launch;
 use super::{BackwardPlan, Limits, Way, forward as rows, selection, tiled};
 use crate::choices::{Choices, remembered};
-use crate::view::{check_gradients, check_operands, check_outputs, check_saved};
+use crate::view::{KeyGradients, check_gradients, check_operands, check_outputs, check_saved};
 use crate::{KernelError, Operands, Outputs, Pass, Problem, Saved, Shape, Strided};
 
 /// Whether kernels on this device can index buffers of more than 2^31 elements.
@@ -99,7 +99,7 @@ pub fn forward_with(
 
 /// Gradients of [`forward()`] with respect to everything it reads, from those of both its outputs.
 ///
-/// By tiles or rows as [`forward()`]. No atomics: results repeat bit by bit.
+/// By tiles or rows as [`forward()`]. Passes that sum none that is wanted, one that has a buffer, are not launched. No atomics: results repeat bit by bit.
 /// Workspace: 8 bytes per query row, and with additional tokens their gradients once per chunk of
 /// queries, in `f32`.
 ///
@@ -112,7 +112,7 @@ pub fn backward(
     dtype: ElemType,
     allow_untried: bool,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let limits = Limits::of(client).or_tiles(allow_untried);
     let choose = || Some(selection::plan_backward(problem, &limits));
@@ -131,7 +131,7 @@ pub fn backward_with(
     problem: &Problem,
     dtype: ElemType,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let launch = Launch::new(client, problem, dtype)?;
     check_saved(problem, inputs, dtype.size())?;
@@ -151,7 +151,9 @@ pub fn backward_with(
             lse: gradients.lse.contiguous_handle("dlse", lse)?.clone(),
         },
     };
-    super::backward::launch(&launch, plan, &inputs, outputs);
+    let of_keys = KeyGradients { client, problem, size: dtype.size(), is_joint: true };
+    let keys = of_keys.own(outputs);
+    super::backward::launch(&launch, plan, &inputs, outputs, keys.as_ref());
     Ok(())
 }
 

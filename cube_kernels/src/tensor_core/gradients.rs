@@ -16,11 +16,11 @@ use super::{
     BackwardPlan, Blueprint, Capability, Choice, Pass, backward_candidates, plan_backward,
 };
 use crate::choices::Choices;
-use crate::view::{check_gradients, check_saved};
+use crate::view::{KeyGradients, check_gradients, check_saved};
 use crate::{KernelError, KeyValue, Operands, Problem, Saved, Shape, Strided};
 
 /// The gradients of attention, by the blueprints that `choice` takes. With the same blueprints results repeat bit by
-/// bit. Workspace: 8 bytes for each row of the queries.
+/// bit. What sums none that is wanted, one that has a buffer, is not launched. Workspace: 8 bytes for each row of the queries.
 ///
 /// Returns when the work is enqueued; the first use of a blueprint compiles it.
 ///
@@ -33,7 +33,7 @@ pub fn backward(
     dtype: ElemType,
     choice: Choice,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
     let capability = capability(client, dtype)?;
@@ -65,23 +65,34 @@ fn measure(
     capability: &Capability,
     vector: usize,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     if problem.batch * problem.queries() * problem.heads == 0 {
         return Ok(());
     }
     let like = representative(problem);
+    // For all calls to come, whatever they want.
+    let outputs = outputs.as_ref().map(|operand, output| {
+        let bytes = || stored(dtype).size() * operand.shape(problem).elements();
+        output.clone().unwrap_or_else(|| client.empty(bytes().max(1)))
+    });
     let measured = |plan: &BackwardPlan, pass| {
         let all = backward_candidates(&like, capability, vector, pass);
         let launch = {
             let (client, plan, problem) = (client.clone(), plan.clone(), *problem);
-            let (inputs, outputs) = (inputs.clone(), outputs.clone());
+            let (inputs, mut outputs) = (inputs.clone(), outputs.every());
+            if pass == Pass::Keys {
+                outputs.query = None;
+            } else {
+                (outputs.key, outputs.value) = (None, None);
+            }
+            outputs.additional = outputs.additional.map(|more| more.map(|_| None));
             move |blueprint: &Blueprint| {
                 let plan = match pass {
                     Pass::Keys => BackwardPlan { keys: vec![*blueprint], ..plan.clone() },
                     _ => BackwardPlan { queries: *blueprint, ..plan.clone() },
                 };
-                run(&client, &plan, &problem, dtype, &inputs, &outputs, Some(pass))
+                backward_with(&client, &plan, &problem, dtype, &inputs, &outputs)
             }
         };
         let blueprints = shortlist(all, &like);
@@ -109,22 +120,8 @@ pub fn backward_with(
     problem: &Problem,
     dtype: ElemType,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    run(client, plan, problem, dtype, inputs, outputs, None)
-}
-
-/// The kernels of all passes, or those of one and the statistics that it reads.
-fn run(
-    client: &Client,
-    plan: &BackwardPlan,
-    problem: &Problem,
-    dtype: ElemType,
-    inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
-    only: Option<Pass>,
-) -> Result<(), KernelError> {
-    let has = |pass| only.is_none_or(|only| only == pass);
     let additional = additional_problem(problem);
     for blueprint in [&plan.queries].into_iter().chain(&plan.keys) {
         assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
@@ -145,9 +142,12 @@ fn run(
         let reason = "with additional tokens, its own have to lie in one line";
         tensor.line(Shape::out(problem)).ok_or(KernelError::Layout { name, reason })
     };
-    let lines = match problem.additional {
-        0 => None,
-        _ => Some([line("query", &operands.query)?, line("dout", &gradients.out)?]),
+    let is_joint = plan.blueprints().any(|blueprint| blueprint.has_first && blueprint.has_second);
+    let of_keys = KeyGradients { client, problem, size, is_joint };
+    let (keys, more) = (of_keys.own(outputs), of_keys.additional(outputs));
+    let lines = match &more {
+        None => None,
+        Some(_) => Some([line("query", &operands.query)?, line("dout", &gradients.out)?]),
     };
     let rows = problem.batch * problem.queries() * problem.heads;
     let statistics = client.empty((rows * STATISTICS * size_of::<f32>()).max(1));
@@ -162,35 +162,35 @@ fn run(
             [&results.out, &gradients.out],
             [lse, dlse, &statistics],
         );
-        let tensors = Tensors {
-            rows: [&operands.query, &gradients.out],
-            columns: [&operands.key, &operands.value],
-            additional: operands.additional.as_ref().map(|more| [&more.key, &more.value]),
-            statistics: &statistics,
-            gradients: [&outputs.query, &outputs.query],
-        };
-        if has(Pass::Queries) {
+        if let Some(dq) = &outputs.query {
+            let tensors = Tensors {
+                rows: [&operands.query, &gradients.out],
+                columns: [&operands.key, &operands.value],
+                additional: operands.additional.as_ref().map(|more| [&more.key, &more.value]),
+                statistics: &statistics,
+                gradients: [dq, dq],
+            };
             launch(client, problem, dtype, &plan.queries, address_type, &tensors);
         }
     }
-    for blueprint in plan.keys.iter().filter(|_| has(Pass::Keys)) {
-        let tensors = Tensors {
-            rows: [&operands.key, &operands.value],
-            columns: [&operands.query, &gradients.out],
-            additional: None,
-            statistics: &statistics,
-            gradients: [&outputs.key, &outputs.value],
-        };
-        launch(client, problem, dtype, blueprint, address_type, &tensors);
-    }
-    if only.is_some() {
-        return Ok(());
+    let plan = plan.wanted(&outputs.as_ref().map(|_, gradient| gradient.is_some()));
+    if let Some(KeyValue { key: dk, value: dv }) = &keys {
+        for blueprint in &plan.keys {
+            let tensors = Tensors {
+                rows: [&operands.key, &operands.value],
+                columns: [&operands.query, &gradients.out],
+                additional: None,
+                statistics: &statistics,
+                gradients: [dk, dv],
+            };
+            launch(client, problem, dtype, blueprint, address_type, &tensors);
+        }
     }
     if let (
         Some(KeyValue { key, value }),
         Some(KeyValue { key: dk, value: dv }),
         Some([query, dout]),
-    ) = (&operands.additional, &outputs.additional, &lines)
+    ) = (&operands.additional, &more, &lines)
     {
         for blueprint in &plan.additional {
             let tensors = Tensors {

@@ -3,7 +3,7 @@
 use super::blueprint::Blueprint;
 use super::{Capability, Compiler, Instruction, Pass, Staging};
 use crate::tiling::{Tiling, boxes};
-use crate::{Axis, Problem};
+use crate::{Axis, Operands, Problem};
 
 /// Scales outside of these would let masked scores through, or take the numbers that stand for them
 /// beyond what f32 holds.
@@ -109,6 +109,21 @@ impl BackwardPlan {
             *own = fastest(all, problem).unwrap_or(*own);
         }
         self
+    }
+
+    /// The same without the kernels of keys and values that sum no gradient that somebody wants.
+    pub fn wanted(&self, wanted: &Operands<bool>) -> Self {
+        let of = |kernels: &[Blueprint], [key, value]: [bool; 2]| -> Vec<Blueprint> {
+            let is_wanted =
+                |kernel: &&Blueprint| kernel.has_first && key || kernel.has_second && value;
+            kernels.iter().filter(is_wanted).copied().collect()
+        };
+        let more = wanted.additional.map_or([false; 2], |more| [more.key, more.value]);
+        Self {
+            queries: self.queries,
+            keys: of(&self.keys, [wanted.key, wanted.value]),
+            additional: of(&self.additional, more),
+        }
     }
 
     /// Its kernels.

@@ -52,7 +52,7 @@ impl BackwardTier for Native {
         plan: &BackwardPlan,
         problem: &Problem,
         saved: &Saved<Strided>,
-        outputs: &Operands<Handle>,
+        outputs: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError> {
         backward_with(client, plan, problem, saved, outputs)
     }

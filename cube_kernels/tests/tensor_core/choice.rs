@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use burn_natten_kernels::tensor_core::{Choice, backward, forward};
-use burn_natten_kernels::{KernelError, Operands, Outputs};
+use burn_natten_kernels::{KernelError, Outputs};
 use test_support::compare::{device, format, half_ulp, magnitude};
 use test_support::oracle::compute;
 use test_support::tier::upload_all;
@@ -52,12 +52,9 @@ fn measured_kernels_are_right_and_chosen_once() {
             let outputs = format(ELEMENT).poisoned_gradients(&client, &problem);
             backward(&client, &problem, dtype(ELEMENT), Choice::Measured, &inputs, &outputs)
                 .expect("launched");
-            let Operands { query: dq, key: dk, value: dv, .. } = &outputs;
-            for (name, handle, expected) in
-                [("dq", dq, &exact.dq), ("dk", dk, &exact.dk), ("dv", dv, &exact.dv)]
-            {
-                check(name, &format(ELEMENT).download(&client, handle, expected.len()), expected);
-            }
+            let gradients = format(ELEMENT).download_gradients(&client, &problem, &outputs);
+            let all = gradients.iter().zip([&exact.dq, &exact.dk, &exact.dv]);
+            all.for_each(|((name, actual), expected)| check(name, actual, expected));
         }
     }
 }

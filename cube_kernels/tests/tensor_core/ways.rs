@@ -60,7 +60,7 @@ impl BackwardTier for TensorCore {
         plan: &BackwardPlan,
         problem: &Problem,
         saved: &Saved<Strided>,
-        outputs: &Operands<Handle>,
+        outputs: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError> {
         backward_with(client, plan, problem, dtype(element), saved, outputs)
     }

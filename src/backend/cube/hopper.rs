@@ -23,7 +23,7 @@ pub(super) fn forward(
 pub(super) fn backward(
     launch: &Launch<'_>,
     saved: &Saved<Strided>,
-    gradients: &Operands<Handle>,
+    gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let (element, tiling) = (element(launch.dtype), launch.context.tiling());
     sm90::backward(launch.client, launch.problem, element, tiling, saved, gradients)

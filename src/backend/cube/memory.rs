@@ -16,9 +16,14 @@ pub(super) fn empty_outputs(query: &CubeTensor, problem: &Problem) -> Outputs<Cu
     }
 }
 
-/// Uninitialised gradients of these inputs.
-pub(super) fn empty_gradients(operands: &Operands<CubeTensor>) -> Operands<CubeTensor> {
-    operands.as_ref().map(|_, tensor| empty(tensor, tensor.shape(), tensor.dtype()))
+/// Uninitialised gradients of those of these inputs for which they are wanted.
+pub(super) fn empty_gradients(
+    operands: &Operands<CubeTensor>,
+    wanted: Operands<bool>,
+) -> Operands<Option<CubeTensor>> {
+    operands.as_ref().zip(wanted).map(|_, (tensor, is_wanted)| {
+        is_wanted.then(|| empty(tensor, tensor.shape(), tensor.dtype()))
+    })
 }
 
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.

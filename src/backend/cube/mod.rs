@@ -21,8 +21,8 @@ use memory::{Lay, empty_gradients, empty_outputs};
 
 use super::extension::saved;
 use super::{
-    AttentionBackwardOps, AttentionInputs, AttentionOps, AttentionResults, FALLBACKS, Plan,
-    log_once, reference,
+    AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
+    FALLBACKS, Plan, log_once, reference,
 };
 use crate::tier::Ladder;
 use crate::{AttentionError, Context, Strategy, Tier};
@@ -59,7 +59,7 @@ impl<'a> Launch<'a> {
         &self,
         tier: Tier,
         saved: &Saved<Strided>,
-        gradients: &Operands<Handle>,
+        gradients: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError> {
         match tier {
             #[cfg(feature = "cuda")]
@@ -121,14 +121,19 @@ fn launch_forward(operands: &Operands<CubeTensor>, plan: &Plan) -> Option<Output
     descend(plan, plan.forward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(outputs)
 }
 
-/// The gradients of a backward pass; `None` where no kernel was launched.
-fn launch_backward(saved: &Saved<CubeTensor>, plan: &Plan) -> Option<Operands<CubeTensor>> {
+/// The gradients of a backward pass that are wanted; `None` where no kernel was launched.
+fn launch_backward(
+    saved: &Saved<CubeTensor>,
+    wanted: Operands<bool>,
+    plan: &Plan,
+) -> Option<Operands<Option<CubeTensor>>> {
     if plan.is_empty() || !plan.backward.has_kernels() {
         return None;
     }
     let launch = Launch::new(plan, &saved.operands.query);
-    let gradients = empty_gradients(&saved.operands);
-    let handles = gradients.as_ref().map(|_, tensor: &CubeTensor| tensor.handle.clone());
+    let gradients = empty_gradients(&saved.operands, wanted);
+    let handles =
+        gradients.as_ref().map(|_, gradient| gradient.as_ref().map(|tensor| tensor.handle.clone()));
     let on = |tier, lay: Lay| launch.backward(tier, &lay.saved(launch.problem, saved), &handles);
     descend(plan, plan.backward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(gradients)
 }
@@ -148,12 +153,13 @@ impl AttentionBackwardOps for CubeBackend {
         inputs: AttentionInputs<Self>,
         results: AttentionResults<Self>,
         gradients: AttentionResults<Self>,
+        wanted: Operands<bool>,
         plan: Plan,
-    ) -> AttentionInputs<Self> {
+    ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
-        AttentionInputs::new(match launch_backward(&saved, &plan) {
+        AttentionGradients::new(match launch_backward(&saved, wanted, &plan) {
             Some(gradients) => gradients,
-            None => reference::backward::<Self>(saved, &plan),
+            None => reference::backward::<Self>(saved, wanted, &plan),
         })
     }
 }

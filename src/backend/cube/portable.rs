@@ -21,7 +21,7 @@ pub(super) fn forward(
 pub(super) fn backward(
     launch: &Launch<'_>,
     saved: &Saved<Strided>,
-    gradients: &Operands<Handle>,
+    gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let (_, allow_untried) = launch.context.allow_experimental();
     let dtype = dtype_to_storage_type(launch.dtype);

@@ -27,7 +27,7 @@ pub(super) fn forward(
 pub(super) fn backward(
     launch: &Launch<'_>,
     saved: &Saved<Strided>,
-    gradients: &Operands<Handle>,
+    gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let (dtype, choice) = (launch.multiplied(), launch.choice());
     tensor_core::backward(launch.client, launch.problem, dtype, choice, saved, gradients)

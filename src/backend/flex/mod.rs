@@ -27,7 +27,8 @@ use self::operand::{Grid, Operand, Tokens};
 use self::simd::Real;
 use super::extension::saved;
 use super::{
-    AttentionBackwardOps, AttentionInputs, AttentionOps, AttentionResults, Plan, reference,
+    AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
+    Plan, reference,
 };
 
 impl AttentionOps for Flex {
@@ -51,11 +52,12 @@ impl AttentionBackwardOps for Flex {
         inputs: AttentionInputs<Self>,
         results: AttentionResults<Self>,
         gradients: AttentionResults<Self>,
+        wanted: Operands<bool>,
         plan: Plan,
-    ) -> AttentionInputs<Self> {
+    ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
         if plan.is_empty() || !plan.backward.has_kernels() {
-            return AttentionInputs::new(reference::backward::<Self>(saved, &plan));
+            return AttentionGradients::new(reference::backward::<Self>(saved, wanted, &plan));
         }
         let Saved { operands, outputs, gradients } = saved;
         let contiguous = |tensor: FlexTensor| tensor.to_contiguous();
@@ -64,11 +66,11 @@ impl AttentionBackwardOps for Flex {
             outputs: outputs.map(contiguous),
             gradients: gradients.map(contiguous),
         };
-        AttentionInputs::new(match saved.operands.query.dtype() {
-            DType::F64 => backward::<f64>(saved, &plan),
-            DType::F16 => backward::<f16>(saved, &plan),
-            DType::BF16 => backward::<bf16>(saved, &plan),
-            _ => backward::<f32>(saved, &plan),
+        AttentionGradients::new(match saved.operands.query.dtype() {
+            DType::F64 => backward::<f64>(saved, wanted, &plan),
+            DType::F16 => backward::<f16>(saved, wanted, &plan),
+            DType::BF16 => backward::<bf16>(saved, wanted, &plan),
+            _ => backward::<f32>(saved, wanted, &plan),
         })
     }
 }
@@ -181,8 +183,12 @@ fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<F
     Outputs { out: tensor(E::narrow(out), out_shape), lse: tensor(lse, Shape::from(lse_shape)) }
 }
 
-/// The backward pass on contiguous tensors.
-fn backward<E: Storage>(saved: Saved<FlexTensor>, plan: &Plan) -> Operands<FlexTensor> {
+/// The backward pass on contiguous tensors: the passes that sum something that is wanted.
+fn backward<E: Storage>(
+    saved: Saved<FlexTensor>,
+    wanted: Operands<bool>,
+    plan: &Plan,
+) -> Operands<Option<FlexTensor>> {
     let problem = &plan.problem;
     let (batch, heads) = (problem.batch, problem.heads);
     let Saved { operands, outputs, gradients } = saved;
@@ -203,25 +209,41 @@ fn backward<E: Storage>(saved: Saved<FlexTensor>, plan: &Plan) -> Operands<FlexT
         .map(|KeyValue { key, value }| tokens::<E>(key, value, &grids.additional, problem));
 
     // Each pass has the panels of what its tokens meet, and no others.
-    let (space, more) = (space.for_query_pass(batch), more.map(|more| more.for_query_pass(batch)));
-    let mut dq = vec![E::Sum::zero(); query_rows.rows.len()];
-    QueryPass {
-        problem,
-        query: &query_rows,
-        grad_out: &grad_out,
-        lse: &lse,
-        delta: &delta,
-        space: &space,
-        additional: more.as_ref(),
+    let (space, more, dq) = match wanted.query {
+        false => (space, more, None),
+        true => {
+            let space = space.for_query_pass(batch);
+            let more = more.map(|more| more.for_query_pass(batch));
+            let mut dq = vec![E::Sum::zero(); query_rows.rows.len()];
+            QueryPass {
+                problem,
+                query: &query_rows,
+                grad_out: &grad_out,
+                lse: &lse,
+                delta: &delta,
+                space: &space,
+                additional: more.as_ref(),
+            }
+            .run(&mut dq);
+            let more = more.map(Tokens::for_key_pass);
+            (space.for_key_pass(), more, Some(tensor(E::narrow(dq), shape(&query))))
+        }
+    };
+    let mut gradients = Operands {
+        additional: wanted.additional.map(|more| more.map(|_| None)),
+        ..Operands::new(dq, None, None)
+    };
+    let own = KeyValue { key: wanted.key, value: wanted.value };
+    let has_wanted = |wanted: &KeyValue<bool>| wanted.key || wanted.value;
+    if ![Some(own), wanted.additional].iter().flatten().any(has_wanted) {
+        return gradients;
     }
-    .run(&mut dq);
-    let dq = tensor(E::narrow(dq), shape(&query));
 
-    let (space, more) = (space.for_key_pass(), more.map(Tokens::for_key_pass));
     let query_panel = query_rows.with_panel(batch).searched();
     let grad_out = grad_out.with_panel(batch).searched();
     let (lse, delta) = (lse.with_panel(batch), delta.with_panel(batch));
-    let key_pass = |tokens: &Tokens<'_, E::Sum>, is_additional| {
+    // Sums both at once, of which one may be for nobody.
+    let key_pass = |tokens: &Tokens<'_, E::Sum>, wanted: KeyValue<bool>, is_additional| {
         let mut dk = vec![E::Sum::zero(); tokens.key.rows.len()];
         let mut dv = vec![E::Sum::zero(); tokens.value.rows.len()];
         KeyPass {
@@ -234,15 +256,21 @@ fn backward<E: Storage>(saved: Saved<FlexTensor>, plan: &Plan) -> Operands<FlexT
             is_additional,
         }
         .run(&mut dk, &mut dv);
-        (E::narrow(dk), E::narrow(dv))
+        [wanted.key.then(|| E::narrow(dk)), wanted.value.then(|| E::narrow(dv))]
     };
-    let (dk, dv) = key_pass(&space, false);
-    let (dk, dv) = (tensor(dk, shape(&key)), tensor(dv, shape(&value)));
-    let additional = more.as_ref().zip(additional.as_ref()).map(|(more, like)| {
-        let (dk, dv) = key_pass(more, true);
-        KeyValue { key: tensor(dk, shape(&like.key)), value: tensor(dv, shape(&like.value)) }
-    });
-    Operands { additional, ..Operands::new(dq, dk, dv) }
+    let stored = |sums: Option<Vec<E>>, like| sums.map(|sums| tensor(sums, shape(like)));
+    if has_wanted(&own) {
+        let [dk, dv] = key_pass(&space, own, false);
+        (gradients.key, gradients.value) = (stored(dk, &key), stored(dv, &value));
+    }
+    if let (Some(tokens), Some(like), Some(wanted)) = (&more, &additional, wanted.additional)
+        && has_wanted(&wanted)
+    {
+        let [dk, dv] = key_pass(tokens, wanted, true);
+        let (key, value) = (stored(dk, &like.key), stored(dv, &like.value));
+        gradients.additional = Some(KeyValue { key, value });
+    }
+    gradients
 }
 
 /// `rowsum(dout * out) - dlse`

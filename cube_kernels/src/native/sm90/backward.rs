@@ -20,10 +20,11 @@ use crate::native::grid::{Grid, Space, check_layout, grids, parameters, statisti
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::native::statistics::{pitch, places, statistics_bytes};
 use crate::tiling::Tiling;
-use crate::view::{check_gradients, check_saved};
+use crate::view::{KeyGradients, check_gradients, check_saved};
 use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Saved, Shape, Strided};
 
-/// The gradients of attention, by the schedules that [`plan_backward()`] chooses.
+/// The gradients of attention, by the schedules that [`plan_backward()`] chooses. What sums none that is wanted, one that has a
+/// buffer, is not launched.
 ///
 /// Returns when the work is enqueued; the first use of a schedule compiles it.
 ///
@@ -36,7 +37,7 @@ pub fn backward(
     element: Element,
     tiling: Option<Tiling>,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     backward_with(client, &*planned(problem, element, tiling)?, problem, inputs, outputs)
 }
@@ -55,7 +56,10 @@ pub fn warm_up_backward(
     let device = hopper(client)?;
     let plan = planned(problem, element, tiling)?;
     Program::Delta(element, problem.head_dim_v).load(&device)?;
-    load(plan.schedules(), &device).map(drop)
+    for schedule in plan.schedules() {
+        Program::Attention(*schedule).load(&device)?;
+    }
+    Ok(())
 }
 
 /// The schedules for a problem.
@@ -84,7 +88,7 @@ pub fn backward_with(
     plan: &BackwardPlan,
     problem: &Problem,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
     check_saved(problem, inputs, ELEMENT)?;
@@ -101,48 +105,35 @@ pub fn backward_with(
             check_layout(name, tensor, Shape::out(problem), problem, &schedule.cut())?;
         }
     }
-    // Another problem on the same tensors: the additional tokens are its keys.
-    let dense = match (dense(problem), &operands.additional, &outputs.additional) {
-        (Some(dense), Some(more), Some(KeyValue { key: dk, value: dv })) => {
-            let line = |name, tensor: &Strided| {
-                let reason = "with additional tokens, its own have to lie in one line";
-                tensor.line(Shape::out(problem)).ok_or(KernelError::Layout { name, reason })
-            };
-            let inputs = Saved {
-                operands: Operands::new(
-                    line("query", &operands.query)?,
-                    more.key.clone(),
-                    more.value.clone(),
-                ),
-                outputs: Outputs { out: line("out", &results.out)?, lse: results.lse.clone() },
-                gradients: Outputs {
-                    out: line("dout", &gradients.out)?,
-                    lse: gradients.lse.clone(),
-                },
-            };
-            let outputs = Operands::new(outputs.query.clone(), dk.clone(), dv.clone());
-            let mut own = plan.additional.iter();
-            let fits = own.all(|schedule| schedule.pass == Pass::Keys && schedule.fits(&dense));
-            assert!(fits && !plan.additional.is_empty(), "no schedules for {dense:?}");
-            Some((dense, inputs, outputs))
-        }
-        _ => None,
-    };
     let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
         return Ok(());
     };
+    let plan = plan.wanted(&outputs.as_ref().map(|_, gradient| gradient.is_some()));
+    let is_joint =
+        plan.schedules().any(|Schedule { gradients, .. }| gradients.width > 0 && gradients.value);
+    let of_keys = KeyGradients { client, problem, size: ELEMENT, is_joint };
+    let (keys, more) = (of_keys.own(outputs), of_keys.additional(outputs));
+    let dense = match &more {
+        Some(_) => additional_keys(&plan, problem, inputs)?,
+        None => None,
+    };
+    let pair = |gradients: &Option<KeyValue<Handle>>| {
+        gradients.as_ref().map(|KeyValue { key, value }| [key.clone(), value.clone()])
+    };
+    let query = outputs.query.as_ref().map(|dq| [dq.clone(), dq.clone()]);
     let delta = Program::Delta(element, problem.head_dim_v).load(&device)?;
-    let own = load(plan.queries.iter().chain(&plan.keys), &device)?;
-    let more = load(&plan.additional, &device)?;
+    let mut own = load(&plan.queries, query, &device)?;
+    own.extend(load(&plan.keys, pair(&keys), &device)?);
+    let more = load(&plan.additional, pair(&more), &device)?;
     // From here on nothing fails.
-    let run = |problem: &Problem,
-               kernels: &[(&Schedule, Arc<Cubin>)],
-               inputs: &Saved<Strided>,
-               outputs: &Operands<Handle>| {
-        let launches: Vec<(Grid, &Schedule, &Arc<Cubin>)> = kernels
+    let run = |problem: &Problem, kernels: &[Work<'_>], inputs: &Saved<Strided>| {
+        if kernels.is_empty() {
+            return;
+        }
+        let launches: Vec<(Grid, &Work<'_>)> = kernels
             .iter()
-            .flat_map(|(schedule, cubin)| {
-                grids(schedule.cut(), problem, &device).map(move |grid| (grid, *schedule, cubin))
+            .flat_map(|work| {
+                grids(work.schedule.cut(), problem, &device).map(move |grid| (grid, work))
             })
             .collect();
         let workspace = Workspace {
@@ -150,29 +141,65 @@ pub fn backward_with(
             taken: client.empty(size_of::<i32>() * launches.len()),
         };
         launch_delta(client, &delta, problem, inputs, &workspace, launches.len());
-        for (number, (grid, schedule, cubin)) in launches.iter().enumerate() {
-            let kernel = grid.kernel(cubin, c"attention_backward");
-            let buffers = buffers(schedule, inputs, outputs, &workspace, number);
-            launch(client, kernel, buffers, arguments(grid, schedule.has_additional, inputs));
+        for (number, (grid, work)) in launches.iter().enumerate() {
+            let kernel = grid.kernel(&work.cubin, c"attention_backward");
+            let buffers = buffers(inputs, &work.outputs, &workspace, number);
+            launch(client, kernel, buffers, arguments(grid, work.schedule.has_additional, inputs));
         }
     };
-    run(problem, &own, inputs, outputs);
-    if let Some((problem, inputs, outputs)) = &dense {
-        run(problem, &more, inputs, outputs);
+    run(problem, &own, inputs);
+    if let Some((problem, inputs)) = &dense {
+        run(problem, &more, inputs);
     }
     Ok(())
 }
 
-/// Schedules with their programs.
+/// The additional tokens as the keys of another problem on the same tensors; `None` if there are none.
+fn additional_keys(
+    plan: &BackwardPlan,
+    problem: &Problem,
+    inputs: &Saved<Strided>,
+) -> Result<Option<(Problem, Saved<Strided>)>, KernelError> {
+    let Saved { operands, outputs, gradients } = inputs;
+    let (Some(dense), Some(more)) = (dense(problem), &operands.additional) else {
+        return Ok(None);
+    };
+    let line = |name, tensor: &Strided| {
+        let reason = "with additional tokens, its own have to lie in one line";
+        tensor.line(Shape::out(problem)).ok_or(KernelError::Layout { name, reason })
+    };
+    let query = line("query", &operands.query)?;
+    let inputs = Saved {
+        operands: Operands::new(query, more.key.clone(), more.value.clone()),
+        outputs: Outputs { out: line("out", &outputs.out)?, lse: outputs.lse.clone() },
+        gradients: Outputs { out: line("dout", &gradients.out)?, lse: gradients.lse.clone() },
+    };
+    let mut own = plan.additional.iter();
+    let fits = own.all(|schedule| schedule.pass == Pass::Keys && schedule.fits(&dense));
+    assert!(fits && !plan.additional.is_empty(), "no schedules for {dense:?}");
+    Ok(Some((dense, inputs)))
+}
+
+/// A kernel and where it writes.
+struct Work<'a> {
+    schedule: &'a Schedule,
+    cubin: Arc<Cubin>,
+    /// A kernel takes an address for the gradient that it does not write, too.
+    outputs: [Handle; 2],
+}
+
+/// The programs of schedules; none of them where nothing is to be written.
 fn load<'a>(
-    schedules: impl IntoIterator<Item = &'a Schedule>,
+    schedules: &'a [Schedule],
+    outputs: Option<[Handle; 2]>,
     device: &DeviceInfo,
-) -> Result<Vec<(&'a Schedule, Arc<Cubin>)>, KernelError> {
-    let loaded = schedules.into_iter().map(|schedule| {
+) -> Result<Vec<Work<'a>>, KernelError> {
+    let Some(outputs) = outputs else { return Ok(vec![]) };
+    let load = |schedule: &'a Schedule| {
         let cubin = Program::Attention(*schedule).load(device)?;
-        Ok((schedule, cubin))
-    });
-    loaded.collect()
+        Ok(Work { schedule, cubin, outputs: outputs.clone() })
+    };
+    schedules.iter().map(load).collect()
 }
 
 /// What the kernels of a pass hand to each other.
@@ -260,9 +287,8 @@ enum Slot {
 }
 
 fn buffers(
-    schedule: &Schedule,
     inputs: &Saved<Strided>,
-    outputs: &Operands<Handle>,
+    [first, second]: &[Handle; 2],
     workspace: &Workspace,
     number: usize,
 ) -> Vec<Buffer> {
@@ -272,11 +298,6 @@ fn buffers(
         additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
     let read = [query, key, value, dout, more_key, more_value];
     let read = read.map(|tensor| Buffer::read(&tensor.handle));
-    // A kernel takes an address for the gradient that it does not write, too.
-    let (first, second) = match schedule.pass {
-        Pass::Forward | Pass::Queries => (&outputs.query, &outputs.query),
-        Pass::Keys => (&outputs.key, &outputs.value),
-    };
     let taken = workspace.taken.clone().offset_start((size_of::<i32>() * number) as u64);
     let written = [&taken, first, second].map(Buffer::written);
     read.into_iter().chain([Buffer::read(&workspace.statistics)]).chain(written).collect()

@@ -109,11 +109,11 @@ pub(super) fn launch(
     inputs: &Saved<Handle>,
     tokens: &KeyValue<Handle>,
     statistics: &Handle,
-    gradients: &KeyValue<Handle>,
+    gradients: &KeyValue<Option<Handle>>,
 ) {
     let problem = launch.problem;
     let rows = launch.additional_rows();
-    if rows == 0 {
+    if rows == 0 || gradients.key.is_none() && gradients.value.is_none() {
         return;
     }
     let plan = launch.gather_plan(GATHER_LINES);
@@ -156,6 +156,7 @@ pub(super) fn launch(
         (&partial_dv, &gradients.value, plan.value.lines),
     ];
     for (partial, gradient, lines) in sums {
+        let Some(gradient) = gradient else { continue };
         let units = rows * lines;
         let (cube_count, cube_dim) = launch.cubes(units);
         // SAFETY: as above.

@@ -16,7 +16,7 @@ use super::super::rows::{RowsLaunch, fixed, is_spoiled, store, zeros};
 use super::gather::{Inputs, InputsLaunch, Outputs, OutputsLaunch, Sums, gather};
 use crate::cube::buffer;
 use crate::slicing::GATHER_LINES;
-use crate::{Operands, Saved};
+use crate::{KeyValue, Saved};
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn key_kernel<F: Float, N: Size>(
@@ -71,7 +71,7 @@ pub(super) fn launch(
     launch: &Launch,
     inputs: &Saved<Handle>,
     statistics: &Handle,
-    outputs: &Operands<Handle>,
+    outputs: &KeyValue<Handle>,
     repairs: bool,
 ) {
     let problem = launch.problem;

@@ -24,21 +24,25 @@ use cubecl::server::Handle;
 
 use super::plan::Launch;
 use super::{BackwardPlan, Way, tiled};
-use crate::{Operands, Saved};
+use crate::{KeyValue, Operands, Saved};
 
-/// Launches every kernel of the backward pass.
+/// Launches the kernels of the backward pass that write something. Those of `keys` write both.
 pub(super) fn launch(
     launch: &Launch,
     plan: &BackwardPlan,
     inputs: &Saved<Handle>,
-    outputs: &Operands<Handle>,
+    outputs: &Operands<Option<Handle>>,
+    keys: Option<&KeyValue<Handle>>,
 ) {
     // Where every query sees every key, what is not finite reaches every row in any case.
     let is_isolated = !launch.problem.is_full();
     let statistics = launch.client.empty((launch.query_rows() * 2 * size_of::<f32>()).max(1));
     if launch.query_rows() > 0 {
         delta::launch(launch, inputs, &statistics);
-        let dq = &outputs.query;
+    }
+    if launch.query_rows() > 0
+        && let Some(dq) = &outputs.query
+    {
         if let Way::Tiles(blueprint) = &plan.queries {
             tiled::launch_queries(launch, blueprint, inputs, &statistics, dq);
         }
@@ -46,7 +50,9 @@ pub(super) fn launch(
             query::launch(launch, inputs, &statistics, dq, plan.queries != Way::Rows);
         }
     }
-    if launch.key_rows() > 0 {
+    if launch.key_rows() > 0
+        && let Some(outputs) = keys
+    {
         if let Way::Tiles(blueprint) = &plan.keys {
             tiled::launch_keys(launch, blueprint, inputs, &statistics, outputs);
         }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::tensor_core::Compiler;
-use crate::{MAX_RANK, catalogue};
+use crate::{KeyValue, MAX_RANK, catalogue};
 
 const ARCHITECTURES: [u32; 3] = [80, 89, 90];
 
@@ -153,5 +153,24 @@ fn cubes_cover_all_tiles() {
         let cubes = plan_of.cut().cubes(&problem);
         let groups = problem.axes[2].dilation;
         assert!(cubes >= 4 * tiles && cubes <= 4 * tiles * 2, "{cubes} for {tiles}, {groups}");
+    }
+}
+
+#[test]
+fn what_nobody_wants_is_not_launched() {
+    let capability = Capability::cuda(80).expect("8.0");
+    for (dim, kernels) in [(64, 1), (256, 2)] {
+        let problem = plane(dim, dim);
+        let plan = plan_backward(&problem, &capability, 8).expect("a plan");
+        let count = |[key, value, more_key, more_value]: [bool; 4]| {
+            let additional = Some(KeyValue { key: more_key, value: more_value });
+            let wanted = Operands { additional, ..Operands::new(false, key, value) };
+            let plan = plan.wanted(&wanted);
+            (plan.keys.len(), plan.additional.len())
+        };
+        assert_eq!(count([true; 4]), (kernels, kernels));
+        assert_eq!(count([false; 4]), (0, 0));
+        assert_eq!(count([true, false, false, false]), (1, 0));
+        assert_eq!(count([false, false, false, true]), (0, 1));
     }
 }

@@ -1,10 +1,10 @@
 //! From a problem to the schedules of its backward pass.
 
 use super::{Shape, candidates_of, fastest};
-use crate::Problem;
 use crate::native::dense;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
+use crate::{KeyValue, Operands, Problem};
 
 #[cfg(test)]
 mod tests;
@@ -27,6 +27,23 @@ impl BackwardPlan {
     /// All kernels, in the order of their launches.
     pub fn schedules(&self) -> impl Iterator<Item = &Schedule> {
         self.queries.iter().chain(&self.keys).chain(&self.additional)
+    }
+
+    /// Those of its kernels that sum a gradient that somebody wants.
+    pub fn wanted(&self, wanted: &Operands<bool>) -> Self {
+        let of = |kernels: &[Schedule], [key, value]: [bool; 2]| -> Vec<Schedule> {
+            let is_wanted = |schedule: &&Schedule| {
+                schedule.gradients.width > 0 && key || schedule.gradients.value && value
+            };
+            kernels.iter().filter(is_wanted).copied().collect()
+        };
+        let Operands { query, key, value, additional, bias: _ } = *wanted;
+        Self {
+            queries: of(&self.queries, [query, false]),
+            keys: of(&self.keys, [key, value]),
+            additional: additional
+                .map_or(vec![], |KeyValue { key, value }| of(&self.additional, [key, value])),
+        }
     }
 
     /// All kernels, each with what it computes: `problem`, or for [`additional`](Self::additional) the

@@ -21,7 +21,7 @@ use super::super::source::{SourcePair, Work, row_pair, sources, work};
 use super::super::staging::{Stage, stage};
 use super::super::tensor::Tensors;
 use crate::cube::{InputPair, Position, Space, buffer};
-use crate::{Operands, Saved};
+use crate::{KeyValue, Saved};
 
 /// What the kernel reads. Additional keys have a kernel of their own, and buffers are few.
 #[derive(CubeType, CubeLaunch)]
@@ -189,7 +189,7 @@ pub(in super::super::super) fn launch(
     blueprint: &Blueprint,
     inputs: &Saved<Handle>,
     statistics: &Handle,
-    outputs: &Operands<Handle>,
+    outputs: &KeyValue<Handle>,
 ) {
     let problem = &launch.problem.normalized();
     let (cube_count, cube_dim) = grid(launch, problem, blueprint);

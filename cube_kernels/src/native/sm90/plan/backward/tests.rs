@@ -22,6 +22,48 @@ fn the_catalogue_is_planned_as_ever() {
     insta::assert_snapshot!(text);
 }
 
+#[test]
+fn what_nobody_wants_is_not_launched() {
+    let side = axis(40, 7, 1, 1, false);
+    for head_dim in [64, 256] {
+        let problem = Problem { additional: 5, ..problem(&[side, side], head_dim) };
+        let plan = plan_backward(&problem, Element::Bf16, None).expect("supported");
+        let writes = |[query, key, value, more_key, more_value]: [bool; 5]| {
+            let wanted = Operands {
+                additional: Some(KeyValue { key: more_key, value: more_value }),
+                ..Operands::new(query, key, value)
+            };
+            let BackwardPlan { queries, keys, additional } = plan.wanted(&wanted);
+            [queries, keys, additional]
+                .map(|kernels| kernels.iter().map(Schedule::writes).collect::<Vec<_>>())
+        };
+        let none: Vec<String> = vec![];
+        let [queries, keys, additional] = writes([true; 5]);
+        assert_eq!(plan.wanted(&Operands::new(true, true, true)).additional, []);
+        assert_eq!(writes([false; 5]), [&none, &none, &none].map(Clone::clone));
+        assert_eq!(
+            writes([true, false, false, false, false]),
+            [queries.clone(), none.clone(), none.clone()]
+        );
+        assert_eq!(
+            writes([false, false, false, true, true]),
+            [none.clone(), none.clone(), additional]
+        );
+        let [_, of_key, _] = writes([false, true, false, false, false]);
+        let [_, of_value, _] = writes([false, false, true, false, false]);
+        match head_dim {
+            64 => {
+                assert_eq!(keys, ["dk, dv"]);
+                assert_eq!((&of_key, &of_value), (&keys, &keys));
+            }
+            _ => {
+                assert_eq!(of_key, ["dk[0..128]", "dk[128..256]"]);
+                assert_eq!(of_value, ["dv"]);
+            }
+        }
+    }
+}
+
 /// The candidates of each kernel of a problem's backward pass, with the problem that it is for.
 fn every(problem: &Problem, element: Element) -> Vec<(Problem, Vec<Schedule>)> {
     let plan = plan_backward(problem, element, None).expect("supported");
