@@ -87,7 +87,7 @@ fn warm(
     let plan = Plan::new(*problem, dtype, device, strategy, Context::current())?;
     for tier in plan.forward.iter() {
         match tier {
-            Tier::Hopper => match compile(&plan, dtype, device, is_training) {
+            Tier::Hopper => match compile(&plan, device, is_training) {
                 Ok(()) => return Ok(tier),
                 Err(error) if strategy != Strategy::Auto => return Err(error),
                 // As the operator does, which says so.
@@ -105,32 +105,23 @@ fn warm(
 
 /// Compiles native kernels that were asked for by name, so that what fails is an error of the operator, and no panic of the
 /// backend behind it.
-pub(crate) fn prepare(plan: &Plan, dtype: DType, device: &Device) -> Result<(), AttentionError> {
+pub(crate) fn prepare(plan: &Plan, device: &Device) -> Result<(), AttentionError> {
     match plan.strategy {
-        Strategy::Hopper if !plan.is_empty() => compile(plan, dtype, device, device.is_autodiff()),
+        Strategy::Hopper if !plan.is_empty() => compile(plan, device, device.is_autodiff()),
         _ => Ok(()),
     }
 }
 
 #[cfg(feature = "cuda")]
-fn compile(
-    plan: &Plan,
-    dtype: DType,
-    device: &Device,
-    is_training: bool,
-) -> Result<(), AttentionError> {
-    warm_up_hopper(&plan.problem, dtype, device, plan.context, is_training).map_err(|error| {
-        AttentionError::Strategy { strategy: plan.strategy, reason: error.to_string() }
+fn compile(plan: &Plan, device: &Device, is_training: bool) -> Result<(), AttentionError> {
+    warm_up_hopper(plan, device, is_training).map_err(|error| AttentionError::Strategy {
+        strategy: plan.strategy,
+        reason: error.to_string(),
     })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn compile(
-    plan: &Plan,
-    _dtype: DType,
-    _device: &Device,
-    _is_training: bool,
-) -> Result<(), AttentionError> {
+fn compile(plan: &Plan, _device: &Device, _is_training: bool) -> Result<(), AttentionError> {
     let reason = "this build has no native kernels".to_string();
     Err(AttentionError::Strategy { strategy: plan.strategy, reason })
 }

@@ -7,7 +7,6 @@
 #![warn(missing_docs)]
 
 pub mod catalogue;
-#[cfg(feature = "cube")]
 mod choices;
 pub mod cost;
 #[cfg(feature = "cube")]

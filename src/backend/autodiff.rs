@@ -187,7 +187,7 @@ impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
                 AttentionResults::new(outputs),
                 AttentionResults::new(gradients),
                 wanted,
-                self.0,
+                self.0.clone(),
             );
         [query, key, value, additional_key, additional_value, bias].map(Gradient::tensor)
     }
@@ -220,7 +220,7 @@ where
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
         let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
-        let results = B::attention_forward(AttentionInputs::new(inner), plan);
+        let results = B::attention_forward(AttentionInputs::new(inner), plan.clone());
         AttentionResults::new(record::<B, C, _, OPERANDS>(
             Attention(plan),
             &operands.query,

@@ -1,18 +1,33 @@
+use std::sync::{Arc, OnceLock};
+
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
+use burn_natten_kernels::native::sm90;
 
 use super::log_once;
-use crate::tier::{Ladder, Request, selection};
+use crate::tier::{Ladder, Request, Selection, selection};
 use crate::{AttentionError, Capabilities, Context, Strategy};
 
 /// A problem and how it is going to be computed.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) problem: Problem,
+    pub(crate) dtype: DType,
     pub(crate) context: Context,
     pub(crate) strategy: Strategy,
     pub(crate) forward: Ladder,
     pub(crate) backward: Ladder,
+    hopper: Arc<Hopper>,
+}
+
+/// The schedules of the Hopper tier, each chosen when it is asked for first: a call that has no backward pass plans none.
+///
+/// The other tiers choose at their launches, since that takes the strides of the tensors, the limits of the device, or a
+/// measurement.
+#[derive(Debug, Default)]
+struct Hopper {
+    forward: OnceLock<Result<sm90::Schedule, String>>,
+    backward: OnceLock<Result<Arc<sm90::BackwardPlan>, String>>,
 }
 
 impl Plan {
@@ -30,11 +45,48 @@ impl Plan {
     ) -> Result<Self, AttentionError> {
         let capabilities = Capabilities::of(device)
             .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
+        let (plan, notes) = Self::on(capabilities, problem, dtype, strategy, context)?;
+        notes.into_iter().for_each(log_once);
+        Ok(plan)
+    }
+
+    /// The same on a device with these capabilities, and what is worth to be logged of it.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Strategy`] if a strategy that was asked for by name cannot run.
+    pub(crate) fn on(
+        capabilities: Capabilities,
+        problem: Problem,
+        dtype: DType,
+        strategy: Strategy,
+        context: Context,
+    ) -> Result<(Self, Vec<String>), AttentionError> {
         let request = Request { problem: &problem, dtype, device: capabilities, context };
-        let selection = selection(&request, strategy)?;
-        selection.notes.into_iter().for_each(log_once);
-        let (forward, backward) = (selection.forward, selection.backward);
-        Ok(Self { problem, context, strategy, forward, backward })
+        let Selection { forward, backward, notes } = selection(&request, strategy)?;
+        let hopper = Arc::default();
+        Ok((Self { problem, dtype, context, strategy, forward, backward, hopper }, notes))
+    }
+
+    /// The schedule of the Hopper tier, which its launch takes and `explain` prints; or why there is none.
+    pub(crate) fn hopper(&self) -> Result<sm90::Schedule, String> {
+        let choose = || sm90::planned(&self.problem, self.element(), self.context.tiling());
+        self.hopper.forward.get_or_init(choose).clone()
+    }
+
+    /// The schedules of the Hopper tier's backward pass, or why there are none.
+    pub(crate) fn hopper_backward(&self) -> Result<Arc<sm90::BackwardPlan>, String> {
+        let choose =
+            || sm90::planned_backward(&self.problem, self.element(), self.context.tiling());
+        self.hopper.backward.get_or_init(choose).clone()
+    }
+
+    /// What the native kernels multiply. They know two types, and [`select`](crate::select) lets no other pass.
+    fn element(&self) -> sm90::Element {
+        match self.dtype {
+            DType::F16 => sm90::Element::F16,
+            _ => sm90::Element::Bf16,
+        }
     }
 
     /// Whether there is no query, or no key for any query. Kernels are never handed such a problem.

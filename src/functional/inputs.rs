@@ -103,7 +103,7 @@ impl<const D: usize> Inputs<D> {
         let context = options.context.unwrap_or_else(Context::current);
         let (device, dtype) = (self.query.device(), self.query.dtype());
         let plan = Plan::new(problem, dtype, &device, options.strategy, context)?;
-        prepare(&plan, dtype, &device)?;
+        prepare(&plan, &device)?;
         let operands = Operands::new(
             self.query.into_dispatch(),
             self.key.into_dispatch(),

@@ -16,8 +16,9 @@ pub use burn_natten_kernels::tiling::{TileCount, Tiling};
 
 pub use self::sizes::Sizes;
 pub(crate) use self::tiers::FLEX_QUERIES;
+use crate::backend::Plan;
 pub use crate::problem::Windows;
-use crate::{AttentionError, Capabilities, Context, Strategy, TensorCores, Tier, select};
+use crate::{AttentionError, Capabilities, Context, Strategy, TensorCores, Tier};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -206,18 +207,20 @@ pub fn explain(
         return Err(AttentionError::UnsupportedDType { argument: "query", got: dtype, note: "" });
     }
     let capabilities = target.capabilities();
-    let tier = |strategy| select(problem, strategy, dtype, capabilities, context);
-    let mut tiers = vec![(tier(strategy)?, strategy)];
+    let plan = |strategy| Plan::on(capabilities, *problem, dtype, strategy, context);
+    let (chosen, _) = plan(strategy)?;
+    let mut plans = vec![chosen];
     for other in Tier::ALL.map(Tier::strategy) {
-        match tier(other) {
-            Ok(tier) if tiers.iter().all(|(known, _)| *known != tier) => tiers.push((tier, other)),
+        let tier = |plan: &Plan| plan.forward.first();
+        match plan(other) {
+            Ok((other, _)) if plans.iter().all(|known| tier(known) != tier(&other)) => {
+                plans.push(other);
+            }
             _ => {}
         }
     }
     let device = target.device_model();
-    let mut candidates = tiers.into_iter().flat_map(|(tier, strategy)| {
-        tiers::candidates(tier, strategy, problem, dtype, target, context)
-    });
+    let mut candidates = plans.iter().flat_map(|plan| tiers::candidates(plan, target));
     let Some(chosen) = candidates.next() else {
         let reason = "it has no schedule for this problem".to_string();
         return Err(AttentionError::Strategy { strategy, reason });

@@ -1,7 +1,7 @@
 use burn_natten_kernels::cost::Limit;
 
 use super::*;
-use crate::MemoryPreference;
+use crate::{MemoryPreference, select};
 
 const WINDOWS: Windows<'_> = Windows {
     kernel_size: &[7, 7],
@@ -30,6 +30,34 @@ fn the_plan_is_what_the_operators_select() {
                 assert_eq!(Ok(plan.chosen.tier), tier, "{dtype:?} {target} {strategy:?}");
             }
         }
+    }
+}
+
+#[test]
+fn the_schedules_that_are_explained_are_those_of_the_plan() {
+    let target = Target::Cuda { sm: 90 };
+    let problem = problem(64);
+    let on = |context| {
+        let capabilities = target.capabilities();
+        let plan = Plan::on(capabilities, problem, DType::BF16, Strategy::Auto, context);
+        plan.expect("a plan").0
+    };
+    let all = explain(&problem, DType::BF16, target, Strategy::Auto, Context::new());
+    let all = all.expect("a plan");
+    let tilings = all.alternatives.iter().filter(|candidate| candidate.tier == Tier::Hopper);
+    for context in tilings.map(|candidate| candidate.context).chain([Context::new()]) {
+        let plan = on(context);
+        let explained = explain(&problem, DType::BF16, target, Strategy::Auto, context);
+        let chosen = explained.expect("a plan").chosen;
+        let schedule = plan.hopper().expect("a schedule");
+        assert_eq!((chosen.tier, chosen.schedule), (Tier::Hopper, schedule.summary()));
+        assert_eq!(chosen.tiling, Some(schedule.tiling()));
+        let backward = plan.hopper_backward().expect("schedules");
+        let names = backward.schedules().map(|schedule| schedule.summary());
+        assert!(names.eq(chosen.backward_kernels.iter().map(|kernel| kernel.schedule.clone())));
+        // What was chosen goes with the plan into the backward pass.
+        let again = plan.clone().hopper_backward().expect("schedules");
+        assert!(std::sync::Arc::ptr_eq(&backward, &again));
     }
 }
 

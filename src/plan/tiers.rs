@@ -1,10 +1,11 @@
 //! How each tier works through a problem. A new tier is one line in [`candidates`].
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use burn::tensor::DType;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
-use burn_natten_kernels::native::sm90::{self, Element, Pass};
+use burn_natten_kernels::native::sm90::{self, Pass};
 use burn_natten_kernels::portable;
 use burn_natten_kernels::slicing::Slices;
 use burn_natten_kernels::tensor_core;
@@ -12,8 +13,8 @@ use burn_natten_kernels::tiling::Tiling;
 use burn_natten_kernels::{MAX_RANK, Problem};
 
 use super::{BackwardKernel, Candidate, Target};
-use crate::backend::{accumulator, reference};
-use crate::{Context, Strategy, Tier};
+use crate::backend::{Plan, accumulator, reference};
+use crate::{Context, Tier};
 
 /// Neighboring queries, or keys, whose scores the Flex tier computes together.
 pub(crate) const FLEX_QUERIES: usize = 4;
@@ -30,6 +31,7 @@ const TILE_LATENCY: f64 = 4e-6 / 264.0;
 
 /// What a tier is asked to compute.
 struct Request<'a> {
+    plan: &'a Plan,
     problem: &'a Problem,
     dtype: DType,
     device: &'a DeviceModel,
@@ -37,17 +39,12 @@ struct Request<'a> {
     target: Target,
 }
 
-/// The ways in which a tier can compute a problem, the one that it takes first.
-pub(super) fn candidates(
-    tier: Tier,
-    strategy: Strategy,
-    problem: &Problem,
-    dtype: DType,
-    target: Target,
-    context: Context,
-) -> Vec<Candidate> {
+/// The ways in which the first tier of a plan can compute its problem, the one that it takes first.
+pub(super) fn candidates(plan: &Plan, target: Target) -> Vec<Candidate> {
     let device = &target.device_model();
-    let request = Request { problem, dtype, device, context, target };
+    let Plan { problem, dtype, context, strategy, .. } = plan;
+    let (dtype, context, strategy, tier) = (*dtype, *context, *strategy, plan.forward.first());
+    let request = Request { plan, problem, dtype, device, context, target };
     let schedules = match tier {
         Tier::Reference => vec![reference_schedule(&request)],
         Tier::Flex => vec![flex_schedule(&request)],
@@ -230,21 +227,17 @@ fn tensor_core_schedules(request: &Request<'_>) -> Vec<Schedule> {
     blueprints.into_iter().enumerate().map(schedule).collect()
 }
 
-/// What [`sm90::candidates`] has, one of each tiling, the fastest by its estimate first, but before
-/// it the tiling that the context asks for. Who asks for a tiling gets it in the backward pass, too,
-/// where that has it.
+/// The schedule of the plan, and of what else [`sm90::candidates`] has one of each tiling, the fastest by its estimate first.
+/// Who asks for a tiling gets it in the backward pass, too, where that has it.
 fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
     let problem = request.problem;
-    let element = if request.dtype == DType::F16 { Element::F16 } else { Element::Bf16 };
+    let Ok(planned) = request.plan.hopper() else { return vec![] };
     let asked = request.context.tiling();
-    let mut schedules: Vec<_> = sm90::candidates(problem, element)
-        .into_iter()
-        .map(|schedule| (sm90::estimate(&schedule, problem), schedule))
-        .collect();
-    schedules.sort_by(|(a, one), (b, other)| {
-        let unasked = |schedule: &sm90::Schedule| Some(schedule.tiling()) != asked;
-        unasked(one).cmp(&unasked(other)).then(a.total_cmp(b))
-    });
+    let timed = |schedule: sm90::Schedule| (sm90::estimate(&schedule, problem), schedule);
+    let mut schedules: Vec<_> =
+        sm90::candidates(problem, planned.element).into_iter().map(timed).collect();
+    schedules.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    schedules.insert(0, timed(planned));
     let mut seen = HashSet::new();
     schedules.retain(|(_, schedule)| seen.insert(schedule.tiling()));
     let size = request.dtype.size();
@@ -254,7 +247,11 @@ fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
         let is_asked = number > 0 || asked == Some(tiling);
         let asked = is_asked.then_some(tiling);
         let forward = Cost::forward(problem, Some(&tiling), size, request.device);
-        let (backward, kernels) = hopper_backward(request, element, asked)?;
+        let backward = match number {
+            0 => request.plan.hopper_backward().ok()?,
+            _ => Arc::new(sm90::plan_backward(problem, planned.element, asked)?),
+        };
+        let (backward, kernels) = hopper_backward(request, &backward);
         Some(Schedule {
             name: schedule.summary(),
             tiling: Some(tiling),
@@ -268,14 +265,12 @@ fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
     schedules.into_iter().enumerate().filter_map(schedule).collect()
 }
 
-/// The backward pass of a forward pass for which `asked` was asked.
+/// The backward pass by these schedules.
 fn hopper_backward(
     request: &Request<'_>,
-    element: Element,
-    asked: Option<Tiling>,
-) -> Option<(Cost, Vec<BackwardKernel>)> {
+    plan: &sm90::BackwardPlan,
+) -> (Cost, Vec<BackwardKernel>) {
     let problem = request.problem;
-    let plan = sm90::plan_backward(problem, element, asked)?;
     let mut executed = 0;
     let own = plan.queries.len() + plan.keys.len();
     let kernel = |(number, (schedule, of)): (usize, (sm90::Schedule, Problem))| {
@@ -300,5 +295,5 @@ fn hopper_backward(
     let bound = Cost::backward(problem, None, request.dtype.size(), request.device);
     let cost = Cost::new(bound.flops, executed, bound.bytes, request.device);
     let seconds: f64 = kernels.iter().map(|kernel| kernel.seconds).sum();
-    Some((Cost { seconds: seconds.max(cost.seconds), ..cost }, kernels))
+    (Cost { seconds: seconds.max(cost.seconds), ..cost }, kernels)
 }

@@ -1,13 +1,13 @@
-//! The Hopper tier: native CUDA kernels.
+//! The Hopper tier: native CUDA kernels, by the schedules of the plan.
 
-use burn::backend::{DType, DispatchDevice};
+use burn::backend::DispatchDevice;
 use burn::tensor::Device;
-use burn_natten_kernels::native::sm90::{self, Element};
-use burn_natten_kernels::{KernelError, Operands, Outputs, Problem, Saved, Strided};
+use burn_natten_kernels::native::sm90;
+use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
 use cubecl::server::Handle;
 
 use super::Launch;
-use crate::Context;
+use crate::backend::Plan;
 
 /// Launches the forward pass.
 pub(super) fn forward(
@@ -15,8 +15,8 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    let (element, tiling) = (element(launch.dtype), launch.context.tiling());
-    sm90::forward(launch.client, launch.problem, element, tiling, operands, outputs)
+    let schedule = launch.plan.hopper().map_err(KernelError::Problem)?;
+    sm90::forward_with(launch.client, &schedule, &launch.plan.problem, operands, outputs)
 }
 
 /// Launches the backward pass.
@@ -25,35 +25,21 @@ pub(super) fn backward(
     saved: &Saved<Strided>,
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    let (element, tiling) = (element(launch.dtype), launch.context.tiling());
-    sm90::backward(launch.client, launch.problem, element, tiling, saved, gradients)
+    let schedules = launch.plan.hopper_backward().map_err(KernelError::Problem)?;
+    sm90::backward_with(launch.client, &schedules, &launch.plan.problem, saved, gradients)
 }
 
-/// The kernels know two types, and [`select`](crate::select) lets no other pass.
-fn element(dtype: DType) -> Element {
-    match dtype {
-        DType::F16 => Element::F16,
-        _ => Element::Bf16,
-    }
-}
-
-/// Compiles the kernels for a problem: those of the forward pass and, for training, of the backward
-/// pass.
-pub(crate) fn warm_up(
-    problem: &Problem,
-    dtype: DType,
-    device: &Device,
-    context: Context,
-    is_training: bool,
-) -> Result<(), KernelError> {
+/// Compiles the kernels of a plan: those of the forward pass and, for training, of the backward pass.
+pub(crate) fn warm_up(plan: &Plan, device: &Device, is_training: bool) -> Result<(), KernelError> {
     match device.clone().without_autodiff().as_dispatch() {
         DispatchDevice::Cube(device) => {
-            let (client, element, tiling) = (device.client(), element(dtype), context.tiling());
-            sm90::warm_up(&client, problem, element, tiling)?;
-            match is_training {
-                true => sm90::warm_up_backward(&client, problem, element, tiling),
-                false => Ok(()),
+            let client = device.client();
+            sm90::warm_up(&client, &plan.hopper().map_err(KernelError::Problem)?)?;
+            if is_training {
+                let schedules = plan.hopper_backward().map_err(KernelError::Problem)?;
+                sm90::warm_up_backward(&client, &schedules, &plan.problem)?;
             }
+            Ok(())
         }
         #[allow(unreachable_patterns)]
         _ => Err(KernelError::Device("CUDA")),

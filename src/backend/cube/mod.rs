@@ -9,9 +9,8 @@ mod tensor_core;
 
 use std::sync::atomic::Ordering;
 
-use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_natten_kernels::{KernelError, Operands, Outputs, Problem, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
@@ -25,20 +24,17 @@ use super::{
     FALLBACKS, Plan, log_once, reference,
 };
 use crate::tier::Ladder;
-use crate::{AttentionError, Context, Strategy, Tier};
+use crate::{AttentionError, Strategy, Tier};
 
 /// What a tier is told of a launch besides its tensors.
 struct Launch<'a> {
     client: &'a Client,
-    problem: &'a Problem,
-    dtype: DType,
-    context: Context,
+    plan: &'a Plan,
 }
 
 impl<'a> Launch<'a> {
     fn new(plan: &'a Plan, query: &'a CubeTensor) -> Self {
-        let Plan { problem, context, .. } = plan;
-        Self { client: &query.client, problem, dtype: query.dtype(), context: *context }
+        Self { client: &query.client, plan }
     }
 
     fn forward(
@@ -114,10 +110,10 @@ fn launch_forward(operands: &Operands<CubeTensor>, plan: &Plan) -> Option<Output
         return None;
     }
     let launch = Launch::new(plan, &operands.query);
-    let outputs = empty_outputs(&operands.query, launch.problem);
+    let outputs = empty_outputs(&operands.query, &plan.problem);
     let handles = outputs.as_ref().map(|tensor| tensor.handle.clone());
     let on =
-        |tier, lay: Lay| launch.forward(tier, &lay.operands(launch.problem, operands), &handles);
+        |tier, lay: Lay| launch.forward(tier, &lay.operands(&plan.problem, operands), &handles);
     descend(plan, plan.forward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(outputs)
 }
 
@@ -134,7 +130,7 @@ fn launch_backward(
     let gradients = empty_gradients(&saved.operands, wanted);
     let handles =
         gradients.as_ref().map(|_, gradient| gradient.as_ref().map(|tensor| tensor.handle.clone()));
-    let on = |tier, lay: Lay| launch.backward(tier, &lay.saved(launch.problem, saved), &handles);
+    let on = |tier, lay: Lay| launch.backward(tier, &lay.saved(&plan.problem, saved), &handles);
     descend(plan, plan.backward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(gradients)
 }
 

@@ -12,9 +12,9 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    let (allow_untried, _) = launch.context.allow_experimental();
-    let dtype = dtype_to_storage_type(launch.dtype);
-    portable::forward(launch.client, launch.problem, dtype, allow_untried, operands, outputs)
+    let (allow_untried, _) = launch.plan.context.allow_experimental();
+    let dtype = dtype_to_storage_type(launch.plan.dtype);
+    portable::forward(launch.client, &launch.plan.problem, dtype, allow_untried, operands, outputs)
 }
 
 /// Launches the backward pass.
@@ -23,7 +23,7 @@ pub(super) fn backward(
     saved: &Saved<Strided>,
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    let (_, allow_untried) = launch.context.allow_experimental();
-    let dtype = dtype_to_storage_type(launch.dtype);
-    portable::backward(launch.client, launch.problem, dtype, allow_untried, saved, gradients)
+    let (_, allow_untried) = launch.plan.context.allow_experimental();
+    let dtype = dtype_to_storage_type(launch.plan.dtype);
+    portable::backward(launch.client, &launch.plan.problem, dtype, allow_untried, saved, gradients)
 }

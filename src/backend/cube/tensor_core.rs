@@ -20,7 +20,7 @@ pub(super) fn forward(
 ) -> Result<(), KernelError> {
     say_what_has_run(launch.client);
     let (dtype, choice) = (launch.multiplied(), launch.choice());
-    tensor_core::forward(launch.client, launch.problem, dtype, choice, operands, outputs)
+    tensor_core::forward(launch.client, &launch.plan.problem, dtype, choice, operands, outputs)
 }
 
 /// Launches the backward pass.
@@ -30,7 +30,7 @@ pub(super) fn backward(
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let (dtype, choice) = (launch.multiplied(), launch.choice());
-    tensor_core::backward(launch.client, launch.problem, dtype, choice, saved, gradients)
+    tensor_core::backward(launch.client, &launch.plan.problem, dtype, choice, saved, gradients)
 }
 
 /// Says once that kernels for an NVIDIA GPU of this kind have been compiled and not run.
@@ -51,15 +51,15 @@ fn say_what_has_run(client: &Client) {
 impl Launch<'_> {
     /// What the kernels multiply. They refuse f32, but where it may be rounded.
     fn multiplied(&self) -> ElemType {
-        match self.dtype {
-            DType::F32 if self.context.allow_tf32() => ElemType::Float(FloatKind::TF32),
+        match self.plan.dtype {
+            DType::F32 if self.plan.context.allow_tf32() => ElemType::Float(FloatKind::TF32),
             dtype => dtype_to_storage_type(dtype),
         }
     }
 
     /// How kernels are chosen.
     fn choice(&self) -> Choice {
-        let context = self.context;
+        let context = self.plan.context;
         match context.tiling() {
             Some(tiling) => Choice::Tiled(tiling),
             None if cfg!(feature = "autotune")

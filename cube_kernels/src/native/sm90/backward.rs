@@ -5,15 +5,14 @@
 //! results are the same in every run, and the statistics are all the workspace there is, but for a counter
 //! for each launch, from which its CTAs take their tiles.
 
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::Arc;
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::forward::{ELEMENT, How, check_layouts, chosen, hopper, more_strides, words};
+use super::forward::{ELEMENT, check_layouts, hopper, more_strides, words};
 use super::program::Program;
-use super::{BackwardPlan, Element, Pass, Schedule, plan_backward};
-use crate::choices::Choices;
+use super::{BackwardPlan, Element, Pass, Schedule, planned_backward};
 use crate::native::compile::Cubin;
 use crate::native::dense;
 use crate::native::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
@@ -23,7 +22,7 @@ use crate::tiling::Tiling;
 use crate::view::{KeyGradients, check_gradients, check_saved};
 use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Saved, Shape, Strided};
 
-/// The gradients of attention, by the schedules that [`plan_backward()`] chooses. What sums none that is wanted, one that has a
+/// The gradients of attention, by the schedules that are [planned](planned_backward). What sums none that is wanted, one that has a
 /// buffer, is not launched.
 ///
 /// Returns when the work is enqueued; the first use of a schedule compiles it.
@@ -39,39 +38,26 @@ pub fn backward(
     inputs: &Saved<Strided>,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    backward_with(client, &*planned(problem, element, tiling)?, problem, inputs, outputs)
+    let plan = planned_backward(problem, element, tiling).map_err(KernelError::Problem)?;
+    backward_with(client, &plan, problem, inputs, outputs)
 }
 
-/// Compiles what [`backward()`] will need for a problem, so that its first call does not wait.
+/// Compiles the kernels of a plan for a problem, so that their first launch does not wait.
 ///
 /// # Errors
 ///
-/// [`KernelError`] if the problem cannot run on the device.
+/// [`KernelError`] if they cannot run on the device.
 pub fn warm_up_backward(
     client: &Client,
+    plan: &BackwardPlan,
     problem: &Problem,
-    element: Element,
-    tiling: Option<Tiling>,
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    let plan = planned(problem, element, tiling)?;
-    Program::Delta(element, problem.head_dim_v).load(&device)?;
     for schedule in plan.schedules() {
+        Program::Delta(schedule.element, problem.head_dim_v).load(&device)?;
         Program::Attention(*schedule).load(&device)?;
     }
     Ok(())
-}
-
-/// The schedules for a problem.
-fn planned(
-    problem: &Problem,
-    element: Element,
-    tiling: Option<Tiling>,
-) -> Result<Arc<BackwardPlan>, KernelError> {
-    static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
-    chosen(&KNOWN, problem, (element, tiling), || {
-        plan_backward(problem, element, tiling).map(Arc::new)
-    })
 }
 
 /// [`backward()`] by given schedules, which have to be ones for the problem.

@@ -1,13 +1,10 @@
 //! Launches of the forward kernel.
 
-use std::sync::{LazyLock, Mutex};
-
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use super::program::Program;
-use super::{Element, Schedule, plan, plan_tiled, unsupported};
-use crate::choices::{Choices, remembered};
+use super::{Element, Schedule, planned};
 use crate::native::compile::has_compiler;
 use crate::native::grid::{Grid, Space, check_layout, grids, parameters};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, device_info, launch};
@@ -15,8 +12,7 @@ use crate::tiling::Tiling;
 use crate::view::{check_operands, check_outputs};
 use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Strided};
 
-/// Attention with logsumexp, in f16 or bf16, into contiguous outputs, by the schedule that [`plan()`] chooses, or [`plan_tiled()`] where one has
-/// the tiles that are asked for.
+/// Attention with logsumexp, in f16 or bf16, into contiguous outputs, by the schedule that is [`planned()`].
 ///
 /// Returns when the work is enqueued; the first use of a schedule compiles it.
 ///
@@ -31,54 +27,18 @@ pub fn forward(
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    let schedule = schedule(problem, element, tiling)?;
+    let schedule = planned(problem, element, tiling).map_err(KernelError::Problem)?;
     forward_with(client, &schedule, problem, inputs, outputs)
 }
 
-/// Schedules are chosen by element type and by the tiles that are asked for.
-pub(super) type How = (Element, Option<Tiling>);
-
-/// What `choose` gives for a problem that the kernels cover, or gave.
-pub(super) fn chosen<T: Clone>(
-    choices: &Choices<How, T>,
-    problem: &Problem,
-    how: How,
-    choose: impl FnOnce() -> Option<T>,
-) -> Result<T, KernelError> {
-    if let Some(reason) = unsupported(problem) {
-        return Err(KernelError::Problem(reason));
-    }
-    remembered(choices, problem, how, choose)
-        .ok_or_else(|| KernelError::Problem("no schedule fits".to_string()))
-}
-
-/// The schedule for a problem.
-fn schedule(
-    problem: &Problem,
-    element: Element,
-    tiling: Option<Tiling>,
-) -> Result<Schedule, KernelError> {
-    static KNOWN: Choices<How, Schedule> = LazyLock::new(Mutex::default);
-    chosen(&KNOWN, problem, (element, tiling), || {
-        tiling
-            .and_then(|tiling| plan_tiled(problem, element, tiling))
-            .or_else(|| plan(problem, element))
-    })
-}
-
-/// Compiles what [`forward()`] will need for a problem, so that its first call does not wait.
+/// Compiles the kernel of a schedule, so that its first launch does not wait.
 ///
 /// # Errors
 ///
-/// [`KernelError`] if the problem cannot run on the device.
-pub fn warm_up(
-    client: &Client,
-    problem: &Problem,
-    element: Element,
-    tiling: Option<Tiling>,
-) -> Result<(), KernelError> {
+/// [`KernelError`] if it cannot run on the device.
+pub fn warm_up(client: &Client, schedule: &Schedule) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    Program::Attention(schedule(problem, element, tiling)?).load(&device)?;
+    Program::Attention(*schedule).load(&device)?;
     Ok(())
 }
 

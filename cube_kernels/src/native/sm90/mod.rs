@@ -21,7 +21,7 @@ pub use backward::{backward, backward_with, warm_up_backward};
 pub use forward::{forward, forward_with, is_available, warm_up};
 pub use plan::{
     BackwardPlan, backward_candidates, candidates, estimate, plan, plan_backward, plan_tiled,
-    unsupported,
+    planned, planned_backward, unsupported,
 };
 pub use schedule::{Element, Gradients, Mask, Pass, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS, delta_source};

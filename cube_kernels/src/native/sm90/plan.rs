@@ -2,6 +2,9 @@
 
 use super::schedule::TILE;
 use super::{Element, Gradients, Mask, Pass, Schedule};
+use std::sync::{LazyLock, Mutex};
+
+use crate::choices::{Choices, remembered};
 use crate::cost::{Cost, DeviceModel};
 use crate::native::MAX_STEP;
 use crate::tiling::{TileCount, Tiling};
@@ -11,7 +14,7 @@ mod backward;
 #[cfg(test)]
 mod tests;
 
-pub use backward::{BackwardPlan, backward_candidates, plan_backward};
+pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_backward};
 
 /// One-hot coordinates that a block may have over all axes.
 const SLOTS: usize = 16;
@@ -108,6 +111,41 @@ pub fn plan_tiled(problem: &Problem, element: Element, tiling: Tiling) -> Option
     let mut schedules = candidates(problem, element);
     schedules.retain(|schedule| schedule.tiling() == tiling);
     fastest(schedules, problem)
+}
+
+/// What runs: the schedule that [`plan_tiled()`] has for the tiles that are asked for, or else [`plan()`]'s, chosen once for a
+/// problem.
+///
+/// # Errors
+///
+/// Why there is none.
+pub fn planned(
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+) -> Result<Schedule, String> {
+    static KNOWN: Choices<How, Schedule> = LazyLock::new(Mutex::default);
+    chosen(&KNOWN, problem, (element, tiling), || {
+        tiling
+            .and_then(|tiling| plan_tiled(problem, element, tiling))
+            .or_else(|| plan(problem, element))
+    })
+}
+
+/// Schedules are chosen by element type and by the tiles that are asked for.
+type How = (Element, Option<Tiling>);
+
+/// What `choose` gives for a problem that the kernels cover, or gave.
+fn chosen<T: Clone>(
+    choices: &Choices<How, T>,
+    problem: &Problem,
+    how: How,
+    choose: impl FnOnce() -> Option<T>,
+) -> Result<T, String> {
+    if let Some(reason) = unsupported(problem) {
+        return Err(reason);
+    }
+    remembered(choices, problem, how, choose).ok_or_else(|| "no schedule fits".to_string())
 }
 
 fn fastest(schedules: Vec<Schedule>, problem: &Problem) -> Option<Schedule> {

@@ -1,6 +1,9 @@
 //! From a problem to the schedules of its backward pass.
 
-use super::{Shape, candidates_of, fastest};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use super::{How, Shape, candidates_of, chosen, fastest};
+use crate::choices::Choices;
 use crate::native::dense;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
@@ -90,6 +93,22 @@ pub fn plan_backward(
         queries: of(problem, Pass::Queries)?,
         keys: of(problem, Pass::Keys)?,
         additional,
+    })
+}
+
+/// What runs: what [`plan_backward()`] gives, chosen once for a problem.
+///
+/// # Errors
+///
+/// Why there is none.
+pub fn planned_backward(
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+) -> Result<Arc<BackwardPlan>, String> {
+    static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+    chosen(&KNOWN, problem, (element, tiling), || {
+        plan_backward(problem, element, tiling).map(Arc::new)
     })
 }
 
