@@ -57,6 +57,15 @@ impl Operand {
         }
     }
 
+    /// Whether a problem has it.
+    pub fn is_in(self, problem: &Problem) -> bool {
+        match self {
+            Self::Query | Self::Key | Self::Value => true,
+            Self::AdditionalKey | Self::AdditionalValue => problem.additional > 0,
+            Self::Bias => problem.has_bias,
+        }
+    }
+
     /// Its shape in a problem.
     pub fn shape(self, problem: &Problem) -> Shape {
         let queries = problem.axes.map(|axis| axis.queries);
@@ -197,6 +206,15 @@ impl<T> KeyValue<T> {
     /// The same by reference.
     pub fn as_ref(&self) -> KeyValue<&T> {
         KeyValue { key: &self.key, value: &self.value }
+    }
+}
+
+impl Operands<()> {
+    /// A place for each operand of a problem.
+    pub fn of(problem: &Problem) -> Self {
+        let additional = (problem.additional > 0).then_some(KeyValue { key: (), value: () });
+        let bias = problem.has_bias.then_some(());
+        Self { query: (), key: (), value: (), additional, bias }
     }
 }
 
@@ -356,6 +374,12 @@ mod tests {
         let places: Vec<_> =
             operands.iter().map(|(operand, place)| (operand as usize, *place)).collect();
         assert_eq!(places, (0..6).map(|place| (place, place)).collect::<Vec<_>>());
+        let parts = |problem: &Problem| Operand::ALL.map(|operand| operand.is_in(problem));
+        let whole = problem.with_bias(true);
+        assert_eq!((parts(&whole), Operands::of(&whole).iter().count()), ([true; 6], 6));
+        let without = problem.with_additional(0);
+        assert_eq!(parts(&without), [true, true, true, false, false, false]);
+        assert_eq!(Operands::of(&without).iter().count(), 3);
         let elements = operands.map(|operand, _| operand.shape(&problem).elements());
         assert_eq!((elements.query, elements.key, elements.value), (160, 112, 84));
         assert_eq!(elements.additional, Some(KeyValue { key: 48, value: 36 }));

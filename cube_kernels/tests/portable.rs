@@ -379,7 +379,7 @@ fn results_repeat_bit_by_bit() {
 fn gradients_that_nobody_wants_change_no_others() {
     let client = client();
     let axes = [axis(6, 3, 1, 2, true), axis(9, 4, 2, 1, false)];
-    let problem = Problem { additional: 3, ..problem(&axes) };
+    let problem = problem(&axes, 8).with_additional(3);
     let data = Data::random(&problem, 9, F32.round);
     let exact = compute(&problem, &data, F32.round);
     let saved = F32.saved(&client, &problem, &data, [&exact.out, &exact.lse]);

@@ -1,6 +1,6 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorCreationOptions};
-use burn_natten_kernels::{Axis, KeyValue, MAX_RANK, Operands, Problem};
+use burn_natten_kernels::{Axis, KeyValue, MAX_RANK, Operand, Operands, Problem, Shape};
 
 use crate::backend::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionResults, Gradient, Plan,
@@ -67,19 +67,16 @@ impl Workload {
     /// Standard normal inputs, made on the device. The same seed gives the same values, unless
     /// another thread draws from the device at the same time.
     pub fn inputs(&self, device: &Device, seed: u64) -> Inputs {
-        let Problem { batch, heads, heads_kv, head_dim, head_dim_v, additional, .. } = self.problem;
-        let (queries, keys) = (self.problem.queries(), self.problem.keys());
         device.seed(seed);
-        let normal = |shape: [usize; 4]| normal(shape, device, self.dtype);
-        Inputs {
-            query: normal([batch, queries, heads, head_dim]),
-            key: normal([batch, keys, heads_kv, head_dim]),
-            value: normal([batch, keys, heads_kv, head_dim_v]),
-            additional: (additional > 0).then(|| {
-                let key = normal([batch, additional, heads_kv, head_dim]);
-                (key, normal([batch, additional, heads_kv, head_dim_v]))
-            }),
-        }
+        let normal = |operand: Operand, ()| {
+            let Shape { batch, tokens, heads, dim } = operand.shape(&self.problem);
+            normal([batch, tokens.iter().product(), heads, dim], device, self.dtype)
+        };
+        // No operator takes a bias yet, and every tier refuses a problem that has one.
+        let Operands { query, key, value, additional, bias: _ } =
+            Operands::of(&self.problem).map(normal);
+        let additional = additional.map(|KeyValue { key, value }| (key, value));
+        Inputs { query, key, value, additional }
     }
 
     /// Standard normal gradients of the outputs, made as [`inputs`](Self::inputs) are.
@@ -165,7 +162,9 @@ impl Workload {
     }
 
     fn options<const N: usize>(&self, inputs: &Inputs, axes: [Axis; N]) -> NeighborhoodOptions<N> {
-        let (more_keys, more_values) = inputs.additional.clone().unzip();
+        // Query, key and value are arguments of their own.
+        let Inputs { query: _, key: _, value: _, additional } = inputs.clone();
+        let (more_keys, more_values) = additional.unzip();
         NeighborhoodOptions::new(axes.map(|axis| axis.kernel_size))
             .with_stride(axes.map(|axis| axis.stride))
             .with_dilation(axes.map(|axis| axis.dilation))
@@ -225,16 +224,17 @@ fn differentiate<const N: usize, const D: usize, const L: usize>(
         out: vectors(&of.out, queries),
         lse: numbers(&of.logsumexp),
     };
-    let additional = inputs
-        .additional
-        .clone()
-        .map(|(key, value)| KeyValue { key: key.into_dispatch(), value: value.into_dispatch() });
-    let operands = Operands::new(
-        vectors(&inputs.query, queries),
-        vectors(&inputs.key, keys),
-        vectors(&inputs.value, keys),
-    );
-    let operands = Operands { additional, ..operands };
+    let Inputs { query, key, value, additional } = inputs.clone();
+    let operands = Operands {
+        query: vectors(&query, queries),
+        key: vectors(&key, keys),
+        value: vectors(&value, keys),
+        additional: additional.map(|(key, value)| KeyValue {
+            key: key.into_dispatch(),
+            value: value.into_dispatch(),
+        }),
+        bias: None,
+    };
     let all = operands.as_ref().map(|_, _| true);
     let AttentionGradients { query, key, value, additional_key, additional_value, bias: _ } =
         Dispatch::attention_backward(

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use burn::tensor::DType;
-use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90;
 use burn_natten_kernels::tensor_core;
+use burn_natten_kernels::{Operand, Problem};
 
 use super::{Capabilities, Ladder, TensorCores, Tier};
 use crate::{AttentionError, Context, Strategy};
@@ -40,6 +40,9 @@ struct Obstacle {
     is_news: bool,
 }
 
+/// Said where neither of the two tiers that [`Strategy::Portable`] asks for is for the device.
+const NO_DEVICE: &str = "it needs a Flex or a CubeCL device";
+
 const TOO_LARGE: &str = "a tensor has more than 2^31 elements and the device no 64-bit indices";
 
 /// Why a pass of the TensorCore tier does not run unless it is allowed.
@@ -47,8 +50,39 @@ const NEVER_RUN: &str = "its kernels of cooperative matrices have never run on s
                          (Context::with_allow_experimental allows them)";
 
 impl Tier {
+    /// Whether its kernels read an operand. An operand that is new is refused by a tier until it has learnt it: there is no
+    /// arm for the rest.
+    fn knows(self, operand: Operand) -> bool {
+        match operand {
+            Operand::Query | Operand::Key | Operand::Value => true,
+            Operand::AdditionalKey | Operand::AdditionalValue => match self {
+                Self::Hopper | Self::TensorCore | Self::Flex | Self::Portable | Self::Reference => {
+                    true
+                }
+            },
+            Operand::Bias => match self {
+                Self::Hopper | Self::TensorCore | Self::Flex | Self::Portable | Self::Reference => {
+                    false
+                }
+            },
+        }
+    }
+
+    /// Whether a device is of the kind that it is for. Two tiers have one strategy, each on devices of its own.
+    fn is_for(self, device: Capabilities) -> bool {
+        match self {
+            Self::Flex => device.is_flex,
+            Self::Portable => device.is_cube,
+            Self::Hopper | Self::TensorCore | Self::Reference => true,
+        }
+    }
+
     /// Why it cannot compute the forward pass of a request; `None` if it can.
     fn obstacle(self, request: &Request<'_>) -> Option<Obstacle> {
+        if let Some(operand) = unknown(request.problem, |operand| self.knows(operand)) {
+            let reason = format!("its kernels know no {}", operand.name()).into();
+            return Some(Obstacle { reason, is_news: self.is_for(request.device) });
+        }
         let (reason, is_news) = match self {
             Self::Hopper => (hopper(request), request.device.has_hopper && request.is_half()),
             Self::TensorCore => {
@@ -56,7 +90,7 @@ impl Tier {
                 (tensor_core(request), has_units && (request.is_half() || request.is_tf32()))
             }
             Self::Flex => {
-                let reason = (!request.device.is_flex).then_some("it needs a Flex device".into());
+                let reason = (!self.is_for(request.device)).then_some(NO_DEVICE.into());
                 (reason, false)
             }
             Self::Portable => (portable(request), request.device.is_cube),
@@ -99,7 +133,7 @@ pub(crate) fn selection(
     strategy: Strategy,
 ) -> Result<Selection, AttentionError> {
     let (mut able, mut complaint, mut notes) = (vec![], None, vec![]);
-    let mut refusal = Cow::Borrowed("this version has no kernels for it");
+    let mut refused = vec![];
     for tier in Tier::ALL {
         let is_asked = strategy == Strategy::Auto || strategy == tier.strategy();
         match tier.obstacle(request) {
@@ -109,14 +143,15 @@ pub(crate) fn selection(
                     complaint.get_or_insert(reason.clone());
                 }
                 if is_asked {
-                    refusal = reason;
+                    refused.push((tier, reason));
                 }
             }
         }
     }
     let asked = able.iter().find(|(_, is_asked)| *is_asked).map(|(tier, _)| *tier);
     let Some(first) = asked else {
-        return Err(AttentionError::Strategy { strategy, reason: refusal.into_owned() });
+        let reason = refusal(refused, request.device).into_owned();
+        return Err(AttentionError::Strategy { strategy, reason });
     };
     let backward = |tier: &Tier| tier.backward_obstacle(request).is_none();
     let below: Ladder = able.iter().map(|(tier, _)| *tier).filter(backward).collect();
@@ -128,6 +163,19 @@ pub(crate) fn selection(
     }
     let backward = if backward(&first) { first.into() } else { below };
     Ok(Selection { forward: first.into(), backward, notes })
+}
+
+/// The first operand of a problem that kernels do not know.
+fn unknown(problem: &Problem, knows: impl Fn(Operand) -> bool) -> Option<Operand> {
+    Operand::ALL.into_iter().find(|operand| operand.is_in(problem) && !knows(*operand))
+}
+
+/// Why a strategy cannot run, from what its tiers say: that of the device, where there is one.
+fn refusal(refused: Vec<(Tier, Cow<'static, str>)>, device: Capabilities) -> Cow<'static, str> {
+    let (here, elsewhere): (Vec<_>, Vec<_>) =
+        refused.into_iter().partition(|(tier, _)| tier.is_for(device));
+    let first = here.into_iter().chain(elsewhere).next();
+    first.map_or("this version has no kernels for it".into(), |(_, reason)| reason)
 }
 
 /// Picks the tier that computes a problem in `dtype` on a device with these capabilities.
@@ -170,7 +218,7 @@ pub fn select(
 
 fn portable(request: &Request<'_>) -> Option<Cow<'static, str>> {
     if !request.device.is_cube {
-        Some("it needs a Flex or a CubeCL device".into())
+        Some(NO_DEVICE.into())
     } else if request.dtype == DType::F64 {
         Some("its kernels have no f64".into())
     } else if request.is_too_large() {
@@ -347,6 +395,35 @@ mod tests {
             assert_eq!(rungs(cooperative, strategy, false), all[1..]);
         }
         assert_eq!(rungs(cooperative, Strategy::TensorCore, true), all[..1]);
+    }
+
+    #[test]
+    fn a_problem_with_an_operand_that_kernels_do_not_know_is_refused() {
+        let without_tokens =
+            |operand| !matches!(operand, Operand::AdditionalKey | Operand::AdditionalValue);
+        let plain = problem(16);
+        let with_tokens = plain.with_additional(3);
+        assert_eq!(unknown(&plain, without_tokens), None);
+        assert_eq!(unknown(&with_tokens, without_tokens), Some(Operand::AdditionalKey));
+        for tier in Tier::ALL {
+            assert_eq!(unknown(&with_tokens, |operand| tier.knows(operand)), None, "{tier}");
+        }
+        let biased = plain.with_bias(true);
+        let error = select(&biased, Strategy::Auto, DType::F32, FLEX, Context::new());
+        assert!(error.expect_err("no tier knows it").to_string().contains("know no bias"));
+    }
+
+    #[test]
+    fn a_strategy_of_two_tiers_is_refused_by_that_of_the_device() {
+        let refused = || vec![(Tier::Flex, "flex".into()), (Tier::Portable, "portable".into())];
+        assert_eq!(refusal(refused(), FLEX), "flex");
+        assert_eq!(refusal(refused(), CUBE), "portable");
+        let nothing = Capabilities { is_cube: false, ..CUBE };
+        let error = select(&problem(16), Strategy::Portable, DType::F32, nothing, Context::new());
+        assert_eq!(
+            error.expect_err("no kernels").to_string(),
+            "strategy: Portable cannot run here, it needs a Flex or a CubeCL device"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Element types: tensors of a device from and to `f64` vectors.
 
-use burn_natten_kernels::{KeyValue, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
+use burn_natten_kernels::{Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
@@ -109,7 +109,7 @@ impl Format {
     ) -> Operands<Option<Handle>> {
         let poisoned =
             |operand: Operand| Some(self.poisoned(client, operand.shape(problem).elements()));
-        wanted(problem).map(|operand, ()| poisoned(operand))
+        Operands::of(problem).map(|operand, ()| poisoned(operand))
     }
 
     /// Output and logsumexp.
@@ -139,16 +139,9 @@ impl Format {
     }
 }
 
-/// A place for each operand of a problem.
-fn wanted(problem: &Problem) -> Operands<()> {
-    let additional = (problem.additional > 0).then_some(KeyValue { key: (), value: () });
-    let bias = problem.has_bias.then_some(());
-    Operands { additional, bias, ..Operands::new((), (), ()) }
-}
-
 impl Data {
     fn operands(&self, problem: &Problem) -> Operands<&[f64]> {
-        wanted(problem).map(|operand, ()| match operand {
+        Operands::of(problem).map(|operand, ()| match operand {
             Operand::Query => self.query.as_slice(),
             Operand::Key => &self.key,
             Operand::Value => &self.value,

@@ -26,7 +26,7 @@ fn the_catalogue_is_planned_as_ever() {
 fn what_nobody_wants_is_not_launched() {
     let side = axis(40, 7, 1, 1, false);
     for head_dim in [64, 256] {
-        let problem = Problem { additional: 5, ..problem(&[side, side], head_dim) };
+        let problem = problem(&[side, side], head_dim).with_additional(5);
         let plan = plan_backward(&problem, Element::Bf16, None).expect("supported");
         let writes = |[query, key, value, more_key, more_value]: [bool; 5]| {
             let wanted = Operands {
