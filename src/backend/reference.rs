@@ -5,6 +5,8 @@
 //! `s`-th visible key, and slots behind the last visible key (of a causal window) repeat the first
 //! one and are masked. Slots are gathered in blocks, which bounds the memory by that of the scores.
 
+mod distance;
+
 use burn::backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_device_settings};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice, TensorData};
@@ -93,12 +95,18 @@ pub(crate) fn backward<B: Backend>(
     let delta = B::float_sub(delta, grad_lse);
 
     let mut grads = Grads::<B>::zeros(&windows, wanted);
+    // Gradients of the scores with a bias, summed over the samples; none if nobody wants that of the bias.
+    let mut slopes = vec![];
+    let wants_bias = wanted.bias == Some(true);
     for block in windows.blocks() {
         let scores = windows.scores(&query, &block);
         let weights = B::float_exp(B::float_sub(scores, lse.clone()));
         let dp = B::float_mul(grad_out.clone(), windows.values(&block));
         let dp = B::float_sum_dim(dp, DIM);
         let ds = B::float_mul(weights.clone(), B::float_sub(dp, delta.clone()));
+        if wants_bias && matches!(block.source, Source::Space { .. }) {
+            slopes.push(B::float_sum_dim(ds.clone(), 0));
+        }
         let ds = B::float_mul_scalar(ds, problem.scale.into());
         grads.0.query = grads.0.query.map(|sum| {
             let dq = B::float_mul(ds.clone(), windows.keys(&block));
@@ -110,6 +118,9 @@ pub(crate) fn backward<B: Backend>(
             || B::float_mul(ds.clone(), query.clone()),
             || B::float_mul(weights.clone(), grad_out.clone()),
         );
+    }
+    if wants_bias {
+        grads.0.bias = Some(Some(windows.bias_gradient(B::float_cat(slopes, SLOTS))));
     }
     let as_stored = |sum, shape| B::float_cast(B::float_reshape(sum, shape), dtype.into());
     grads.0.zip(shapes).map(|_, (sum, shape)| sum.map(|sum| as_stored(sum, shape)))
@@ -127,6 +138,8 @@ struct Windows<B: Backend> {
     problem: Problem,
     space: Tokens<B>,
     additional: Option<Tokens<B>>,
+    /// The relative position bias, `[heads, distances]`.
+    bias: Option<FloatTensor<B>>,
     device: Device<B>,
     dtype: FloatDType,
     /// Slots that are gathered at a time.
@@ -141,7 +154,8 @@ struct Block<B: Backend> {
 
 enum Source<B: Backend> {
     /// Slots of the windows: the key of each `(query, slot)`, and which of them are not visible.
-    Space { indices: IntTensor<B>, hidden: Option<BoolTensor<B>> },
+    /// With a bias its entry for each, too.
+    Space { indices: IntTensor<B>, hidden: Option<BoolTensor<B>>, places: Option<IntTensor<B>> },
     /// A range of the additional tokens.
     Additional { start: usize },
 }
@@ -149,7 +163,7 @@ enum Source<B: Backend> {
 impl<B: Backend> Windows<B> {
     fn new(operands: Operands<FloatTensor<B>>, plan: &Plan) -> Self {
         let problem = plan.problem;
-        let Operands { query, key, value, additional, bias: _ } = operands;
+        let Operands { query, key, value, additional, bias } = operands;
         let dtype: FloatDType = accumulator(query.dtype()).into();
         let flat = |key: FloatTensor<B>, value: FloatTensor<B>, tokens: usize| {
             let shape = |dim| Shape::new([problem.batch, tokens, problem.heads_kv, dim]);
@@ -163,6 +177,11 @@ impl<B: Backend> Windows<B> {
             space: flat(key, value, problem.keys()),
             additional: additional
                 .map(|KeyValue { key, value }| flat(key, value, problem.additional)),
+            bias: bias.map(|bias| {
+                let entries = problem.bias_extents().iter().product();
+                let shape = Shape::new([problem.heads, entries]);
+                B::float_cast(B::float_reshape(bias, shape), dtype)
+            }),
             device: query.device(),
             dtype,
             block: keys_at_a_time(&problem, plan.context.memory()),
@@ -229,6 +248,7 @@ impl<B: Backend> Windows<B> {
         let lengths = problem.axes.map(|axis| axis.keys);
         let mut indices = Vec::with_capacity(problem.queries() * slots.len());
         let mut hidden = Vec::with_capacity(indices.capacity());
+        let mut places = Vec::new();
         for query in 0..problem.queries() {
             let query = problem.query_coordinates(query);
             let windows = [0, 1, 2].map(|axis| problem.axes[axis].window(query[axis]));
@@ -241,11 +261,12 @@ impl<B: Backend> Windows<B> {
                 });
                 indices.push(((key[0] * lengths[1] + key[1]) * lengths[2] + key[2]) as i64);
                 hidden.push(!visible);
+                if problem.has_bias {
+                    places.push(distance::place(problem, query, key) as i64);
+                }
             }
         }
         let settings = get_device_settings::<B>(&self.device);
-        let count = indices.len();
-        let indices = TensorData::new(indices, [count]).convert_dtype(settings.int_dtype.into());
         let hidden = hidden.contains(&true).then(|| {
             let shape = [1, problem.queries(), slots.len(), 1, 1, 1];
             let data = TensorData::new(hidden, shape).convert_dtype(settings.bool_dtype.into());
@@ -253,8 +274,19 @@ impl<B: Backend> Windows<B> {
         });
         Block {
             slots: slots.len(),
-            source: Source::Space { indices: B::int_from_data(indices, &self.device), hidden },
+            source: Source::Space {
+                indices: self.integers(indices),
+                hidden,
+                places: problem.has_bias.then(|| self.integers(places)),
+            },
         }
+    }
+
+    fn integers(&self, values: Vec<i64>) -> IntTensor<B> {
+        let dtype = get_device_settings::<B>(&self.device).int_dtype;
+        let count = values.len();
+        let data = TensorData::new(values, [count]).convert_dtype(dtype.into());
+        B::int_from_data(data, &self.device)
     }
 
     fn keys(&self, block: &Block<B>) -> FloatTensor<B> {
@@ -286,11 +318,17 @@ impl<B: Backend> Windows<B> {
         B::float_reshape(tokens, Shape::new(shape))
     }
 
-    /// Scaled scores, `-inf` where a slot is hidden.
+    /// Scaled scores with their bias, `-inf` where a slot is hidden.
     fn scores(&self, query: &FloatTensor<B>, block: &Block<B>) -> FloatTensor<B> {
         let products = B::float_mul(query.clone(), self.keys(block));
         let scores = B::float_sum_dim(products, DIM);
         let scores = B::float_mul_scalar(scores, self.problem.scale.into());
+        let scores = match (&block.source, &self.bias) {
+            (Source::Space { places: Some(places), .. }, Some(bias)) => {
+                B::float_add(scores, self.bias_of(bias.clone(), places.clone(), block.slots))
+            }
+            _ => scores,
+        };
         match &block.source {
             Source::Space { hidden: Some(hidden), .. } => {
                 let hidden = B::bool_expand(hidden.clone(), scores.shape());

@@ -61,9 +61,8 @@ impl Tier {
                 }
             },
             Operand::Bias => match self {
-                Self::Hopper | Self::TensorCore | Self::Flex | Self::Portable | Self::Reference => {
-                    false
-                }
+                Self::Hopper | Self::TensorCore | Self::Portable => false,
+                Self::Flex | Self::Reference => true,
             },
         }
     }
@@ -79,10 +78,6 @@ impl Tier {
 
     /// Why it cannot compute the forward pass of a request; `None` if it can.
     fn obstacle(self, request: &Request<'_>) -> Option<Obstacle> {
-        if let Some(operand) = unknown(request.problem, |operand| self.knows(operand)) {
-            let reason = format!("its kernels know no {}", operand.name()).into();
-            return Some(Obstacle { reason, is_news: self.is_for(request.device) });
-        }
         let (reason, is_news) = match self {
             Self::Hopper => (hopper(request), request.device.has_hopper && request.is_half()),
             Self::TensorCore => {
@@ -96,6 +91,11 @@ impl Tier {
             Self::Portable => (portable(request), request.device.is_cube),
             Self::Reference => (None, false),
         };
+        // Of a device that is not there nothing else is to be said.
+        let reason = reason.or_else(|| {
+            let operand = unknown(request.problem, |operand| self.knows(operand))?;
+            Some(format!("its kernels know no {}", operand.name()).into())
+        });
         reason.map(|reason| Obstacle { reason, is_news })
     }
 
@@ -312,6 +312,22 @@ mod tests {
     }
 
     #[test]
+    fn a_position_bias_is_for_tiers_that_know_it() {
+        let plane = [Axis::neighborhood(9, 3), Axis::neighborhood(9, 3)];
+        let problem = Problem::new(plane, 2, 64).with_bias(true);
+        let of = |strategy, device| select(&problem, strategy, DType::BF16, device, Context::new());
+        assert_eq!(of(Strategy::Auto, FLEX), Ok(Tier::Flex));
+        for (strategy, name) in [(Strategy::Hopper, "Hopper"), (Strategy::TensorCore, "TensorCore")]
+        {
+            assert_ne!(of(Strategy::Auto, cuda(90)).map(Tier::strategy), Ok(strategy));
+            assert_eq!(
+                of(strategy, cuda(90)).expect_err("it has no bias").to_string(),
+                format!("strategy: {name} cannot run here, there is a position bias")
+            );
+        }
+    }
+
+    #[test]
     fn tensor_cores_come_between_hopper_and_portable() {
         assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(80)), Tier::TensorCore);
         assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(90)), Tier::Hopper);
@@ -408,9 +424,6 @@ mod tests {
         for tier in Tier::ALL {
             assert_eq!(unknown(&with_tokens, |operand| tier.knows(operand)), None, "{tier}");
         }
-        let biased = plain.with_bias(true);
-        let error = select(&biased, Strategy::Auto, DType::F32, FLEX, Context::new());
-        assert!(error.expect_err("no tier knows it").to_string().contains("know no bias"));
     }
 
     #[test]

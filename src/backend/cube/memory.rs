@@ -4,7 +4,7 @@ use burn::backend::{DType, Shape as TensorShape, TensorMetadata};
 use burn_cubecl::{
     kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
 };
-use burn_natten_kernels::{MAX_RANK, Operands, Outputs, Problem, Saved, Shape, Strided};
+use burn_natten_kernels::{MAX_RANK, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
 
 /// Uninitialised outputs of a forward pass.
 pub(super) fn empty_outputs(query: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
@@ -42,7 +42,14 @@ pub(super) enum Lay {
 
 impl Lay {
     pub fn operands(self, problem: &Problem, operands: &Operands<CubeTensor>) -> Operands<Strided> {
-        operands.as_ref().map(|operand, tensor| self.view(tensor, operand.shape(problem)))
+        operands.as_ref().map(|operand, tensor| match operand {
+            // Small, and not heads last: kernels read it in order.
+            Operand::Bias => Strided {
+                handle: into_contiguous(tensor.clone()).handle,
+                strides: operand.strides(problem),
+            },
+            _ => self.view(tensor, operand.shape(problem)),
+        })
     }
 
     pub fn saved(self, problem: &Problem, saved: &Saved<CubeTensor>) -> Saved<Strided> {

@@ -4,20 +4,22 @@
 //! ```text
 //! p = exp(s - lse)    ds = p (dp - delta)    dp = dout . v    delta = rowsum(dout * out) - dlse
 //! dq = scale sum ds k             dk = scale sum ds q             dv = sum p dout
+//! dbias = sum ds
 //! ```
 
 use burn_natten_kernels::Problem;
 use macerator::Simd;
 
+use super::bias::{Bias, BiasGradient, Stand, strands};
 use super::block::{Block, Meeting};
 use super::operand::{Operand, Place, Tokens};
 use super::simd::{BLOCK, Real};
 use super::sweep::{
-    Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_task,
-    gather, split, split_mut, sweep,
+    Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_strand,
+    for_each_task, gather, split, split_mut, sweep,
 };
 
-/// `dq`: a task owns blocks of queries.
+/// `dq`, and `dbias` on the way: a task owns blocks of queries.
 pub(super) struct QueryPass<'p, 'a, A: Clone> {
     pub problem: &'p Problem,
     pub query: &'p Operand<'a, A>,
@@ -28,6 +30,7 @@ pub(super) struct QueryPass<'p, 'a, A: Clone> {
     pub space: &'p Tokens<'a, A>,
     /// As those of the space.
     pub additional: Option<&'p Tokens<'a, A>>,
+    pub bias: Option<&'p Bias<'a, A>>,
 }
 
 impl<A: Real> QueryPass<'_, '_, A> {
@@ -35,17 +38,32 @@ impl<A: Real> QueryPass<'_, '_, A> {
         let (problem, dq) = (self.problem, Output::new(dq));
         let dims = [problem.head_dim, problem.head_dim_v];
         for_each_task(problem.batch, problem.heads, self.query.grid, dims, |task, scratch| {
-            query_task(self, &task, scratch, &dq);
+            query_task(self, &task, scratch, &dq, None);
         });
+    }
+
+    /// The same with the gradient of the bias, `[heads, *distances]`.
+    pub fn run_with_bias(&self, dq: &mut [A]) -> Vec<A> {
+        let (problem, dq) = (self.problem, Output::new(dq));
+        let (parts, strands) = for_each_strand(
+            [problem.batch, problem.heads],
+            self.query.grid,
+            [problem.head_dim, problem.head_dim_v],
+            strands,
+            || BiasGradient::new(problem),
+            |task, scratch, dbias| query_task(self, &task, scratch, &dq, Some(dbias)),
+        );
+        BiasGradient::total(&parts, strands)
     }
 }
 
 #[macerator::with_simd]
-fn query_task<'p, 'a, S: Simd, A: Real>(
+fn query_task<'p, 'a, 's, S: Simd, A: Real>(
     pass: &QueryPass<'p, 'a, A>,
     task: &Task<'p>,
     scratch: &mut Scratch<A>,
     dq: &Output<'p, A>,
+    mut dbias: Option<&'s mut BiasGradient>,
 ) {
     let (problem, grid) = (pass.problem, pass.query.grid);
     let scale = A::from_f64(problem.scale);
@@ -60,9 +78,13 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
         gather(pass.delta, place, block, A::one(), &mut delta);
         let rows = [split(&rows[0]), split(&rows[1])];
         let outer = grid.outer_at(task.row);
-        let window = Meeting::keys(&problem.axes, outer, block.group, block.positions());
-        let additional = pass.additional.map(|tokens| (tokens, Meeting::whole(tokens.key.grid, 0)));
-        for (tokens, meeting) in [(pass.space, window)].into_iter().chain(additional) {
+        let positions = block.positions();
+        let window = Meeting::keys(&problem.axes, outer, block.group, positions);
+        let stand = Stand { head: task.head, outer, positions, partners: pass.space.key.grid };
+        let space = (pass.space, window, pass.bias);
+        let additional =
+            pass.additional.map(|tokens| (tokens, Meeting::whole(tokens.key.grid, 0), None));
+        for (tokens, meeting, bias) in [space].into_iter().chain(additional) {
             let head = task.head / problem.group_size();
             let place = Place { head, group: meeting.group, ..place };
             let mut chunks = sweep(&meeting, tokens.key.grid);
@@ -73,12 +95,18 @@ fn query_task<'p, 'a, S: Simd, A: Real>(
                     chunk_scores::<S, A>(rows[0], &tokens.key, place, segments, s);
                     chunk_scores::<S, A>(rows[1], &tokens.value, place, segments, dp);
                 }
+                if let Some(bias) = bias {
+                    bias.add_to_queries(s, &stand, segments);
+                }
                 for i in 0..BLOCK {
                     // SAFETY: an array of scores ends with a margin.
                     unsafe { A::exp_sub::<S>(s[i].as_mut_ptr(), len, lse[i]) };
                     for (p, dp) in s[i][..len].iter_mut().zip(&dp[i][..len]) {
                         *p = *p * (*dp - delta[i]);
                     }
+                }
+                if let (Some(_), Some(dbias)) = (bias, dbias.as_deref_mut()) {
+                    dbias.add(s, block.live, &stand, segments);
                 }
                 fill_outside(s, segments, A::zero());
                 // SAFETY: sums of head_dim.
@@ -111,6 +139,8 @@ pub(super) struct KeyPass<'p, 'a, A: Clone> {
     pub tokens: &'p Tokens<'a, A>,
     /// Whether every query sees these tokens, wherever it is.
     pub is_additional: bool,
+    /// In reverse. Additional tokens have none.
+    pub bias: Option<&'p Bias<'a, A>>,
 }
 
 impl<A: Real> KeyPass<'_, '_, A> {
@@ -162,6 +192,12 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                     unsafe {
                         chunk_scores::<S, A>(rows[0], pass.query, place, segments, p);
                         chunk_scores::<S, A>(rows[1], pass.grad_out, place, segments, dp);
+                    }
+                    if let Some(bias) = pass.bias {
+                        let outer = tokens.key.grid.outer_at(task.row);
+                        let (positions, partners) = (block.positions(), pass.query.grid);
+                        let stand = Stand { head, outer, positions, partners };
+                        bias.add_to_keys(p, &stand, segments);
                     }
                     subtract(p, pass.lse, place, segments);
                     subtract(dp, pass.delta, place, segments);

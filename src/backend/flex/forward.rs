@@ -3,6 +3,7 @@
 
 use macerator::Simd;
 
+use super::bias::{Bias, Stand};
 use super::block::Meeting;
 use super::operand::{Operand, Place, Tokens};
 use super::simd::{BLOCK, Real, max};
@@ -18,6 +19,7 @@ pub(super) struct Forward<'a, A: Clone> {
     /// See [`Tokens::for_forward`].
     pub space: Tokens<'a, A>,
     pub additional: Option<Tokens<'a, A>>,
+    pub bias: Option<Bias<'a, A>>,
 }
 
 impl<A: Real> Forward<'_, A> {
@@ -57,11 +59,16 @@ fn run_task<'a, S: Simd, A: Real>(
         let head = task.head / problem.group_size();
         let meeting = Meeting::keys(&problem.axes, outer, block.group, block.positions());
         let is_blind = |i: usize| pass.additional.is_none() && meeting.is_blind(i);
-        attend::<S, A>(&pass.space, &meeting, Place { head, ..place }, scratch, &mut softmax);
+        let bias = pass.bias.as_ref().map(|bias| {
+            let partners = pass.space.key.grid;
+            (bias, Stand { head: task.head, outer, positions: block.positions(), partners })
+        });
+        let space = (&pass.space, bias.as_ref());
+        attend::<S, A>(space, &meeting, Place { head, ..place }, scratch, &mut softmax);
         if let Some(additional) = &pass.additional {
             let whole = Meeting::whole(additional.key.grid, 0);
             let place = Place { head, group: 0, ..place };
-            attend::<S, A>(additional, &whole, place, scratch, &mut softmax);
+            attend::<S, A>((additional, None), &whole, place, scratch, &mut softmax);
         }
         let dim = problem.head_dim_v;
         for (i, sums) in scratch.sums[1].chunks(dim).take(block.live).enumerate() {
@@ -87,7 +94,7 @@ fn run_task<'a, S: Simd, A: Real>(
 
 #[inline(always)]
 fn attend<S: Simd, A: Real>(
-    tokens: &Tokens<'_, A>,
+    (tokens, bias): (&Tokens<'_, A>, Option<&(&Bias<'_, A>, Stand<'_>)>),
     meeting: &Meeting,
     place: Place,
     scratch: &mut Scratch<A>,
@@ -101,6 +108,9 @@ fn attend<S: Simd, A: Real>(
     while let Some(len) = chunks.next_chunk(segments) {
         // SAFETY: the rows were gathered for this head_dim, and keys have a panel.
         unsafe { chunk_scores::<S, A>(rows, &tokens.key, place, segments, scores) };
+        if let Some((bias, stand)) = bias {
+            bias.add_to_queries(scores, stand, segments);
+        }
         fill_outside(scores, segments, A::neg_infinity());
         for i in 0..BLOCK {
             let greatest = max::<S, A>(&scores[i][..len]);

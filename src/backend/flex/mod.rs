@@ -6,6 +6,7 @@
 //! f32. Results do not depend on the number of threads.
 
 mod backward;
+mod bias;
 mod block;
 mod forward;
 mod operand;
@@ -22,6 +23,7 @@ use num_traits::Zero;
 use rayon::prelude::*;
 
 use self::backward::{KeyPass, QueryPass};
+use self::bias::Bias;
 use self::forward::Forward;
 use self::operand::{Grid, Operand, Tokens};
 use self::simd::Real;
@@ -162,7 +164,7 @@ fn tokens<'a, E: Storage>(
 /// The forward pass on contiguous tensors.
 fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<FlexTensor> {
     let problem = &plan.problem;
-    let Operands { query, key, value, additional, bias: _ } = operands;
+    let Operands { query, key, value, additional, bias } = operands;
     let grids = Grids::new(problem);
     let pass = Forward {
         problem,
@@ -171,6 +173,7 @@ fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<F
         additional: additional.as_ref().map(|KeyValue { key, value }| {
             tokens::<E>(key, value, &grids.additional, problem).for_forward(problem.batch)
         }),
+        bias: bias.as_ref().map(|bias| Bias::new(rows::<E>(bias), problem)),
     };
     let count = problem.batch * problem.queries() * problem.heads;
     let mut out = vec![E::Sum::zero(); count * problem.head_dim_v];
@@ -192,7 +195,7 @@ fn backward<E: Storage>(
     let problem = &plan.problem;
     let (batch, heads) = (problem.batch, problem.heads);
     let Saved { operands, outputs, gradients } = saved;
-    let Operands { query, key, value, additional, bias: _ } = operands;
+    let Operands { query, key, value, additional, bias } = operands;
     let Outputs { out, lse } = outputs;
     let Outputs { out: grad_out, lse: grad_lse } = gradients;
     let grids = Grids::new(problem);
@@ -208,14 +211,22 @@ fn backward<E: Storage>(
         .as_ref()
         .map(|KeyValue { key, value }| tokens::<E>(key, value, &grids.additional, problem));
 
+    let position_bias = bias.as_ref().map(|bias| Bias::new(rows::<E>(bias), problem));
+    let mut gradients = Operands {
+        additional: wanted.additional.map(|more| more.map(|_| None)),
+        bias: wanted.bias.map(|_| None),
+        ..Operands::new(None, None, None)
+    };
+
     // Each pass has the panels of what its tokens meet, and no others.
-    let (space, more, dq) = match wanted.query {
-        false => (space, more, None),
+    let wants_bias = wanted.bias == Some(true);
+    let (space, more) = match wanted.query || wants_bias {
+        false => (space, more),
         true => {
             let space = space.for_query_pass(batch);
             let more = more.map(|more| more.for_query_pass(batch));
             let mut dq = vec![E::Sum::zero(); query_rows.rows.len()];
-            QueryPass {
+            let pass = QueryPass {
                 problem,
                 query: &query_rows,
                 grad_out: &grad_out,
@@ -223,15 +234,19 @@ fn backward<E: Storage>(
                 delta: &delta,
                 space: &space,
                 additional: more.as_ref(),
+                bias: position_bias.as_ref(),
+            };
+            // Sums both, of which that of the queries may be for nobody.
+            match &bias {
+                Some(bias) if wants_bias => {
+                    let dbias = tensor(E::narrow(pass.run_with_bias(&mut dq)), shape(bias));
+                    gradients.bias = Some(Some(dbias));
+                }
+                _ => pass.run(&mut dq),
             }
-            .run(&mut dq);
-            let more = more.map(Tokens::for_key_pass);
-            (space.for_key_pass(), more, Some(tensor(E::narrow(dq), shape(&query))))
+            gradients.query = wanted.query.then(|| tensor(E::narrow(dq), shape(&query)));
+            (space.for_key_pass(), more.map(Tokens::for_key_pass))
         }
-    };
-    let mut gradients = Operands {
-        additional: wanted.additional.map(|more| more.map(|_| None)),
-        ..Operands::new(dq, None, None)
     };
     let own = KeyValue { key: wanted.key, value: wanted.value };
     let has_wanted = |wanted: &KeyValue<bool>| wanted.key || wanted.value;
@@ -239,6 +254,7 @@ fn backward<E: Storage>(
         return gradients;
     }
 
+    let position_bias = position_bias.map(Bias::reversed);
     let query_panel = query_rows.with_panel(batch).searched();
     let grad_out = grad_out.with_panel(batch).searched();
     let (lse, delta) = (lse.with_panel(batch), delta.with_panel(batch));
@@ -254,6 +270,7 @@ fn backward<E: Storage>(
             delta: &delta,
             tokens,
             is_additional,
+            bias: position_bias.as_ref().filter(|_| !is_additional),
         }
         .run(&mut dk, &mut dv);
         [wanted.key.then(|| E::narrow(dk)), wanted.value.then(|| E::narrow(dv))]

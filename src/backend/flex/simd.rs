@@ -16,7 +16,16 @@ pub(super) const MARGIN: usize = 16;
 
 /// A type that sums are held in.
 pub(super) trait Real:
-    VMulAdd + VOrd + VAdd + ReduceMax + ReduceAdd + num_traits::Float + Send + Sync + std::iter::Sum
+    VMulAdd
+    + VOrd
+    + VAdd
+    + ReduceMax
+    + ReduceAdd
+    + num_traits::Float
+    + Into<f64>
+    + Send
+    + Sync
+    + std::iter::Sum
 {
     /// Replaces each `x` with `exp(x - shift)` and returns their sum.
     ///

@@ -150,6 +150,42 @@ impl Task<'_> {
     }
 }
 
+/// The tasks of a pass.
+struct Tasks {
+    batch: usize,
+    rows: usize,
+    blocks: Vec<Block>,
+}
+
+impl Tasks {
+    fn new(batch: usize, grid: &Grid) -> Self {
+        Self { batch, rows: grid.rows(), blocks: blocks(grid) }
+    }
+
+    /// Tasks of a line of one sample and head.
+    fn of_row(&self) -> usize {
+        self.blocks.len().div_ceil(TASK_BLOCKS)
+    }
+
+    /// Tasks of one head.
+    fn of_head(&self) -> usize {
+        self.batch * self.rows * self.of_row()
+    }
+
+    /// Task number `index` of a head.
+    fn get(&self, head: usize, index: usize) -> Task<'_> {
+        let (part, row) = (index % self.of_row(), index / self.of_row());
+        let first = part * TASK_BLOCKS;
+        let last = self.blocks.len().min(first + TASK_BLOCKS);
+        Task {
+            batch: row / self.rows,
+            head,
+            row: row % self.rows,
+            blocks: &self.blocks[first..last],
+        }
+    }
+}
+
 /// Runs `body` for all blocks of `heads` heads, in parallel.
 pub(super) fn for_each_task<A: Real>(
     batch: usize,
@@ -158,24 +194,41 @@ pub(super) fn for_each_task<A: Real>(
     dims: [usize; 2],
     body: impl Fn(Task<'_>, &mut Scratch<A>) + Sync,
 ) {
-    let blocks = blocks(grid);
-    let parts = blocks.len().div_ceil(TASK_BLOCKS);
-    let (rows, tasks) = (grid.rows(), batch * heads * grid.rows() * parts);
-    (0..tasks).into_par_iter().for_each_init(
+    let tasks = Tasks::new(batch, grid);
+    // Of a sample, one head after the other.
+    let of_sample = tasks.rows * tasks.of_row();
+    (0..tasks.of_head() * heads).into_par_iter().for_each_init(
         || Scratch::new(dims),
         |scratch, index| {
-            let (part, index) = (index % parts, index / parts);
-            let first = part * TASK_BLOCKS;
-            let last = blocks.len().min(first + TASK_BLOCKS);
-            let task = Task {
-                batch: index / rows / heads,
-                head: index / rows % heads,
-                row: index % rows,
-                blocks: &blocks[first..last],
-            };
-            body(task, scratch);
+            let (within, index) = (index % of_sample, index / of_sample);
+            let (head, sample) = (index % heads, index / heads);
+            body(tasks.get(head, sample * of_sample + within), scratch);
         },
     );
+}
+
+/// Runs `body` for all blocks of `heads` heads, in parallel, the tasks of a head in strands of which each passes a state of its
+/// own from task to task. Gives the states, those of a head one after the other, and how many a head has.
+pub(super) fn for_each_strand<A: Real, T: Send>(
+    [batch, heads]: [usize; 2],
+    grid: &Grid,
+    dims: [usize; 2],
+    strands: fn(usize, usize) -> usize,
+    state: impl Fn() -> T + Sync,
+    body: impl Fn(Task<'_>, &mut Scratch<A>, &mut T) + Sync,
+) -> (Vec<T>, usize) {
+    let tasks = Tasks::new(batch, grid);
+    let (count, strands) = (tasks.of_head(), strands(heads, tasks.of_head()));
+    let run = |scratch: &mut Scratch<A>, strand: usize| {
+        let (head, strand) = (strand / strands, strand % strands);
+        let mut state = state();
+        for index in count * strand / strands..count * (strand + 1) / strands {
+            body(tasks.get(head, index), scratch, &mut state);
+        }
+        state
+    };
+    let states = (0..heads * strands).into_par_iter().map_init(|| Scratch::new(dims), run);
+    (states.collect(), strands)
 }
 
 /// A buffer to which tasks write vectors of their own.
