@@ -91,6 +91,20 @@ pub enum AttentionError {
         /// What sets the bound.
         bound: &'static str,
     },
+    /// A relative position bias has not one entry for each distance that a window can hold.
+    #[error(
+        "bias: axis {axis} is {got}, must be {expected} (2 * kernel_size - 1, kernel_size is {kernel_size})"
+    )]
+    BiasLength {
+        /// The axis of the bias, of which the first one, 0, is that of the heads.
+        axis: usize,
+        /// The length it has.
+        got: usize,
+        /// The length it must have.
+        expected: usize,
+        /// Keys of a window along the spatial axis `axis - 1`.
+        kernel_size: usize,
+    },
     /// The scale is infinite or not a number.
     #[error("scale: is {got}, must be finite")]
     Scale {

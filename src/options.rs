@@ -1,6 +1,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_natten_kernels::Axis;
 
@@ -137,6 +138,8 @@ pub struct NeighborhoodOptions<const N: usize> {
     pub(crate) stride: [usize; N],
     pub(crate) dilation: [usize; N],
     pub(crate) is_causal: [bool; N],
+    /// Of rank `N + 1`, which no type can say; therefore as the operators hand it on.
+    pub(crate) bias: Option<DispatchTensor>,
     pub(crate) common: AttentionOptions,
 }
 
@@ -152,6 +155,7 @@ impl<const N: usize> NeighborhoodOptions<N> {
             stride: [1; N],
             dilation: [1; N],
             is_causal: [false; N],
+            bias: None,
             common: AttentionOptions::new(),
         }
     }
@@ -280,6 +284,52 @@ impl<const N: usize> NeighborhoodOptions<N> {
         }
     }
 }
+
+/// Defines what takes a tensor whose rank depends on the number of spatial axes.
+macro_rules! position_bias {
+    (rank $rank:literal, $d:literal, $operator:literal, shape $shape:literal, index $index:literal,
+     example $kernel:literal $dims:literal $bias:literal $query:literal) => {
+        impl NeighborhoodOptions<$rank> {
+            #[doc = concat!("A relative position bias `", $shape, "`, one number for each head of the query and each ")]
+            /// distance that a window can hold; none by default. It is added to the scores after the scale:
+            ///
+            /// ```text
+            #[doc = concat!("softmax(scale * query key^T + bias[head, ", $index, "]) value")]
+            /// ```
+            ///
+            /// Distances are those of the key from the query, in steps of the dilation. Additional keys have no bias. It is
+            /// differentiable, has the dtype of the query, and goes with everything else: even windows, strides, causal
+            /// axes, heads that share keys. The guide has a [page](crate::guide::position_bias).
+            ///
+            /// ```rust
+            /// use burn::tensor::{Device, Distribution, Tensor};
+            #[doc = concat!("use burn_natten::{NeighborhoodOptions, ", $operator, "};")]
+            ///
+            /// let device = Device::flex();
+            #[doc = concat!("let x = Tensor::<", $query, ">::random(", $dims, ", Distribution::Default, &device);")]
+            #[doc = concat!("let bias = Tensor::<", $d, ">::random(", $bias, ", Distribution::Default, &device);")]
+            #[doc = concat!("let options = NeighborhoodOptions::<", $rank, ">::new(", $kernel, ").with_bias(bias);")]
+            #[doc = concat!("let out = ", $operator, "(x.clone(), x.clone(), x, options);")]
+            #[doc = concat!("assert_eq!(out.dims(), ", $dims, ");")]
+            /// ```
+            pub fn with_bias(mut self, bias: impl Into<Option<Tensor<$d>>>) -> Self {
+                self.bias = bias.into().map(Tensor::into_dispatch);
+                self
+            }
+        }
+    };
+}
+
+position_bias!(rank 1, 2, "na1d", shape "[heads, 2 * kernel_size - 1]",
+    index "distance + kernel_size - 1",
+    example "5" "[1, 20, 2, 8]" "[2, 9]" "4");
+position_bias!(rank 2, 3, "na2d", shape "[heads, 2 * kernel_size[0] - 1, 2 * kernel_size[1] - 1]",
+    index "distance[0] + kernel_size[0] - 1, ..",
+    example "[3, 5]" "[1, 8, 9, 2, 8]" "[2, 5, 9]" "5");
+position_bias!(rank 3, 4, "na3d",
+    shape "[heads, 2 * kernel_size[0] - 1, 2 * kernel_size[1] - 1, 2 * kernel_size[2] - 1]",
+    index "distance[0] + kernel_size[0] - 1, ..",
+    example "[2, 3, 5]" "[1, 4, 5, 6, 2, 8]" "[2, 3, 5, 9]" "6");
 
 /// Where the queries of causal attention stand among the keys, if there are more or fewer of them.
 ///

@@ -32,6 +32,8 @@ pub(crate) struct Shapes<'a> {
     pub key: &'a [usize],
     pub value: &'a [usize],
     pub additional: Option<([usize; 4], [usize; 4])>,
+    /// `[heads, *space]`, of windows alone.
+    pub bias: Option<&'a [usize]>,
 }
 
 /// Self attention over windows: query, key and value share their spatial axes.
@@ -50,6 +52,11 @@ pub(crate) fn neighborhood(
     for axis in 0..rank {
         axes[MAX_RANK - rank + axis] = window_axis(axis, space[axis], windows)?;
     }
+    if let Some(bias) = shapes.bias {
+        position_bias(bias, shapes.query, windows.kernel_size)?;
+        // A bias is by distances along each axis, also where windows cover the space.
+        return Ok(finish(shapes, &axes, scale)?.with_bias(true));
+    }
     // No axis restricts anything: one long axis saves kernels the arithmetic of three. Tensors are seen in it where their
     // tokens lie in one line, and copied where not.
     if axes.iter().all(Axis::is_full) {
@@ -57,6 +64,27 @@ pub(crate) fn neighborhood(
         axes = [Axis::UNIT, Axis::UNIT, Axis::dense(tokens, tokens, false)];
     }
     finish(shapes, &axes, scale)
+}
+
+/// A bias has the heads of the query, and an entry for each distance of a key and a query that sees it.
+fn position_bias(
+    bias: &[usize],
+    query: &[usize],
+    kernel_size: &[usize],
+) -> Result<(), AttentionError> {
+    let (got, expected) = (bias[0], query[query.len() - 2]);
+    if got != expected {
+        let (argument, other) = ("bias", "query");
+        return Err(AttentionError::Shape { argument, axis: 0, name: HEADS, got, expected, other });
+    }
+    for (axis, (got, kernel_size)) in bias[1..].iter().zip(kernel_size).enumerate() {
+        let (axis, got, kernel_size) = (axis + 1, *got, *kernel_size);
+        let expected = 2 * kernel_size - 1;
+        if got != expected {
+            return Err(AttentionError::BiasLength { axis, got, expected, kernel_size });
+        }
+    }
+    Ok(())
 }
 
 /// Dense attention: `[batch, tokens, heads, head_dim]`, where keys may be other tokens than queries.
@@ -101,7 +129,7 @@ fn finish(
     axes: &[Axis],
     scale: Option<f64>,
 ) -> Result<Problem, AttentionError> {
-    let Shapes { query, key, value, additional } = shapes;
+    let Shapes { query, key, value, additional, .. } = shapes;
     let (heads_axis, dim_axis) = (query.len() - 2, query.len() - 1);
     same(key, "key", query, "query", 0, BATCH)?;
     same(value, "value", query, "query", 0, BATCH)?;

@@ -22,7 +22,11 @@ struct Operands {
 pub fn has(problem: &Problem) -> bool {
     let axis = problem.axes[2];
     let is_dense = axis == Axis::dense(axis.queries, axis.keys, axis.is_causal);
-    problem.rank() == 1 && is_dense && problem.additional == 0 && problem.group_size() == 1
+    problem.rank() == 1
+        && is_dense
+        && !problem.has_bias
+        && problem.additional == 0
+        && problem.group_size() == 1
 }
 
 impl Operands {
@@ -67,7 +71,7 @@ pub fn verify(workload: &Workload, device: &Device) -> Result<Errors, AttentionE
     let outputs = Outputs { out: heads_last(operands.forward()), logsumexp };
     let grad_out = heads_first(&upstream.out);
     let [query, key, value] = operands.tracked().forward_and_backward(&grad_out).map(heads_last);
-    let gradients = Some(Gradients { query, key, value, additional: None });
+    let gradients = Some(Gradients { query, key, value, additional: None, bias: None });
     let results = Results { inputs, outputs, upstream, gradients };
     Ok(results.errors(&workload.problem))
 }

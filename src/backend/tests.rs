@@ -26,6 +26,7 @@ fn problem() -> Problem {
         head_dim: 6,
         head_dim_v: 4,
         additional: 3,
+        has_bias: true,
     };
     let windows = crate::plan::Windows {
         kernel_size: &[4],
@@ -47,8 +48,8 @@ fn gradients(
     plan: &Plan,
     inputs: &Operands<Tensor<4>>,
     upstream: &Outputs<Tensor<4>>,
-    wanted: [bool; 5],
-) -> [Option<Bits>; 5] {
+    wanted: [bool; 6],
+) -> [Option<Bits>; 6] {
     let operands =
         || AttentionInputs::new(inputs.as_ref().map(|_, tensor| tensor.clone().into_dispatch()));
     let wanted = inputs.as_ref().map(|operand, _| wanted[operand as usize]);
@@ -57,13 +58,13 @@ fn gradients(
         out: upstream.out.clone().into_dispatch(),
         lse: upstream.lse.clone().squeeze_dim::<3>(3).into_dispatch(),
     };
-    let AttentionGradients { query, key, value, additional_key, additional_value, bias: _ } =
+    let AttentionGradients { query, key, value, additional_key, additional_value, bias } =
         Dispatch::attention_backward(operands(), results, upstream, wanted, plan.clone());
     let bits = |tensor: Tensor<4>| -> Bits {
         let values = tensor.into_data().try_to_vec::<f32>().expect("f32");
         values.into_iter().map(f32::to_bits).collect()
     };
-    [query, key, value, additional_key, additional_value]
+    [query, key, value, additional_key, additional_value, bias]
         .map(|gradient: Gradient<Dispatch>| gradient.tensor().map(Tensor::from_dispatch).map(bits))
 }
 
@@ -79,6 +80,8 @@ fn gradients_that_nobody_wants_are_not_there_and_change_no_others() {
             let more = |dim| tensor([2, 3, 2, dim]);
             let inputs = Operands {
                 additional: Some(KeyValue { key: more(6), value: more(4) }),
+                // Of a line, as `[heads, distances]` lie in memory.
+                bias: Some(tensor([4, 1, 1, 7])),
                 ..Operands::new(
                     tensor([2, queries, 4, 6]),
                     tensor([2, keys, 2, 6]),
@@ -87,10 +90,10 @@ fn gradients_that_nobody_wants_are_not_there_and_change_no_others() {
             };
             let upstream =
                 Outputs { out: tensor([2, queries, 4, 4]), lse: tensor([2, queries, 4, 1]) };
-            let all = gradients(&plan, &inputs, &upstream, [true; 5]);
+            let all = gradients(&plan, &inputs, &upstream, [true; 6]);
             assert!(all.iter().all(Option::is_some));
-            for bits in 0..31 {
-                let wanted = [0, 1, 2, 3, 4].map(|place| bits >> place & 1 == 1);
+            for bits in 0..63 {
+                let wanted = [0, 1, 2, 3, 4, 5].map(|place| bits >> place & 1 == 1);
                 let some = gradients(&plan, &inputs, &upstream, wanted);
                 for (place, (some, all)) in some.iter().zip(&all).enumerate() {
                     let expected = all.as_ref().filter(|_| wanted[place]);

@@ -112,6 +112,7 @@ impl Inputs<4> {
             key: &self.key.dims(),
             value: &self.value.dims(),
             additional: self.additional.as_ref().map(|(key, value)| (key.dims(), value.dims())),
+            bias: None,
         };
         let causal = options.is_causal.then_some(options.alignment);
         problem::dense(shapes, causal, options.scale)

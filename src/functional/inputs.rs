@@ -1,6 +1,6 @@
 //! What every operator does with its tensors: check them, plan, and hand them to the backend.
 
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Tensor};
 use burn_natten_kernels::{KeyValue, Operands, Problem};
 
@@ -73,6 +73,8 @@ pub(super) struct Inputs<const D: usize> {
     pub key: Tensor<D>,
     pub value: Tensor<D>,
     pub additional: Option<(Tensor<4>, Tensor<4>)>,
+    /// Of whatever rank.
+    pub bias: Option<DispatchTensor>,
 }
 
 impl<const D: usize> Inputs<D> {
@@ -91,7 +93,17 @@ impl<const D: usize> Inputs<D> {
             matches(("additional_keys", keys), ("query", &query))?;
             matches(("additional_values", values), ("query", &query))?;
         }
-        Ok(Self { query, key, value, additional })
+        Ok(Self { query, key, value, additional, bias: None })
+    }
+
+    /// The same with a relative position bias, after a check of its dtype and device.
+    pub fn with_bias(self, bias: Option<DispatchTensor>) -> Result<Self, AttentionError> {
+        if let Some(bias) = &bias {
+            // The rank of the type does not matter to what is looked at.
+            let bias = Tensor::<1>::from_dispatch(bias.clone());
+            matches(("bias", &bias), ("query", &self.query))?;
+        }
+        Ok(Self { bias, ..self })
     }
 
     /// Runs a problem that was made from the shapes of these tensors: `(out, logsumexp)`.
@@ -112,7 +124,7 @@ impl<const D: usize> Inputs<D> {
         let additional = self.additional.filter(|_| problem.additional > 0).map(|(key, value)| {
             KeyValue { key: key.into_dispatch(), value: value.into_dispatch() }
         });
-        let inputs = AttentionInputs::new(Operands { additional, ..operands });
+        let inputs = AttentionInputs::new(Operands { additional, bias: self.bias, ..operands });
         let results = Dispatch::attention_forward(inputs, plan);
         Ok((Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse)))
     }

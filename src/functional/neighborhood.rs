@@ -1,3 +1,4 @@
+use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
 use super::inputs::Inputs;
@@ -37,7 +38,8 @@ macro_rules! neighborhood_attention {
         #[doc = concat!("Neighborhood attention over ", $space, ".")]
         ///
         /// Each query attends to the `kernel_size` nearest keys along each axis; the windows are
-        /// described in the [guide](crate::guide::windows).
+        /// described in the [guide](crate::guide::windows). Additional keys and a
+        /// [position bias](crate::guide::position_bias) are options.
         ///
         /// # Shapes
         ///
@@ -139,12 +141,14 @@ fn neighborhood<const N: usize, const D: usize, const L: usize>(
     mut options: NeighborhoodOptions<N>,
 ) -> Result<NeighborhoodOutput<D, L>, AttentionError> {
     let additional = std::mem::take(&mut options.common.additional);
-    let inputs = Inputs::try_new(query, key, value, additional)?;
+    let inputs = Inputs::try_new(query, key, value, additional)?.with_bias(options.bias.take())?;
+    let bias = inputs.bias.as_ref().map(TensorMetadata::shape);
     let shapes = Shapes {
         query: &inputs.query.dims(),
         key: &inputs.key.dims(),
         value: &inputs.value.dims(),
         additional: inputs.additional.as_ref().map(|(key, value)| (key.dims(), value.dims())),
+        bias: bias.as_ref().map(|shape| shape.as_slice()),
     };
     let problem = problem::neighborhood(shapes, options.windows(), options.common.scale)?;
     let (out, logsumexp) = inputs.run(problem, &options.common)?;

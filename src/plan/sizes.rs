@@ -27,13 +27,23 @@ pub struct Sizes {
     pub head_dim_v: usize,
     /// Number of additional keys and values.
     pub additional: usize,
+    /// Whether windows have a relative position bias; dense attention has none.
+    pub has_bias: bool,
 }
 
 impl Sizes {
-    /// One sample and one head, of vectors of this length; no additional tokens.
+    /// One sample and one head, of vectors of this length; no additional tokens and no bias.
     pub const fn new(head_dim: usize) -> Self {
         let head_dim_v = head_dim;
-        Self { batch: 1, heads: 1, heads_kv: 1, head_dim, head_dim_v, additional: 0 }
+        Self {
+            batch: 1,
+            heads: 1,
+            heads_kv: 1,
+            head_dim,
+            head_dim_v,
+            additional: 0,
+            has_bias: false,
+        }
     }
 
     /// The problem of [`na1d`](crate::na1d), [`na2d`](crate::na2d) or [`na3d`](crate::na3d) on
@@ -64,7 +74,13 @@ impl Sizes {
                 return Err(AttentionError::Rank { argument, got, expected: space.len() });
             }
         }
-        self.problem(space, space, |shapes| problem::neighborhood(shapes, windows, scale))
+        let entries =
+            windows.kernel_size.iter().map(|size| size.saturating_mul(2).saturating_sub(1));
+        let bias: Vec<usize> = std::iter::once(self.heads).chain(entries).collect();
+        self.problem(space, space, |shapes| {
+            let bias = self.has_bias.then_some(bias.as_slice());
+            problem::neighborhood(Shapes { bias, ..shapes }, windows, scale)
+        })
     }
 
     /// The problem of [`attention`](crate::attention) on tensors of these sizes, causal ones aligned at the end. The scale is
@@ -99,6 +115,7 @@ impl Sizes {
             key: &shape(keys, heads_kv, self.head_dim),
             value: &shape(keys, heads_kv, self.head_dim_v),
             additional: (additional > 0).then(|| (tokens(self.head_dim), tokens(self.head_dim_v))),
+            bias: None,
         })
     }
 }

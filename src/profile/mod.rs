@@ -87,7 +87,7 @@ pub fn time_backward(
 mod tests {
     use std::time::Duration;
 
-    use burn::tensor::DType;
+    use burn::tensor::{DType, Tensor};
     use burn_natten_kernels::{Axis, Problem};
 
     use super::*;
@@ -122,14 +122,17 @@ mod tests {
     #[test]
     fn every_rank_and_strategy_is_timed_in_both_passes() {
         let device = Device::flex();
-        for (axes, additional) in [
-            (&[Axis::dense(9, 12, true)][..], 0),
-            (&[axis(12, 3, 2, true)], 2),
-            (&[axis(6, 3, 1, false), axis(5, 5, 2, false)], 0),
-            (&[axis(4, 2, 1, true), axis(5, 3, 1, false), axis(4, 3, 3, false)], 3),
+        for (axes, additional, has_bias) in [
+            (&[Axis::dense(9, 12, true)][..], 0, false),
+            (&[axis(12, 3, 2, true)], 2, true),
+            (&[axis(6, 3, 1, false), axis(5, 5, 2, false)], 0, false),
+            (&[axis(6, 6, 1, false)], 0, true),
+            (&[axis(4, 2, 1, true), axis(5, 3, 1, false), axis(4, 3, 3, false)], 3, true),
         ] {
             for strategy in [Strategy::Auto, Strategy::Reference] {
-                let workload = Workload { strategy, ..workload(axes, additional) };
+                let workload = workload(axes, additional);
+                let problem = workload.problem.with_bias(has_bias);
+                let workload = Workload { strategy, problem, ..workload };
                 let repeats = quick(Mode::Burst);
                 let forward = time_forward(&workload, &device, &repeats).expect("forward");
                 let backward = time_backward(&workload, &device, &repeats).expect("backward");
@@ -161,28 +164,25 @@ mod tests {
     #[cfg(feature = "autodiff")]
     #[test]
     fn gradients_are_those_of_autodiff() {
-        for axes in [
-            [axis(6, 3, 1, false), axis(5, 3, 2, true)],
-            [axis(6, 6, 1, false), axis(5, 5, 2, false)],
-        ] {
+        let apart = [axis(6, 3, 1, false), axis(5, 3, 2, true)];
+        let full = [axis(6, 6, 1, false), axis(5, 5, 2, false)];
+        for (axes, has_bias) in [(apart, false), (full, false), (apart, true), (full, true)] {
             let workload = workload(&axes, 2);
+            let workload = Workload { problem: workload.problem.with_bias(has_bias), ..workload };
             let device = Device::flex();
             let (inputs, upstream) = (workload.inputs(&device, 1), workload.upstream(&device, 2));
             let outputs = workload.forward(&inputs).expect("forward");
             let gradients = workload.backward(&inputs, &outputs, &upstream).expect("backward");
 
-            let track = |tensor: burn::tensor::Tensor<4>| {
-                burn::tensor::Tensor::from_data(tensor.into_data(), &device.clone().autodiff())
-                    .require_grad()
-            };
+            fn track<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+                let device = tensor.device().autodiff();
+                Tensor::from_data(tensor.into_data(), &device).require_grad()
+            }
             let constant = |outputs: Outputs| {
                 let device = device.clone().autodiff();
                 Outputs {
-                    out: burn::tensor::Tensor::from_data(outputs.out.into_data(), &device),
-                    logsumexp: burn::tensor::Tensor::from_data(
-                        outputs.logsumexp.into_data(),
-                        &device,
-                    ),
+                    out: Tensor::from_data(outputs.out.into_data(), &device),
+                    logsumexp: Tensor::from_data(outputs.logsumexp.into_data(), &device),
                 }
             };
             let additional = inputs.additional.map(|(key, value)| (track(key), track(value)));
@@ -191,6 +191,7 @@ mod tests {
                 key: track(inputs.key),
                 value: track(inputs.value),
                 additional,
+                bias: inputs.bias.map(track),
             };
             let outputs = workload.forward(&tracked).expect("forward");
             let upstream = constant(upstream);
@@ -207,6 +208,11 @@ mod tests {
                 (more_values, more_values_grad),
             ] {
                 let expected = input.grad(&tape).expect("a gradient");
+                assert!(expected.all_close(gradient, None, Some(1e-5)));
+            }
+            assert_eq!(tracked.bias.is_some(), has_bias);
+            if let Some((bias, gradient)) = tracked.bias.zip(gradients.bias) {
+                let expected = bias.grad(&tape).expect("a gradient");
                 assert!(expected.all_close(gradient, None, Some(1e-5)));
             }
         }

@@ -36,6 +36,8 @@ pub struct Inputs {
     pub value: Tensor<4>,
     /// Keys `[batch, additional, heads_kv, head_dim]` and values `[.., head_dim_v]`.
     pub additional: Option<(Tensor<4>, Tensor<4>)>,
+    /// The relative position bias, `[heads, distances]`.
+    pub bias: Option<Tensor<2>>,
 }
 
 /// Results of a forward pass, or the gradients that a backward pass begins with.
@@ -70,13 +72,18 @@ impl Workload {
         device.seed(seed);
         let normal = |operand: Operand, ()| {
             let Shape { batch, tokens, heads, dim } = operand.shape(&self.problem);
-            normal([batch, tokens.iter().product(), heads, dim], device, self.dtype)
+            let tokens = tokens.iter().product();
+            normal([batch, tokens, heads, dim], device, self.dtype)
         };
-        // No operator takes a bias yet, and every tier refuses a problem that has one.
-        let Operands { query, key, value, additional, bias: _ } =
+        let Operands { query, key, value, additional, bias } =
             Operands::of(&self.problem).map(normal);
         let additional = additional.map(|KeyValue { key, value }| (key, value));
-        Inputs { query, key, value, additional }
+        // Heads first in place of last: the numbers are random.
+        let bias = bias.map(|bias| {
+            let [_, distances, heads, _] = bias.dims();
+            bias.reshape([heads, distances])
+        });
+        Inputs { query, key, value, additional, bias }
     }
 
     /// Standard normal gradients of the outputs, made as [`inputs`](Self::inputs) are.
@@ -97,23 +104,24 @@ impl Workload {
     /// What the operator returns.
     pub fn forward(&self, inputs: &Inputs) -> Result<Outputs, AttentionError> {
         let [first, second, third] = self.problem.axes;
-        let is_dense = third.is_dense();
+        let is_dense = third.is_dense() && !self.problem.has_bias;
         match self.problem.rank() {
             1 if is_dense => self.dense(inputs, &third),
             1 => {
                 let [query, key, value] = self.spread(inputs, [third]);
-                let output = try_na1d(query, key, value, self.options(inputs, [third]))?;
+                let output = try_na1d(query, key, value, self.options::<1, 2>(inputs, [third]))?;
                 Ok(self.flat(output.out, output.logsumexp))
             }
             2 => {
                 let [query, key, value] = self.spread(inputs, [second, third]);
-                let output = try_na2d(query, key, value, self.options(inputs, [second, third]))?;
+                let output =
+                    try_na2d(query, key, value, self.options::<2, 3>(inputs, [second, third]))?;
                 Ok(self.flat(output.out, output.logsumexp))
             }
             _ => {
                 let axes = [first, second, third];
                 let [query, key, value] = self.spread(inputs, axes);
-                let output = try_na3d(query, key, value, self.options(inputs, axes))?;
+                let output = try_na3d(query, key, value, self.options::<3, 4>(inputs, axes))?;
                 Ok(self.flat(output.out, output.logsumexp))
             }
         }
@@ -131,7 +139,7 @@ impl Workload {
         upstream: &Outputs,
     ) -> Result<Gradients, AttentionError> {
         let mut problem = self.problem;
-        if problem.is_full() {
+        if problem.is_full() && !problem.has_bias {
             // As the operators do.
             let dense = Axis::dense(problem.queries(), problem.keys(), false);
             problem = problem.with_axes([dense]);
@@ -139,16 +147,16 @@ impl Workload {
         let plan = Self { problem, ..*self }.plan(&inputs.query.device())?;
         // The operators' tensors have the axes of the space.
         Ok(match problem.rank() {
-            1 => differentiate::<1, 4, 3>(inputs, outputs, upstream, plan),
-            2 => differentiate::<2, 5, 4>(inputs, outputs, upstream, plan),
-            _ => differentiate::<3, 6, 5>(inputs, outputs, upstream, plan),
+            1 => differentiate::<1, 2, 4, 3>(inputs, outputs, upstream, plan),
+            2 => differentiate::<2, 3, 5, 4>(inputs, outputs, upstream, plan),
+            _ => differentiate::<3, 4, 6, 5>(inputs, outputs, upstream, plan),
         })
     }
 
     fn dense(&self, inputs: &Inputs, axis: &Axis) -> Result<Outputs, AttentionError> {
         let alignment =
             if axis.origin == 0 { CausalAlignment::Start } else { CausalAlignment::End };
-        let Inputs { query, key, value, additional } = inputs.clone();
+        let Inputs { query, key, value, additional, bias: _ } = inputs.clone();
         let (more_keys, more_values) = additional.unzip();
         let options = AttentionOptions::new()
             .with_causal(axis.is_causal)
@@ -161,18 +169,25 @@ impl Workload {
         Ok(Outputs { out: output.out, logsumexp: output.logsumexp })
     }
 
-    fn options<const N: usize>(&self, inputs: &Inputs, axes: [Axis; N]) -> NeighborhoodOptions<N> {
+    /// The options of an operator of `N` axes, whose bias has rank `B`.
+    fn options<const N: usize, const B: usize>(
+        &self,
+        inputs: &Inputs,
+        axes: [Axis; N],
+    ) -> NeighborhoodOptions<N> {
         // Query, key and value are arguments of their own.
-        let Inputs { query: _, key: _, value: _, additional } = inputs.clone();
+        let Inputs { query: _, key: _, value: _, additional, bias } = inputs.clone();
         let (more_keys, more_values) = additional.unzip();
-        NeighborhoodOptions::new(axes.map(|axis| axis.kernel_size))
+        let bias = bias.map(|bias| spread_bias::<B>(bias, &axes).into_dispatch());
+        let options = NeighborhoodOptions::new(axes.map(|axis| axis.kernel_size))
             .with_stride(axes.map(|axis| axis.stride))
             .with_dilation(axes.map(|axis| axis.dilation))
             .with_causal(axes.map(|axis| axis.is_causal))
             .with_scale(self.problem.scale)
             .with_additional_kv(more_keys, more_values)
             .with_strategy(self.strategy)
-            .with_context(self.context)
+            .with_context(self.context);
+        NeighborhoodOptions { bias, ..options }
     }
 
     /// Query, key and value with their spatial axes.
@@ -206,9 +221,16 @@ fn spread<const N: usize, const F: usize, const D: usize>(
     tensor.clone().reshape(burn::tensor::Shape::from(shape))
 }
 
-/// The operator that autodiff calls, in a space of `N` axes: vectors in tensors of rank `D`, numbers in
-/// tensors of rank `L`.
-fn differentiate<const N: usize, const D: usize, const L: usize>(
+/// A bias `[heads, distances]` with the distances along each axis.
+fn spread_bias<const B: usize>(bias: Tensor<2>, axes: &[Axis]) -> Tensor<B> {
+    let distances = axes.iter().map(|axis| 2 * axis.kernel_size - 1);
+    let shape: Vec<usize> = std::iter::once(bias.dims()[0]).chain(distances).collect();
+    bias.reshape(burn::tensor::Shape::from(shape))
+}
+
+/// The operator that autodiff calls, in a space of `N` axes: a bias in a tensor of rank `B`, vectors in tensors of rank `D`,
+/// numbers in tensors of rank `L`.
+fn differentiate<const N: usize, const B: usize, const D: usize, const L: usize>(
     inputs: &Inputs,
     outputs: &Outputs,
     upstream: &Outputs,
@@ -224,7 +246,8 @@ fn differentiate<const N: usize, const D: usize, const L: usize>(
         out: vectors(&of.out, queries),
         lse: numbers(&of.logsumexp),
     };
-    let Inputs { query, key, value, additional } = inputs.clone();
+    let windows = &plan.problem.axes[MAX_RANK - N..];
+    let Inputs { query, key, value, additional, bias } = inputs.clone();
     let operands = Operands {
         query: vectors(&query, queries),
         key: vectors(&key, keys),
@@ -233,10 +256,10 @@ fn differentiate<const N: usize, const D: usize, const L: usize>(
             key: key.into_dispatch(),
             value: value.into_dispatch(),
         }),
-        bias: None,
+        bias: bias.map(|bias| spread_bias::<B>(bias, windows).into_dispatch()),
     };
     let all = operands.as_ref().map(|_, _| true);
-    let AttentionGradients { query, key, value, additional_key, additional_value, bias: _ } =
+    let AttentionGradients { query, key, value, additional_key, additional_value, bias } =
         Dispatch::attention_backward(
             AttentionInputs::new(operands),
             pair(outputs),
@@ -256,6 +279,10 @@ fn differentiate<const N: usize, const D: usize, const L: usize>(
             .tensor()
             .zip(additional_value.tensor())
             .map(|(key, value)| (Tensor::from_dispatch(key), Tensor::from_dispatch(value))),
+        bias: bias
+            .tensor()
+            .zip(inputs.bias.as_ref())
+            .map(|(gradient, like)| Tensor::<B>::from_dispatch(gradient).reshape(like.dims())),
     }
 }
 

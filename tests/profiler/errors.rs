@@ -28,6 +28,8 @@ fn refusals_name_flag_and_value() {
     case("-i 8 -w 3 --dilation 3", &["--dilation", "is 3", "at most 2"]);
     case("-i 8 -s 2", &["--stride", "--window-size"]);
     case("-i 8 --dilation 2", &["--dilation", "--window-size"]);
+    case("-i 8 --bias", &["--bias", "--window-size"]);
+    case("--problem dense-4k --bias", &["--bias", "'dense-4k'"]);
     case("-i 8 8 -c 1 0", &["--causal", "1 value"]);
     case("-i 8 -c 2", &["'2'", "--causal", "true or false"]);
     case("-i 8 --scale inf", &["--scale", "inf", "finite"]);

@@ -37,6 +37,13 @@ fn sizes() {
 }
 
 #[test]
+fn a_position_bias() {
+    assert_eq!(problem("-w 3")["bias"], false);
+    assert_eq!(problem("-w 3 --bias")["bias"], true);
+    assert_eq!(json("--problem nat-56 --bias --dry-run")["problem"]["bias"], true);
+}
+
+#[test]
 fn lengths() {
     assert_eq!(axes(&problem("-w 3"), "queries"), [12, 16, 20]);
     let plan = json("--input-size 30 --window-size 4 --dry-run");

@@ -80,6 +80,10 @@ pub struct Args {
     #[arg(help_heading = "Problem (one value stands for all axes)")]
     pub add_kv: usize,
 
+    /// A relative position bias on the windows
+    #[arg(long, hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
+    pub bias: bool,
+
     /// Factor on the scores [default: head-dim^-0.5]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     #[arg(help_heading = "Problem (one value stands for all axes)")]

@@ -32,7 +32,11 @@ impl Request {
                         format!("--problem: '{name}' is not in the catalogue; --list shows it");
                     return Err(Failure::Usage(text));
                 };
-                let problem = entry.problem.with_additional(args.add_kv);
+                let problem = entry.problem.with_additional(args.add_kv).with_bias(args.bias);
+                if args.bias && problem.rank() == 1 && problem.axes[MAX_RANK - 1].is_dense() {
+                    let text = format!("--bias: needs windows, which '{name}' has not");
+                    return Err(Failure::Usage(text));
+                }
                 (Some(entry.name), entry.published, problem)
             }
             None => (None, None, problem(args)?),
@@ -163,6 +167,7 @@ fn problem(args: &Args) -> Result<Problem, Failure> {
         head_dim: args.head_dim,
         head_dim_v: args.dim_value.unwrap_or(args.head_dim),
         additional: args.add_kv,
+        has_bias: args.bias,
     };
     let problem = if args.window_size.is_empty() {
         let tokens = space.iter().product();
@@ -182,8 +187,12 @@ fn problem(args: &Args) -> Result<Problem, Failure> {
 
 /// Whether dense attention is causal; there are no windows for the other flags.
 fn dense_causality(args: &Args) -> Result<bool, Failure> {
-    for (flag, values) in [("--stride", &args.stride), ("--dilation", &args.dilation)] {
-        if !values.is_empty() {
+    for (flag, is_given) in [
+        ("--stride", !args.stride.is_empty()),
+        ("--dilation", !args.dilation.is_empty()),
+        ("--bias", args.bias),
+    ] {
+        if is_given {
             return Err(Failure::Usage(format!("{flag}: needs a --window-size")));
         }
     }

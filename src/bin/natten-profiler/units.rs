@@ -101,6 +101,9 @@ pub fn describe(problem: &Problem) -> String {
             parts.push(format!("causal {}", axes(&causal, " x ")));
         }
     }
+    if problem.has_bias {
+        parts.push("position bias".to_string());
+    }
     parts.push(format!("batch {}", problem.batch));
     let (heads, heads_kv) = (problem.heads, problem.heads_kv);
     parts.push(if heads == heads_kv {

@@ -32,6 +32,7 @@ pub fn problem(problem: &Problem) -> Value {
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
         "additional": problem.additional,
+        "bias": problem.has_bias,
         "scale": problem.scale,
         "axes": axes.collect::<Vec<_>>(),
         "pairs": problem.pairs(),
