@@ -1,15 +1,16 @@
 use burn::config::Config;
-use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::module::{Module, Param};
+use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
 use crate::{NeighborhoodOptions, na1d, na2d, na3d};
 
 /// Defines the layer of a rank and its configuration.
 ///
-/// `$d` is the rank of the input, `$h` that of the query, whose channels are split into heads.
+/// `$d` is the rank of the input, `$h` that of the query, whose channels are split into heads, `$b` that of a position
+/// bias.
 macro_rules! neighborhood_attention_layer {
-    ($name:ident, $config:ident, $operator:ident, rank $rank:tt, $d:literal, $h:literal,
+    ($name:ident, $config:ident, $operator:ident, rank $rank:tt, $d:literal, $h:literal, $b:literal,
      space $space:literal, ones $ones:tt, falses $falses:tt,
      example $kernel:literal $small:literal $dims:literal) => {
         #[doc = concat!("Configuration of [`", stringify!($name), "`].")]
@@ -52,6 +53,9 @@ macro_rules! neighborhood_attention_layer {
             pub qkv_bias: bool,
             /// Factor on the scores; without one `head_dim^-0.5`.
             pub qk_scale: Option<f64>,
+            /// Whether scores have a learned [bias](crate::guide::position_bias) by the distance of key and query.
+            #[config(default = false)]
+            pub rel_pos_bias: bool,
             /// Probability of zeroing an element of the output while training, below 1.
             #[config(default = 0.0)]
             pub proj_drop: f64,
@@ -75,6 +79,9 @@ macro_rules! neighborhood_attention_layer {
                         .init(device),
                     proj: LinearConfig::new(self.embed_dim, self.embed_dim).init(device),
                     dropout: dropout("proj_drop", self.proj_drop),
+                    rpb: self.rel_pos_bias.then(|| {
+                        position_bias(self.num_heads, self.kernel_size, device)
+                    }),
                     num_heads: self.num_heads,
                     kernel_size: self.kernel_size,
                     stride: self.stride,
@@ -133,6 +140,8 @@ macro_rules! neighborhood_attention_layer {
             pub proj: Linear,
             /// Dropout of the output.
             pub dropout: Dropout,
+            /// The relative position bias, `[num_heads, 2 * kernel_size - 1, ..]`, if there is one.
+            pub rpb: Option<Param<Tensor<$b>>>,
             /// Number of heads.
             pub num_heads: usize,
             /// Keys that a query sees along each axis.
@@ -206,27 +215,42 @@ macro_rules! neighborhood_attention_layer {
                 })
             }
 
-            /// The window and scale of this layer, as the operator takes them.
+            /// The window, scale and position bias of this layer, as the operator takes them.
             pub fn options(&self) -> NeighborhoodOptions<$rank> {
                 NeighborhoodOptions::new(self.kernel_size)
                     .with_stride(self.stride)
                     .with_dilation(self.dilation)
                     .with_causal(self.is_causal)
                     .with_scale(self.qk_scale)
+                    .with_bias(self.rpb.as_ref().map(Param::val))
             }
         }
     };
 }
 
 neighborhood_attention_layer!(NeighborhoodAttention1d, NeighborhoodAttention1dConfig, na1d,
-    rank 1, 3, 4, space "length", ones "[1]", falses "[false]",
+    rank 1, 3, 4, 2, space "length", ones "[1]", falses "[false]",
     example "[7]" "[5]" "[2, 20, 32]");
 neighborhood_attention_layer!(NeighborhoodAttention2d, NeighborhoodAttention2dConfig, na2d,
-    rank 2, 4, 5, space "height, width", ones "[1, 1]", falses "[false, false]",
+    rank 2, 4, 5, 3, space "height, width", ones "[1, 1]", falses "[false, false]",
     example "[7, 7]" "[3, 3]" "[2, 8, 9, 32]");
 neighborhood_attention_layer!(NeighborhoodAttention3d, NeighborhoodAttention3dConfig, na3d,
-    rank 3, 5, 6, space "depth, height, width", ones "[1, 1, 1]", falses "[false, false, false]",
+    rank 3, 5, 6, 4, space "depth, height, width", ones "[1, 1, 1]", falses "[false, false, false]",
     example "[2, 3, 3]" "[2, 2, 3]" "[1, 4, 5, 6, 32]");
+
+/// A new relative position bias of as many heads and windows of this size.
+fn position_bias<const N: usize, const B: usize>(
+    heads: usize,
+    kernel_size: [usize; N],
+    device: &Device,
+) -> Param<Tensor<B>> {
+    let mut shape = [heads; B];
+    for (distances, size) in shape[1..].iter_mut().zip(kernel_size) {
+        *distances = 2 * size - 1;
+    }
+    // NAT cuts its normal distribution off at 2, which is a hundred deviations away.
+    Initializer::Normal { mean: 0.0, std: 0.02 }.init(shape, device)
+}
 
 #[track_caller]
 fn check_heads(embed_dim: usize, num_heads: usize) {

@@ -47,6 +47,9 @@ pub struct NeighborhoodTransformerBlockConfig {
     pub qkv_bias: bool,
     /// Factor on the scores; without one `head_dim^-0.5`.
     pub qk_scale: Option<f64>,
+    /// Whether scores have a learned [bias](crate::guide::position_bias) by the distance of key and query.
+    #[config(default = false)]
+    pub rel_pos_bias: bool,
     /// Probability of zeroing an element after attention and MLP while training, below 1.
     #[config(default = 0.0)]
     pub proj_drop: f64,
@@ -75,6 +78,7 @@ impl NeighborhoodTransformerBlockConfig {
                 .with_dilation(self.dilation)
                 .with_qkv_bias(self.qkv_bias)
                 .with_qk_scale(self.qk_scale)
+                .with_rel_pos_bias(self.rel_pos_bias)
                 .with_proj_drop(self.proj_drop);
         NeighborhoodTransformerBlock {
             norm_attention: LayerNormConfig::new(self.embed_dim).init(device),

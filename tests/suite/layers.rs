@@ -104,6 +104,58 @@ fn gradients_reach_every_parameter_of_a_block() {
 }
 
 #[test]
+fn a_layer_may_learn_a_position_bias() {
+    let device = Device::flex().autodiff();
+    let layer = NeighborhoodAttention3dConfig::new(8, 2, [2, 3, 4]).with_rel_pos_bias(true);
+    let rpb = layer.init(&device).rpb.expect("asked for");
+    assert_eq!(rpb.val().dims(), [2, 3, 5, 7]);
+    let config = NeighborhoodAttention1dConfig::new(128, 64, [65]);
+    assert!(config.init(&device).rpb.is_none());
+    let rpb = config.with_rel_pos_bias(true).init(&device).rpb.expect("asked for").val();
+    assert_eq!(rpb.dims(), [64, 129]);
+    let (mean, deviation): (f32, f32) =
+        (rpb.clone().mean().into_scalar(), rpb.powi_scalar(2).mean().sqrt().into_scalar());
+    assert!(mean.abs() < 1e-3 && (deviation - 0.02).abs() < 1e-3, "{mean} {deviation}");
+
+    let layer = NeighborhoodAttention2dConfig::new(8, 2, [3, 2]).with_rel_pos_bias(true);
+    let layer = layer.init(&device);
+    let input = random([2, 6, 7, 8], &device);
+    let [query, key, value] = layer.query_key_value(input.clone());
+    let bias = layer.rpb.as_ref().expect("asked for").val();
+    let options = NeighborhoodOptions::<2>::new([3, 2]);
+    let plain = na2d(query.clone(), key.clone(), value.clone(), options.clone());
+    let attended = na2d(query, key, value, options.with_bias(bias));
+    let project = |attended: Tensor<5>| layer.proj.forward(attended.reshape([2, 6, 7, 8]));
+    let output = layer.forward(input);
+    assert!(close(&project(attended), &output));
+    assert!(!close(&project(plain), &output));
+}
+
+#[test]
+fn a_position_bias_is_trained_saved_and_loaded() {
+    let device = Device::flex().autodiff();
+    let config = block_config().with_rel_pos_bias(true);
+    let block = config.init(&device);
+    let output = block.forward(random([2, 6, 6, 8], &device));
+    let weights = random(output.dims(), &device);
+    let gradients = (output * weights).sum().backward();
+    let mut visitor = Reached { gradients: &gradients, parameters: 0, reached: 0 };
+    block.visit(&mut visitor);
+    // The bias besides the others.
+    assert_eq!((visitor.parameters, visitor.reached), (13, 13));
+
+    let input = random([2, 6, 6, 8], &device);
+    let expected = block.forward(input.clone());
+    let path = std::env::temp_dir().join(format!("burn-natten-bias-{}", std::process::id()));
+    let path = path.with_extension("bpk");
+    block.save_file(&path).expect("the temporary folder is writable");
+    let loaded = config.init(&device).try_load_file(&path).expect("was just written");
+    let output = loaded.forward(input);
+    let _ = std::fs::remove_file(&path);
+    assert_eq!(output.into_data(), expected.into_data());
+}
+
+#[test]
 fn a_saved_block_gives_equal_outputs_after_loading() {
     let device = Device::flex();
     let block = block_config().init(&device);
@@ -122,11 +174,13 @@ fn a_saved_block_gives_equal_outputs_after_loading() {
 
 #[test]
 fn configurations_survive_json() {
-    let config = block_config().with_qk_scale(Some(0.25)).with_drop_path(0.1);
+    let config =
+        block_config().with_qk_scale(Some(0.25)).with_drop_path(0.1).with_rel_pos_bias(true);
     let json = config.to_string();
     let back = NeighborhoodTransformerBlockConfig::load_binary(json.as_bytes()).expect("is JSON");
     assert_eq!(back.to_string(), json);
     assert_eq!((back.stride, back.qk_scale, back.drop_path), ([2, 1], Some(0.25), 0.1));
+    assert!(back.rel_pos_bias && !block_config().rel_pos_bias);
 }
 
 fn outputs_of_ones(block: &NeighborhoodTransformerBlock, device: &Device) -> Vec<bool> {
