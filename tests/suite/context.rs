@@ -27,6 +27,7 @@ fn problem() -> Problem {
         dim_v: 6,
         additional: Some(2),
         scale: None,
+        bias: false,
         axes: vec![window(8, 3, 2, 2, true), window(7, 3, 1, 1, false)],
     }
 }

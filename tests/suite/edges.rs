@@ -20,6 +20,7 @@ fn problem(axes: &[Axis]) -> Problem {
         dim_v: 3,
         additional: None,
         scale: None,
+        bias: false,
         axes: axes.to_vec(),
     }
 }

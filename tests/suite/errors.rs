@@ -127,6 +127,25 @@ fn additional_tokens_come_in_pairs() {
 }
 
 #[rstest]
+#[case([2, 5, 9], "bias: axis 0 (heads) is 2, must be 4 as in query")]
+#[case([4, 6, 9], "bias: axis 1 is 6, must be 5 (2 * kernel_size - 1, kernel_size is 3)")]
+#[case([4, 5, 5], "bias: axis 2 is 5, must be 9 (2 * kernel_size - 1, kernel_size is 5)")]
+#[case([4, 5, 0], "bias: axis 2 is 0, must be 9 (2 * kernel_size - 1, kernel_size is 5)")]
+fn shapes_of_a_bias(#[case] bias: [usize; 3], #[case] text: &str) {
+    let options = NeighborhoodOptions::<2>::new([3, 5]);
+    let inputs = || [zeros(QUERY), zeros(KEY), zeros(VALUE)];
+    na2d_fails(inputs(), options.clone().with_bias(zeros(bias)), text);
+    let valid = zeros([4, 5, 9]);
+    let [q, k, v] = inputs();
+    try_na2d(q, k, v, options.clone().with_bias(valid.clone())).expect("it fits");
+    let text = "bias: has dtype F16, must be F32 as in query";
+    na2d_fails(inputs(), options.clone().with_bias(valid.cast(FloatDType::F16)), text);
+    // A bias that is taken back is none.
+    let [q, k, v] = inputs();
+    try_na2d(q, k, v, options.with_bias(zeros(bias)).with_bias(None)).expect("there is none");
+}
+
+#[rstest]
 #[case([2, 5, 3, 8], [2, 9, 3, 8], [2, 8, 3, 8], "value: axis 1 (tokens) is 8, must be 9 as in key")]
 #[case([2, 5, 3, 8], [1, 9, 3, 8], [2, 9, 3, 8], "key: axis 0 (batch) is 1, must be 2 as in query")]
 #[case([2, 5, 3, 8], [2, 9, 3, 7], [2, 9, 3, 8], "key: axis 3 (head_dim) is 7, must be 8 as in query")]
@@ -243,6 +262,10 @@ fn devices_must_agree() {
     let error = try_attention(x(&flex), x(&flex), x(&flex), options);
     let expected = format!("additional_keys: is on {cpu:?}, must be on {flex:?} as query");
     assert_eq!(error.expect_err("two devices").to_string(), expected);
+    let bias = Tensor::<2>::zeros([1, 3], (&cpu, DType::F32));
+    let options = NeighborhoodOptions::<1>::new(2).with_bias(bias);
+    let error = try_na1d(x(&flex), x(&flex), x(&flex), options).expect_err("two devices");
+    assert_eq!(error.to_string(), format!("bias: is on {cpu:?}, must be on {flex:?} as query"));
     let lse = |device: &Device| Tensor::<3>::zeros([1, 4, 1], (device, DType::F32));
     let error = try_merge_attentions(vec![x(&flex)], vec![lse(&cpu)]).expect_err("two devices");
     let expected = format!("logsumexps: is on {cpu:?}, must be on {flex:?} as outputs[0]");

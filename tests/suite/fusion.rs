@@ -20,6 +20,7 @@ fn fused_neighbors_see_the_same_results() {
         dim_v: 4,
         additional: None,
         scale: None,
+        bias: false,
         axes: vec![axis],
     };
     let inputs = problem.inputs(61);

@@ -1,13 +1,18 @@
-//! 48 problems with known outputs and gradients, on every device.
+//! 48 problems with known outputs and gradients, on every device, and those of a relative position bias that NATTEN itself
+//! computed.
 
+use std::path::Path;
+
+use burn::tensor::DType;
+use burn_natten::Strategy;
 use serde::Deserialize;
 
 use crate::support::check::{self, close};
-use crate::support::devices;
 use crate::support::problem::{Axis, Gradients, Inputs, Problem};
 use crate::support::run::{Loss, Setup, run};
+use crate::support::{TestDevice, devices};
 
-/// A tensor in `cases.bin`.
+/// A tensor in a file of numbers.
 #[derive(Clone, Deserialize)]
 struct Slice {
     offset: usize,
@@ -15,8 +20,7 @@ struct Slice {
 }
 
 impl Slice {
-    fn read(&self) -> Vec<f64> {
-        let bytes = include_bytes!("../golden/cases.bin");
+    fn read(&self, bytes: &[u8]) -> Vec<f64> {
         let count: usize = self.shape.iter().product();
         bytes[4 * self.offset..][..4 * count]
             .chunks_exact(4)
@@ -33,7 +37,7 @@ struct Golden {
     dilation: Vec<usize>,
     causal: Vec<bool>,
     scale: f64,
-    pairs: usize,
+    pairs: Option<usize>,
     q: Slice,
     k: Slice,
     v: Slice,
@@ -47,6 +51,8 @@ struct Golden {
     extra_v: Option<Slice>,
     dextra_k: Option<Slice>,
     dextra_v: Option<Slice>,
+    rpb: Option<Slice>,
+    drpb: Option<Slice>,
 }
 
 struct Case {
@@ -58,8 +64,9 @@ struct Case {
 }
 
 impl Golden {
-    fn case(&self) -> Case {
-        let optional = |slice: &Option<Slice>| slice.as_ref().map_or(vec![], Slice::read);
+    fn case(&self, bytes: &[u8]) -> Case {
+        let read = |slice: &Slice| slice.read(bytes);
+        let optional = |slice: &Option<Slice>| slice.as_ref().map_or(vec![], read);
         let axes = (0..self.space.len()).map(|axis| Axis::Window {
             length: self.space[axis],
             kernel_size: self.kernel[axis],
@@ -77,30 +84,35 @@ impl Golden {
             dim_v,
             additional: self.extra_k.as_ref().map(|slice| slice.shape[1]),
             scale: Some(self.scale),
+            bias: self.rpb.is_some(),
             axes: axes.collect(),
         };
         let windows = Problem { additional: None, ..problem.clone() };
-        assert_eq!(windows.pairs(), problem.batch * heads * self.pairs);
-        let lse = self.lse.read();
+        if let Some(pairs) = self.pairs {
+            assert_eq!(windows.pairs(), problem.batch * heads * pairs);
+        }
+        let lse = read(&self.lse);
         Case {
             problem,
             inputs: Inputs {
-                query: self.q.read(),
-                key: self.k.read(),
-                value: self.v.read(),
+                query: read(&self.q),
+                key: read(&self.k),
+                value: read(&self.v),
                 more_keys: optional(&self.extra_k),
                 more_values: optional(&self.extra_v),
-                grad_out: self.dout.read(),
+                bias: optional(&self.rpb),
+                grad_out: read(&self.dout),
                 grad_lse: vec![0.0; lse.len()],
             },
-            out: self.out.read(),
+            out: read(&self.out),
             lse,
             gradients: Gradients {
-                query: self.dq.read(),
-                key: self.dk.read(),
-                value: self.dv.read(),
+                query: read(&self.dq),
+                key: read(&self.dk),
+                value: read(&self.dv),
                 more_keys: optional(&self.dextra_k),
                 more_values: optional(&self.dextra_v),
+                bias: optional(&self.drpb),
             },
         }
     }
@@ -112,15 +124,60 @@ fn last_two(slice: &Slice) -> [usize; 2] {
 }
 
 fn cases() -> Vec<Case> {
-    let golden: Vec<Golden> = serde_json::from_str(include_str!("../golden/cases.json"))
-        .expect("cases.json is as described");
-    assert_eq!(golden.len(), 48);
-    golden.iter().map(Golden::case).collect()
+    let cases = parse(include_str!("../golden/cases.json"), include_bytes!("../golden/cases.bin"));
+    assert_eq!(cases.len(), 48);
+    cases
+}
+
+/// Problems with a bias: those of the repository, or all of them where a folder has them.
+fn bias_cases() -> Vec<Case> {
+    let Ok(folder) = std::env::var("BURN_NATTEN_GOLDEN") else {
+        return parse(include_str!("../golden/rpb.json"), include_bytes!("../golden/rpb.bin"));
+    };
+    let read = |name: &str| {
+        let path = Path::new(&folder).join("natten017").join(name);
+        std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let text = String::from_utf8(read("rpb.json")).expect("rpb.json is text");
+    let cases = parse(&text, &read("rpb.bin"));
+    assert_eq!(cases.len(), 25);
+    cases
+}
+
+fn parse(text: &str, bytes: &[u8]) -> Vec<Case> {
+    let golden: Vec<Golden> = serde_json::from_str(text).expect("the file is as described");
+    golden.iter().map(|golden| golden.case(bytes)).collect()
+}
+
+/// Of outputs and gradients in a type.
+fn check_cases(
+    cases: &[Case],
+    dtype: DType,
+    tolerance: f64,
+    strategies: fn(&TestDevice) -> Vec<Strategy>,
+) {
+    for device in devices().into_iter().filter(|device| device.supports(dtype)) {
+        for strategy in strategies(&device) {
+            for (index, case) in cases.iter().enumerate() {
+                let setup = Setup::new(&device.device).strategy(strategy).dtype(dtype);
+                let setup = setup.loss(Loss::Out);
+                let results = run(&case.problem, &case.inputs, &setup).expect("a valid problem");
+                let what = |name: &str| format!("{} {strategy:?} case {index} {name}", device.name);
+                close(&what("out"), &results.out, &case.out, tolerance);
+                close(&what("lse"), &results.lse, &case.lse, tolerance);
+                let gradients = results.gradients.expect("ran backward");
+                let golden = case.gradients.named();
+                for ((name, got), (_, want)) in gradients.named().into_iter().zip(golden) {
+                    close(&what(name), got, want, tolerance);
+                }
+            }
+        }
+    }
 }
 
 #[test]
 fn the_oracle_agrees() {
-    for (index, case) in cases().iter().enumerate() {
+    for (index, case) in cases().iter().chain(&bias_cases()).enumerate() {
         let (out, lse) = case.problem.forward(&case.inputs);
         let what = |name: &str| format!("case {index} {name}");
         // The golden results are f64 rounded to f32.
@@ -135,21 +192,20 @@ fn the_oracle_agrees() {
 
 #[test]
 fn every_device_agrees() {
-    let cases = cases();
-    for device in devices() {
-        for strategy in device.strategies() {
-            for (index, case) in cases.iter().enumerate() {
-                let setup = Setup::new(&device.device).strategy(strategy).loss(Loss::Out);
-                let results = run(&case.problem, &case.inputs, &setup).expect("a valid problem");
-                let what = |name: &str| format!("{} {strategy:?} case {index} {name}", device.name);
-                close(&what("out"), &results.out, &case.out, check::F32);
-                close(&what("lse"), &results.lse, &case.lse, check::F32);
-                let gradients = results.gradients.expect("ran backward");
-                let golden = case.gradients.named();
-                for ((name, got), (_, want)) in gradients.named().into_iter().zip(golden) {
-                    close(&what(name), got, want, check::F32);
-                }
-            }
-        }
-    }
+    check_cases(&cases(), DType::F32, check::F32, TestDevice::strategies);
+}
+
+#[test]
+fn every_device_agrees_about_a_bias() {
+    check_cases(&bias_cases(), DType::F32, check::F32, TestDevice::bias_strategies);
+}
+
+/// Up to the rounding of the results that are given.
+#[test]
+fn a_bias_in_f64_is_exact() {
+    let flex = |device: &TestDevice| match device.compiles_kernels() {
+        true => vec![],
+        false => device.bias_strategies(),
+    };
+    check_cases(&bias_cases(), DType::F64, 1e-7, flex);
 }

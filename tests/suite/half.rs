@@ -8,13 +8,14 @@
 //! there the bound is that of f32.
 
 use burn::tensor::DType;
+use burn_natten::Strategy;
 use half::{bf16, f16};
 use rstest::rstest;
 
 use crate::support::check::{self, close, errors, magnitude};
-use crate::support::devices;
 use crate::support::problem::{Axis, Problem};
 use crate::support::run::{Loss, Setup, round, rounded, run};
+use crate::support::{TestDevice, devices};
 
 /// Half a unit in the last place of 1, and the least positive value.
 fn precision(dtype: DType) -> (f64, f64) {
@@ -50,7 +51,46 @@ fn problem(axes: &[Axis]) -> Problem {
         dim_v: 8,
         additional: None,
         scale: None,
+        bias: false,
         axes: axes.to_vec(),
+    }
+}
+
+/// Both passes of a problem on every device that has the type, by these of its strategies.
+fn as_good_as_rounding(
+    problem: &Problem,
+    dtype: DType,
+    strategies: fn(&TestDevice) -> Vec<Strategy>,
+) {
+    let all = rounded(problem.inputs(41), dtype);
+    let (out, lse) = problem.forward(&all);
+    let stored = round(dtype, &out);
+    for loss in [Loss::Out, Loss::Lse, Loss::Both] {
+        let mut inputs = all.clone();
+        match loss {
+            Loss::Out => inputs.grad_lse.fill(0.0),
+            Loss::Lse => inputs.grad_out.fill(0.0),
+            Loss::Both | Loss::None => {}
+        }
+        let exact = problem.backward(&inputs, &out);
+        let baseline = problem.backward(&inputs, &stored);
+        for device in devices().iter().filter(|device| device.supports(dtype)) {
+            for strategy in strategies(device) {
+                let setup = Setup::new(&device.device).strategy(strategy).dtype(dtype).loss(loss);
+                let results = run(problem, &inputs, &setup).expect("a valid problem");
+                let what = |name: &str| format!("{} {strategy:?} {loss:?} {name}", device.name);
+                within_twice(&what("out"), dtype, &results.out, &out, &stored);
+                close(&what("lse"), &results.lse, &lse, check::F32);
+                let gradients = results.gradients.expect("ran backward");
+                for ((name, got), ((_, exact), (_, baseline))) in gradients
+                    .named()
+                    .into_iter()
+                    .zip(exact.named().into_iter().zip(baseline.named()))
+                {
+                    within_twice(&what(name), dtype, got, exact, &round(dtype, baseline));
+                }
+            }
+        }
     }
 }
 
@@ -67,36 +107,20 @@ fn half_types_are_as_good_as_rounding(
     )]
     problem: Problem,
 ) {
-    let all = rounded(problem.inputs(41), dtype);
-    let (out, lse) = problem.forward(&all);
-    let stored = round(dtype, &out);
-    for loss in [Loss::Out, Loss::Lse, Loss::Both] {
-        let mut inputs = all.clone();
-        match loss {
-            Loss::Out => inputs.grad_lse.fill(0.0),
-            Loss::Lse => inputs.grad_out.fill(0.0),
-            Loss::Both | Loss::None => {}
-        }
-        let exact = problem.backward(&inputs, &out);
-        let baseline = problem.backward(&inputs, &stored);
-        for device in devices().iter().filter(|device| device.supports(dtype)) {
-            for strategy in device.half_strategies() {
-                let setup = Setup::new(&device.device).strategy(strategy).dtype(dtype).loss(loss);
-                let results = run(&problem, &inputs, &setup).expect("a valid problem");
-                let what = |name: &str| format!("{} {strategy:?} {loss:?} {name}", device.name);
-                within_twice(&what("out"), dtype, &results.out, &out, &stored);
-                close(&what("lse"), &results.lse, &lse, check::F32);
-                let gradients = results.gradients.expect("ran backward");
-                for ((name, got), ((_, exact), (_, baseline))) in gradients
-                    .named()
-                    .into_iter()
-                    .zip(exact.named().into_iter().zip(baseline.named()))
-                {
-                    within_twice(&what(name), dtype, got, exact, &round(dtype, baseline));
-                }
-            }
-        }
-    }
+    as_good_as_rounding(&problem, dtype, TestDevice::half_strategies);
+}
+
+#[rstest]
+fn with_a_bias_too(
+    #[values(DType::F16, DType::BF16)] dtype: DType,
+    #[values(
+        problem(&[window(40, 8, 4, 2, 1)]),
+        Problem { additional: Some(3), ..problem(&[window(8, 3, 2, 2, 0), window(9, 5, 1, 1, 0)]) },
+    )]
+    problem: Problem,
+) {
+    let problem = Problem { bias: true, ..problem };
+    as_good_as_rounding(&problem, dtype, TestDevice::bias_strategies);
 }
 
 #[test]

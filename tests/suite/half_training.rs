@@ -27,6 +27,7 @@ fn problem() -> Problem {
         dim_v: 16,
         additional: Some(3),
         scale: None,
+        bias: false,
         axes: vec![window(9, 5, 2, false), window(11, 7, 1, true)],
     }
 }
@@ -165,7 +166,7 @@ fn what_is_tracked_does_not_change_the_gradients() {
     everywhere(|what, setup, inputs| {
         let setup = setup.clone().loss(Loss::Both);
         let all = run(&problem, inputs, &setup).expect("valid").gradients.expect("backward");
-        for tracked in [[true, false, false, false], [false, true, false, true]] {
+        for tracked in [[true, false, false, false, false], [false, true, false, true, false]] {
             let some = run(&problem, inputs, &setup.clone().tracked(tracked)).expect("valid");
             let some = some.gradients.expect("backward");
             for ((name, got), (_, want)) in some.named().into_iter().zip(all.named()) {

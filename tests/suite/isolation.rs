@@ -28,6 +28,7 @@ fn problem(axes: &[Axis]) -> Problem {
         dim_v: DIM,
         additional: None,
         scale: None,
+        bias: false,
         axes: axes.to_vec(),
     }
 }

@@ -1,5 +1,6 @@
 //! The tests, one module for each promise.
 
+mod bias;
 mod context;
 mod edges;
 mod errors;

@@ -45,6 +45,7 @@ fn dense(batch: usize, heads: [usize; 2], dims: [usize; 2], tokens: [usize; 2]) 
         dim_v: dims[1],
         additional: None,
         scale: None,
+        bias: false,
         axes: vec![Axis::Dense { queries, keys, is_causal: false }],
     }
 }
@@ -67,6 +68,7 @@ fn windows(batch: usize, heads: [usize; 2], dim: usize, row: &[Value]) -> Proble
         dim_v: dim,
         additional: None,
         scale: None,
+        bias: false,
         axes: axes.collect(),
     }
 }

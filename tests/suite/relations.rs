@@ -19,6 +19,7 @@ pub(super) fn plain(axes: Vec<Axis>) -> Problem {
         dim_v: 4,
         additional: None,
         scale: None,
+        bias: false,
         axes,
     }
 }

@@ -49,6 +49,15 @@ impl TestDevice {
         }
     }
 
+    /// The strategies that know a relative position bias, in any type.
+    pub fn bias_strategies(&self) -> Vec<Strategy> {
+        if self.compiles_kernels() {
+            vec![Strategy::Reference]
+        } else {
+            vec![Strategy::Auto, Strategy::Reference]
+        }
+    }
+
     pub fn supports(&self, dtype: DType) -> bool {
         self.device.supports_dtype(dtype)
     }

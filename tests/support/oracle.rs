@@ -20,6 +20,7 @@ impl Problem {
             value: gradients.value,
             more_keys: gradients.additional_key,
             more_values: gradients.additional_value,
+            bias: gradients.bias,
         }
     }
 
@@ -35,8 +36,8 @@ impl Problem {
             additional: self.extra(),
             scale: self.scale(),
             visible: self.visible_keys(),
-            places: Vec::new(),
-            entries: 0,
+            places: if self.bias { self.places() } else { Vec::new() },
+            entries: self.entries(),
             operand: |x| x,
         }
     }
@@ -50,7 +51,7 @@ impl Inputs {
             value: &self.value,
             additional_key: &self.more_keys,
             additional_value: &self.more_values,
-            bias: &[],
+            bias: &self.bias,
             dout: &self.grad_out,
             dlse: &self.grad_lse,
         }

@@ -53,6 +53,25 @@ impl Axis {
         let keys = |query| (0..self.keys()).filter(|&key| self.sees(query, key)).collect();
         (0..self.queries()).map(keys).collect()
     }
+
+    /// Entries of a bias along this axis; none along one that is no window.
+    fn entries(&self) -> usize {
+        match *self {
+            Axis::Window { kernel_size, .. } => 2 * kernel_size - 1,
+            Axis::Dense { .. } => 0,
+        }
+    }
+
+    /// For every query, which of them belong to the keys it sees.
+    fn places(&self) -> Vec<Vec<usize>> {
+        let Axis::Window { kernel_size, dilation, .. } = *self else { return vec![] };
+        let place = |query: usize, key: usize| {
+            let distance = (key as i64 - query as i64) / dilation as i64;
+            (distance + kernel_size as i64 - 1) as usize
+        };
+        let visible = self.visible().into_iter().enumerate();
+        visible.map(|(q, keys)| keys.into_iter().map(|key| place(q, key)).collect()).collect()
+    }
 }
 
 /// What is computed; `additional` is `None` where no additional tokens are given at all.
@@ -65,6 +84,8 @@ pub struct Problem {
     pub dim_v: usize,
     pub additional: Option<usize>,
     pub scale: Option<f64>,
+    /// Whether there is a relative position bias; all axes are windows then.
+    pub bias: bool,
     pub axes: Vec<Axis>,
 }
 
@@ -76,19 +97,21 @@ pub struct Inputs {
     pub value: Vec<f64>,
     pub more_keys: Vec<f64>,
     pub more_values: Vec<f64>,
+    /// `[heads, 2 * kernel_size - 1, ..]`
+    pub bias: Vec<f64>,
     pub grad_out: Vec<f64>,
     pub grad_lse: Vec<f64>,
 }
 
 impl Inputs {
     /// Every input tensor and cotangent.
-    pub fn all_mut(&mut self) -> [&mut Vec<f64>; 7] {
-        let Self { query, key, value, more_keys, more_values, grad_out, grad_lse } = self;
-        [query, key, value, more_keys, more_values, grad_out, grad_lse]
+    pub fn all_mut(&mut self) -> [&mut Vec<f64>; 8] {
+        let Self { query, key, value, more_keys, more_values, bias, grad_out, grad_lse } = self;
+        [query, key, value, more_keys, more_values, bias, grad_out, grad_lse]
     }
 }
 
-/// Gradients of the inputs; empty for additional tokens that are not there.
+/// Gradients of the inputs; empty for additional tokens and a bias that are not there.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     pub query: Vec<f64>,
@@ -96,16 +119,18 @@ pub struct Gradients {
     pub value: Vec<f64>,
     pub more_keys: Vec<f64>,
     pub more_values: Vec<f64>,
+    pub bias: Vec<f64>,
 }
 
 impl Gradients {
-    pub fn named(&self) -> [(&'static str, &Vec<f64>); 5] {
+    pub fn named(&self) -> [(&'static str, &Vec<f64>); 6] {
         [
             ("dq", &self.query),
             ("dk", &self.key),
             ("dv", &self.value),
             ("d additional keys", &self.more_keys),
             ("d additional values", &self.more_values),
+            ("dbias", &self.bias),
         ]
     }
 }
@@ -138,17 +163,33 @@ impl Problem {
 
     /// For every query, the keys it sees.
     pub fn visible_keys(&self) -> Vec<Vec<usize>> {
+        self.outer_product(Axis::visible, Axis::keys)
+    }
+
+    /// For every query, where the bias of each of these keys stands in that of a head.
+    pub fn places(&self) -> Vec<Vec<usize>> {
+        self.outer_product(Axis::places, Axis::entries)
+    }
+
+    /// Entries of a head's bias.
+    pub fn entries(&self) -> usize {
+        self.axes.iter().map(Axis::entries).product()
+    }
+
+    /// For every query, the numbers of what it has along all axes, by those along each one and by how many there are.
+    fn outer_product(
+        &self,
+        along: fn(&Axis) -> Vec<Vec<usize>>,
+        length: fn(&Axis) -> usize,
+    ) -> Vec<Vec<usize>> {
         let mut rows = vec![vec![0]];
         for axis in &self.axes {
-            let along = axis.visible();
+            let (along, length) = (along(axis), length(axis));
             rows = rows
                 .iter()
                 .flat_map(|outer| along.iter().map(move |inner| (outer, inner)))
                 .map(|(outer, inner)| {
-                    outer
-                        .iter()
-                        .flat_map(|o| inner.iter().map(move |i| o * axis.keys() + i))
-                        .collect()
+                    outer.iter().flat_map(|o| inner.iter().map(move |i| o * length + i)).collect()
                 })
                 .collect();
         }
@@ -179,6 +220,7 @@ impl Problem {
         let rows = self.batch * self.queries() * self.heads;
         let tokens = self.batch * self.keys() * self.heads_kv;
         let extra = self.batch * self.extra() * self.heads_kv;
+        let entries = if self.bias { self.heads * self.entries() } else { 0 };
         Inputs {
             query: normal(rows * self.dim),
             key: normal(tokens * self.dim),
@@ -187,6 +229,7 @@ impl Problem {
             more_values: normal(extra * self.dim_v),
             grad_out: normal(rows * self.dim_v),
             grad_lse: normal(rows),
+            bias: normal(entries),
         }
     }
 }

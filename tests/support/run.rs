@@ -28,8 +28,8 @@ pub struct Setup {
     pub strategy: Strategy,
     pub context: Option<Context>,
     pub loss: Loss,
-    /// Whether query, key, value and the additional tokens require gradients.
-    pub tracked: [bool; 4],
+    /// Whether query, key, value, the additional tokens and the bias require gradients.
+    pub tracked: [bool; 5],
 }
 
 impl Setup {
@@ -41,7 +41,7 @@ impl Setup {
             strategy: Strategy::Auto,
             context: None,
             loss: Loss::None,
-            tracked: [true; 4],
+            tracked: [true; 5],
         }
     }
 
@@ -69,7 +69,7 @@ impl Setup {
         self
     }
 
-    pub fn tracked(mut self, tracked: [bool; 4]) -> Self {
+    pub fn tracked(mut self, tracked: [bool; 5]) -> Self {
         self.tracked = tracked;
         self
     }
@@ -130,32 +130,32 @@ pub fn run(problem: &Problem, inputs: &Inputs, setup: &Setup) -> Result<Results,
             if let Some(context) = setup.context {
                 options = options.with_context(context);
             }
-            execute::<4, 3>(
+            execute::<2, 4, 3>(
                 problem,
                 inputs,
                 setup,
                 &[*queries],
                 &[*keys],
-                |q, k, v, more, other| {
+                |q, k, v, more, other, _| {
                     let output = try_attention(q, k, v, options.with_additional_kv(more, other))?;
                     Ok((output.out, output.logsumexp))
                 },
             )
         }
-        (_, 1) => neighborhood::<1, 4, 3>(problem, inputs, setup, |q, k, v, options| {
-            try_na1d(q, k, v, options).map(|output| (output.out, output.logsumexp))
+        (_, 1) => neighborhood::<1, 2, 4, 3>(problem, inputs, setup, |q, k, v, options, bias| {
+            try_na1d(q, k, v, options.with_bias(bias)).map(|output| (output.out, output.logsumexp))
         }),
-        (_, 2) => neighborhood::<2, 5, 4>(problem, inputs, setup, |q, k, v, options| {
-            try_na2d(q, k, v, options).map(|output| (output.out, output.logsumexp))
+        (_, 2) => neighborhood::<2, 3, 5, 4>(problem, inputs, setup, |q, k, v, options, bias| {
+            try_na2d(q, k, v, options.with_bias(bias)).map(|output| (output.out, output.logsumexp))
         }),
-        (_, 3) => neighborhood::<3, 6, 5>(problem, inputs, setup, |q, k, v, options| {
-            try_na3d(q, k, v, options).map(|output| (output.out, output.logsumexp))
+        (_, 3) => neighborhood::<3, 4, 6, 5>(problem, inputs, setup, |q, k, v, options, bias| {
+            try_na3d(q, k, v, options.with_bias(bias)).map(|output| (output.out, output.logsumexp))
         }),
         _ => panic!("no operator for {} axes", problem.axes.len()),
     }
 }
 
-fn neighborhood<const N: usize, const D: usize, const L: usize>(
+fn neighborhood<const N: usize, const B: usize, const D: usize, const L: usize>(
     problem: &Problem,
     inputs: &Inputs,
     setup: &Setup,
@@ -164,6 +164,7 @@ fn neighborhood<const N: usize, const D: usize, const L: usize>(
         Tensor<D>,
         Tensor<D>,
         NeighborhoodOptions<N>,
+        Option<Tensor<B>>,
     ) -> Result<(Tensor<D>, Tensor<L>), AttentionError>,
 ) -> Result<Results, AttentionError> {
     let mut options = options::<N>(problem).with_strategy(setup.strategy);
@@ -171,8 +172,8 @@ fn neighborhood<const N: usize, const D: usize, const L: usize>(
         options = options.with_context(context);
     }
     let space: Vec<usize> = problem.axes.iter().map(Axis::queries).collect();
-    execute::<D, L>(problem, inputs, setup, &space, &space, |q, k, v, more, other| {
-        operator(q, k, v, options.with_additional_kv(more, other))
+    execute::<B, D, L>(problem, inputs, setup, &space, &space, |q, k, v, more, other, bias| {
+        operator(q, k, v, options.with_additional_kv(more, other), bias)
     })
 }
 
@@ -194,7 +195,20 @@ pub fn options<const N: usize>(problem: &Problem) -> NeighborhoodOptions<N> {
         .with_scale(problem.scale)
 }
 
-fn execute<const D: usize, const L: usize>(
+/// The shape of a bias, for a tensor of rank `B`.
+pub fn bias_shape<const B: usize>(problem: &Problem) -> [usize; B] {
+    let along = |axis: &Axis| match axis {
+        Axis::Window { kernel_size, .. } => 2 * kernel_size - 1,
+        Axis::Dense { .. } => panic!("dense attention has no bias"),
+    };
+    let mut shape = [problem.heads; B];
+    for (length, axis) in shape[1..].iter_mut().zip(&problem.axes) {
+        *length = along(axis);
+    }
+    shape
+}
+
+fn execute<const B: usize, const D: usize, const L: usize>(
     problem: &Problem,
     inputs: &Inputs,
     setup: &Setup,
@@ -206,6 +220,7 @@ fn execute<const D: usize, const L: usize>(
         Tensor<D>,
         Option<Tensor<4>>,
         Option<Tensor<4>>,
+        Option<Tensor<B>>,
     ) -> Result<(Tensor<D>, Tensor<L>), AttentionError>,
 ) -> Result<Results, AttentionError> {
     let Problem { batch, heads, heads_kv, dim, dim_v, additional, .. } = *problem;
@@ -214,7 +229,7 @@ fn execute<const D: usize, const L: usize>(
     };
     let backward = setup.loss != Loss::None;
     let track = |index: usize| backward && setup.tracked[index];
-    let [track_q, track_k, track_v, track_more] = [0, 1, 2, 3].map(track);
+    let [track_q, track_k, track_v, track_more, track_bias] = [0, 1, 2, 3, 4].map(track);
     let leaf = |values: &[f64], shape: [usize; D], track: bool| {
         let tensor = setup.tensor(values, shape);
         if track { tensor.require_grad() } else { tensor }
@@ -230,12 +245,17 @@ fn execute<const D: usize, const L: usize>(
     };
     let more_keys = more(&inputs.more_keys, dim);
     let more_values = more(&inputs.more_values, dim_v);
+    let bias = problem.bias.then(|| {
+        let tensor = setup.tensor(&inputs.bias, bias_shape::<B>(problem));
+        if track_bias { tensor.require_grad() } else { tensor }
+    });
     let (out, lse) = operator(
         query.clone(),
         key.clone(),
         value.clone(),
         more_keys.clone(),
         more_values.clone(),
+        bias.clone(),
     )?;
     assert_eq!(out.dims(), shape(queries, heads, dim_v));
     assert_eq!(out.dtype(), setup.dtype, "out has the dtype of the query");
@@ -278,6 +298,14 @@ fn execute<const D: usize, const L: usize>(
             value: of(&value, track_v),
             more_keys: more(&more_keys),
             more_values: more(&more_values),
+            bias: match &bias {
+                Some(bias) if track_bias => {
+                    let gradient = bias.grad(&gradients).expect("a bias has a gradient");
+                    assert_eq!((gradient.dims(), gradient.dtype()), (bias.dims(), setup.dtype));
+                    values(gradient)
+                }
+                _ => vec![],
+            },
         }
     });
     for (what, tensor, given) in [
