@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`windows`] | Which keys does a query see? |
 //! | [`choosing`] | Which window, stride and dilation should a model have, and what do they cost? |
+//! | [`position_bias`] | How do scores depend on where a key stands? |
 //! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
 //! | [`determinism`] | When do results repeat bit by bit? |
 //! | [`memory`] | What is kept, and what is allocated? |
@@ -31,6 +32,9 @@ pub mod extra_tokens {
 }
 pub mod memory {
     #![doc = include_str!("memory.md")]
+}
+pub mod position_bias {
+    #![doc = include_str!("position_bias.md")]
 }
 pub mod precision {
     #![doc = include_str!("precision.md")]
