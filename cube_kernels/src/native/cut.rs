@@ -26,6 +26,11 @@ pub struct Cut {
 }
 
 impl Cut {
+    /// Columns of a box.
+    pub fn column_tile(&self) -> [usize; MAX_RANK] {
+        if self.pass == Pass::Keys { self.q_tile } else { self.kv_tile }
+    }
+
     /// Whether the dilation of an axis is one of TMA's element strides, so that all its groups are
     /// one launch. Otherwise every group is a launch of its own.
     pub fn dilates_in_kernel(&self, axis: &Axis, index: usize) -> bool {

@@ -119,8 +119,7 @@ impl Grid<'_> {
     }
 
     fn tiles(&self) -> usize {
-        let space: usize = (0..MAX_RANK).map(|a| self.tiles_of(a) * self.groups(a)).product();
-        space * self.problem.batch * self.heads()
+        self.tiles_of_head() * self.problem.batch * self.heads()
     }
 
     /// The kernel of a program, to be launched on this grid.
@@ -132,6 +131,11 @@ impl Grid<'_> {
             block: self.cut.threads as u32,
             shared_memory: self.cut.shared_memory as u32,
         }
+    }
+
+    /// Tiles of CTAs for a head of a sample.
+    pub(crate) fn tiles_of_head(&self) -> usize {
+        (0..MAX_RANK).map(|index| self.groups(index) * self.tiles_of(index)).product()
     }
 
     /// Number of CTAs.

@@ -8,6 +8,8 @@
 //! specialisation that it can choose is generated without one, too.
 
 #[cfg(feature = "cuda")]
+mod bias;
+#[cfg(feature = "cuda")]
 pub mod compile;
 mod cut;
 mod element;

@@ -24,7 +24,8 @@ pub(crate) fn statistics_bytes(problem: &Problem) -> usize {
 /// Attention of all queries to the additional tokens, as one axis; `None` if there are no such tokens.
 pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
     let line = Axis::dense(problem.queries(), problem.additional, false);
-    (problem.additional > 0).then_some(problem.with_axes([line]).with_additional(0))
+    (problem.additional > 0)
+        .then_some(problem.with_axes([line]).with_additional(0).with_bias(false))
 }
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query

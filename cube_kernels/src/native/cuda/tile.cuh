@@ -49,6 +49,7 @@ struct __align__(128) Tile {
 #if ORIGIN
   int shift[3];                  // of the queries along each axis, see window.cuh
 #endif
+  int number;                    // among those of its head and sample; where sums of a bias are kept
 };
 static_assert(sizeof(Tile) == 128, "the kernels' shared memory has 128 bytes for it");
 
@@ -143,6 +144,14 @@ DEVICE void decode_tile(const Space& space, const int (&shift)[3], int index, Ti
 #endif
   const int blocks = tile.blocks[0] * tile.blocks[1] * tile.blocks[2];
   tile.steps = (blocks + BLOCKS - 1) / BLOCKS;
+}
+
+// Whether the row at a position sees the column at another.
+DEVICE bool is_visible(const Space& space, const Tile& tile, const int (&row)[3], const int (&column)[3]) {
+  const Window z = FIRST_AXIS == 0 ? window_of<0>(space, tile, row[0]) : Window{0, 1};
+  const Window y = FIRST_AXIS <= 1 ? window_of<1>(space, tile, row[1]) : Window{0, 1};
+  const Window x = window_of<2>(space, tile, row[2]);
+  return column[0] >= z.start && column[0] < z.end && column[1] >= y.start && column[1] < y.end && column[2] >= x.start && column[2] < x.end;
 }
 
 // Coordinates that TMA takes, from positions.

@@ -78,7 +78,7 @@ fn problems() -> Vec<Problem> {
 /// The candidates of both passes.
 fn schedules(problem: &Problem) -> Vec<Schedule> {
     let backward = [Pass::Queries, Pass::Keys].into_iter().flat_map(|pass| {
-        let gradients = Gradients { start: 0, width: 64, value: pass == Pass::Keys };
+        let gradients = Gradients { width: 64, value: pass == Pass::Keys, ..Gradients::NONE };
         backward_candidates(problem, Element::Bf16, pass, gradients)
     });
     candidates(problem, Element::Bf16).into_iter().chain(backward).collect()
@@ -158,7 +158,7 @@ fn every_query_has_its_own_place() {
 fn statistics_are_four_floats_to_a_place() {
     for problem in problems() {
         let [z, y, x] = places(&problem).map(|places| places as u64);
-        let gradients = Gradients { start: 0, width: 64, value: true };
+        let gradients = Gradients { width: 64, value: true, ..Gradients::NONE };
         for schedule in backward_candidates(&problem, Element::F16, Pass::Keys, gradients) {
             let map = statistics_map(6, &schedule.cut(), &problem);
             let heads = (problem.batch * problem.heads) as u64;

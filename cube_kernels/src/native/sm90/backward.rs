@@ -5,6 +5,7 @@
 //! results are the same in every run, and the statistics are all the workspace there is, but for a counter
 //! for each launch, from which its CTAs take their tiles.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use cubecl::client::Client;
@@ -13,6 +14,7 @@ use cubecl::server::Handle;
 use super::forward::{ELEMENT, check_layouts, hopper, more_strides, words};
 use super::program::Program;
 use super::{BackwardPlan, Element, Pass, Schedule, planned_backward};
+use crate::native::bias::{Bias, BiasParams};
 use crate::native::compile::Cubin;
 use crate::native::dense;
 use crate::native::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
@@ -20,7 +22,9 @@ use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::native::statistics::{pitch, places, statistics_bytes};
 use crate::tiling::Tiling;
 use crate::view::{KeyGradients, check_gradients, check_saved};
-use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Saved, Shape, Strided};
+use crate::{
+    KernelError, KeyValue, MAX_RANK, Operand, Operands, Outputs, Problem, Saved, Shape, Strided,
+};
 
 /// The gradients of attention, by the schedules that are [planned](planned_backward). What sums none that is wanted, one that has a
 /// buffer, is not launched.
@@ -56,6 +60,9 @@ pub fn warm_up_backward(
     for schedule in plan.schedules() {
         Program::Delta(schedule.element, problem.head_dim_v).load(&device)?;
         Program::Attention(*schedule).load(&device)?;
+        if problem.has_bias {
+            Program::Bias(schedule.element).load(&device)?;
+        }
     }
     Ok(())
 }
@@ -106,11 +113,16 @@ pub fn backward_with(
     let pair = |gradients: &Option<KeyValue<Handle>>| {
         gradients.as_ref().map(|KeyValue { key, value }| [key.clone(), value.clone()])
     };
-    let query = outputs.query.as_ref().map(|dq| [dq.clone(), dq.clone()]);
+    let dbias = outputs.bias.as_ref().and_then(Option::as_ref);
+    // The kernel that sums a bias' gradient writes that of the queries, too, to memory of its own if nobody wants it.
+    let unwanted = || client.empty(ELEMENT * Operand::Query.shape(problem).elements());
+    let dq = outputs.query.clone().or_else(|| dbias.map(|_| unwanted()));
+    let query = dq.map(|dq| [dq.clone(), dq]);
     let delta = Program::Delta(element, problem.head_dim_v).load(&device)?;
     let mut own = load(&plan.queries, query, &device)?;
     own.extend(load(&plan.keys, pair(&keys), &device)?);
     let more = load(&plan.additional, pair(&more), &device)?;
+    let around_bias = problem.has_bias.then(|| Program::Bias(element).load(&device)).transpose()?;
     // From here on nothing fails.
     let run = |problem: &Problem, kernels: &[Work<'_>], inputs: &Saved<Strided>| {
         if kernels.is_empty() {
@@ -122,15 +134,31 @@ pub fn backward_with(
                 grids(work.schedule.cut(), problem, &device).map(move |grid| (grid, work))
             })
             .collect();
+        let around_bias = around_bias.as_ref().zip(inputs.operands.bias.as_ref());
+        let bias = around_bias.map(|(cubin, bias)| {
+            let cuts = kernels.iter().map(|work| work.schedule.cut());
+            let sums = launches.iter().filter(|(_, work)| sums_bias(work.schedule));
+            let summing: Vec<_> = sums.map(|(grid, _)| grid).collect();
+            Bias::new(client, cubin, problem, &bias.handle, cuts, &summing)
+        });
         let workspace = Workspace {
             statistics: client.empty(statistics_bytes(problem)),
             taken: client.empty(size_of::<i32>() * launches.len()),
+            bias,
         };
         launch_delta(client, &delta, problem, inputs, &workspace, launches.len());
+        let mut summed = 0;
         for (number, (grid, work)) in launches.iter().enumerate() {
             let kernel = grid.kernel(&work.cubin, c"attention_backward");
             let buffers = buffers(inputs, &work.outputs, &workspace, number);
-            launch(client, kernel, buffers, arguments(grid, work.schedule.has_additional, inputs));
+            let bias = workspace.bias.as_ref();
+            launch(client, kernel, buffers, arguments(grid, work.schedule, inputs, bias, summed));
+            summed += usize::from(sums_bias(work.schedule));
+        }
+        if let (Some(bias), Some((cubin, _)), Some(gradient)) = (&workspace.bias, around_bias, dbias)
+            && summed > 0
+        {
+            bias.launch_sum(client, cubin, gradient);
         }
     };
     run(problem, &own, inputs);
@@ -193,6 +221,11 @@ struct Workspace {
     statistics: Handle,
     /// A counter for each launch.
     taken: Handle,
+    bias: Option<Bias>,
+}
+
+fn sums_bias(schedule: &Schedule) -> bool {
+    schedule.gradients.bias.is_some()
 }
 
 /// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
@@ -270,6 +303,8 @@ enum Slot {
     Taken,
     First,
     Second,
+    Entries,
+    Sums,
 }
 
 fn buffers(
@@ -278,7 +313,7 @@ fn buffers(
     workspace: &Workspace,
     number: usize,
 ) -> Vec<Buffer> {
-    let Operands { query, key, value, additional, bias: _ } = &inputs.operands;
+    let Operands { query, key, value, additional, .. } = &inputs.operands;
     let dout = &inputs.gradients.out;
     let (more_key, more_value) =
         additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
@@ -286,7 +321,9 @@ fn buffers(
     let read = read.map(|tensor| Buffer::read(&tensor.handle));
     let taken = workspace.taken.clone().offset_start((size_of::<i32>() * number) as u64);
     let written = [&taken, first, second].map(Buffer::written);
-    read.into_iter().chain([Buffer::read(&workspace.statistics)]).chain(written).collect()
+    let bias = Bias::buffers(workspace.bias.as_ref(), &query.handle);
+    let read = read.into_iter().chain([Buffer::read(&workspace.statistics)]);
+    read.chain(written).chain(bias).collect()
 }
 
 /// The kernel's `Params`. Addresses are filled in when it is enqueued.
@@ -303,13 +340,22 @@ struct Params {
     scale: f32,
     scale_log2: f32,
     shift: [i32; MAX_RANK],
+    bias: BiasParams,
 }
 
-const _: () = assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 8));
+const _: () =
+    assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 8) + size_of::<BiasParams>());
 
-fn arguments(grid: &Grid, has_additional: bool, inputs: &Saved<Strided>) -> Vec<Argument> {
+fn arguments(
+    grid: &Grid,
+    schedule: &Schedule,
+    inputs: &Saved<Strided>,
+    bias: Option<&Bias>,
+    summed: usize,
+) -> Vec<Argument> {
     use Slot::*;
-    let Operands { query, key, value, additional, bias: _ } = &inputs.operands;
+    let has_additional = schedule.has_additional;
+    let Operands { query, key, value, additional, .. } = &inputs.operands;
     let dout = &inputs.gradients.out;
     let problem = grid.problem;
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
@@ -342,9 +388,12 @@ fn arguments(grid: &Grid, has_additional: bool, inputs: &Saved<Strided>) -> Vec<
         scale: problem.scale as f32,
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
         shift: grid.shift(),
+        bias: Bias::params(bias, grid),
     };
     let pointers = [First, Second, Query, Key, Value, Dout, MoreKey, MoreValue, Statistics, Taken];
     // SAFETY: the assertion above counts every byte.
     let params = unsafe { parameters(params, &pointers.map(|slot| slot as usize)) };
+    let (at, slots) = (offset_of!(Params, bias), [Entries as usize, Sums as usize]);
+    let params = Bias::address(bias, params, at, slots, summed);
     maps.into_iter().map(Argument::TensorMap).chain([params]).collect()
 }

@@ -1,16 +1,19 @@
 //! Launches of the forward kernel.
 
+use std::mem::offset_of;
+
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use super::program::Program;
 use super::{Element, Schedule, planned};
+use crate::native::bias::{Bias, BiasParams};
 use crate::native::compile::has_compiler;
 use crate::native::grid::{Grid, Space, check_layout, grids, parameters};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, device_info, launch};
 use crate::tiling::Tiling;
 use crate::view::{check_operands, check_outputs};
-use crate::{KernelError, KeyValue, MAX_RANK, Operands, Outputs, Problem, Strided};
+use crate::{KernelError, KeyValue, MAX_RANK, Operand, Operands, Outputs, Problem, Strided};
 
 /// Attention with logsumexp, in f16 or bf16, into contiguous outputs, by the schedule that is [`planned()`].
 ///
@@ -75,9 +78,17 @@ pub fn forward_with(
     check_outputs(problem, outputs, ELEMENT)?;
     check_layouts(schedule, problem, inputs)?;
     let cubin = Program::Attention(*schedule).load(&device)?;
+    let bias = match &inputs.bias {
+        Some(bias) => {
+            let cubin = Program::Bias(schedule.element).load(&device)?;
+            Some(Bias::new(client, &cubin, problem, &bias.handle, [schedule.cut()], &[]))
+        }
+        None => None,
+    };
     for grid in grids(schedule.cut(), problem, &device) {
         let kernel = grid.kernel(&cubin, c"attention_forward");
-        launch(client, kernel, buffers(inputs, outputs), arguments(&grid, inputs));
+        let buffers = buffers(inputs, outputs, bias.as_ref());
+        launch(client, kernel, buffers, arguments(&grid, inputs, bias.as_ref()));
     }
     Ok(())
 }
@@ -91,7 +102,9 @@ pub(super) fn check_layouts(
     problem: &Problem,
     operands: &Operands<Strided>,
 ) -> Result<(), KernelError> {
-    operands.iter().try_for_each(|(operand, tensor)| {
+    // Boxes of it are never loaded.
+    let boxed = operands.iter().filter(|(operand, _)| *operand != Operand::Bias);
+    boxed.into_iter().try_for_each(|(operand, tensor)| {
         check_layout(operand.name(), tensor, operand.shape(problem), problem, &schedule.cut())
     })
 }
@@ -106,16 +119,23 @@ enum Slot {
     MoreValue,
     Out,
     Lse,
+    Entries,
+    Sums,
 }
 
-fn buffers(inputs: &Operands<Strided>, outputs: &Outputs<Handle>) -> Vec<Buffer> {
-    let Operands { query, key, value, additional, bias: _ } = inputs;
+fn buffers(
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+    bias: Option<&Bias>,
+) -> Vec<Buffer> {
+    let Operands { query, key, value, additional, .. } = inputs;
     // The kernel takes the maps of additional tokens in any case.
     let (more_key, more_value) =
         additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
     let read = [query, key, value, more_key, more_value].map(|tensor| Buffer::read(&tensor.handle));
     let written = [&outputs.out, &outputs.lse].map(Buffer::written);
-    read.into_iter().chain(written).collect()
+    let bias = Bias::buffers(bias, &query.handle);
+    read.into_iter().chain(written).chain(bias).collect()
 }
 
 /// The kernel's `Params`. Addresses are filled in when it is enqueued.
@@ -130,13 +150,14 @@ struct Params {
     additional: i32,
     scale_log2: f32,
     shift: [i32; MAX_RANK],
+    bias: BiasParams,
 }
 
-// Seven addresses, 21 strides, and the space and 6 more words of four bytes.
-const _: () = assert!(size_of::<Params>() == 8 * (7 + 21) + 4 * (34 + 6));
+// Seven addresses, 21 strides, the space and 6 more words of four bytes, and what belongs to a bias.
+const _: () = assert!(size_of::<Params>() == 8 * (7 + 21) + 4 * (34 + 6) + size_of::<BiasParams>());
 
-fn arguments(grid: &Grid, inputs: &Operands<Strided>) -> Vec<Argument> {
-    let Operands { query, key, value, additional, bias: _ } = inputs;
+fn arguments(grid: &Grid, inputs: &Operands<Strided>, bias: Option<&Bias>) -> Vec<Argument> {
+    let Operands { query, key, value, additional, .. } = inputs;
     let problem = grid.problem;
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     let mut maps = vec![
@@ -160,11 +181,14 @@ fn arguments(grid: &Grid, inputs: &Operands<Strided>) -> Vec<Argument> {
         additional: problem.additional as i32,
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
         shift: grid.shift(),
+        bias: Bias::params(bias, grid),
     };
     use Slot::*;
     let pointers = [Out, Lse, Query, Key, Value, MoreKey, MoreValue].map(|slot| slot as usize);
     // SAFETY: the assertion above counts every byte.
     let params = unsafe { parameters(params, &pointers) };
+    let (at, slots) = (offset_of!(Params, bias), [Entries as usize, Sums as usize]);
+    let params = Bias::address(bias, params, at, slots, 0);
     maps.into_iter().map(Argument::TensorMap).chain([params]).collect()
 }
 

@@ -20,6 +20,8 @@ pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_bac
 const SLOTS: usize = 16;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
 const MIN_SCALE: f64 = 1e-6;
+/// Most entries of a head's bias: each warp of a backward kernel sums as many in shared memory.
+const MOST_BIAS: usize = 1200;
 /// Multiprocessors of an H100 or H200.
 const MULTIPROCESSORS: f64 = 132.0;
 
@@ -60,8 +62,8 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
         return Some("the slowest of three axes has other queries than keys".into());
     }
-    if problem.has_bias {
-        return Some("there is a position bias".into());
+    if problem.has_bias && problem.bias_extents().iter().product::<usize>() > MOST_BIAS {
+        return Some(format!("the position bias has more than {MOST_BIAS} entries for a head"));
     }
     if problem.keys() == 0 {
         return Some("there are no keys".into());
@@ -185,6 +187,7 @@ fn candidates_of(
                 is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
                 has_origin: problem.has_origin(),
                 has_additional: problem.additional > 0 && pass != Pass::Keys,
+                has_bias: problem.has_bias,
                 q_tile,
                 kv_tile,
                 stack,

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use super::source::delta_source;
 use super::{ARCHITECTURE, Element, OPTIONS, Schedule};
+use crate::native::bias;
 use crate::native::compile::{CompileError, Cubin, Source, compile};
 use crate::native::launch::DeviceInfo;
 
@@ -15,6 +16,8 @@ pub(super) enum Program {
     Attention(Schedule),
     /// What prepares a backward pass, for values of this length.
     Delta(Element, usize),
+    /// What surrounds kernels that add a bias.
+    Bias(Element),
 }
 
 impl Program {
@@ -28,6 +31,7 @@ impl Program {
         let (name, code) = match self {
             Self::Attention(schedule) => (schedule.to_string(), schedule.source()),
             Self::Delta(element, head_dim_v) => delta_source(element, head_dim_v),
+            Self::Bias(element) => bias::source(element),
         };
         let options = OPTIONS.map(String::from).to_vec();
         let source = Source { name: format!("{name}_{ARCHITECTURE}"), code, options };

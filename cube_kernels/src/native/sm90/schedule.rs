@@ -28,11 +28,13 @@ pub struct Gradients {
     pub width: usize,
     /// Whether the gradient of the value is among them.
     pub value: bool,
+    /// Entries along each axis of the bias whose gradient is.
+    pub bias: Option<[usize; MAX_RANK]>,
 }
 
 impl Gradients {
     /// Of the forward pass.
-    pub const NONE: Self = Self { start: 0, width: 0, value: false };
+    pub const NONE: Self = Self { start: 0, width: 0, value: false, bias: None };
 }
 
 /// Rows of a warpgroup's tile, and columns of a block.
@@ -68,6 +70,8 @@ pub struct Schedule {
     pub has_origin: bool,
     /// Whether there are additional tokens.
     pub has_additional: bool,
+    /// Whether a relative position bias is added to the scores.
+    pub has_bias: bool,
     /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64.
     pub q_tile: [usize; MAX_RANK],
     /// Keys of a block or, where they are rows, of one warpgroup: 64.
@@ -125,7 +129,9 @@ impl Schedule {
             Pass::Forward => longest <= 128 && self.warpgroups < 3,
             Pass::Queries => {
                 let fits = self.ctas < 3 && (self.is_late || self.warpgroups < 3);
-                longest <= 128 && self.blocks == 1 && fits
+                // What sums a bias' gradient needs the registers.
+                let sums = self.gradients.bias.is_some();
+                longest <= 128 && self.blocks == 1 && fits && !sums
             }
             Pass::Keys => false,
         }
@@ -166,13 +172,14 @@ impl Schedule {
 
     /// The tensors that it writes.
     pub fn writes(&self) -> String {
-        let Gradients { start, width, value } = self.gradients;
+        let Gradients { start, width, value, bias } = self.gradients;
         let slice = match width < self.head_dim {
             true => format!("[{start}..{}]", start + width),
             false => String::new(),
         };
         match self.pass {
             Pass::Forward => "out, lse".to_string(),
+            Pass::Queries if bias.is_some() => format!("dq{slice}, dbias"),
             Pass::Queries => format!("dq{slice}"),
             Pass::Keys if width == 0 => "dv".to_string(),
             Pass::Keys if value => format!("dk{slice}, dv"),
@@ -213,7 +220,12 @@ impl Schedule {
                 (2 * self.row_buffers(), 2 * stages + 2 * self.row_buffers())
             }
         };
-        rows + stages * (step + statistics) + one_hot + 128 * tiles + 8 * barriers
+        // Slopes of eight rows, and their sums by distance, of each warp.
+        let sums = self.gradients.bias.map_or(0, |extents| {
+            let entries = extents.iter().product::<usize>().next_multiple_of(4);
+            4 * self.warpgroups * size_of::<f32>() * (8 * 72 + entries)
+        });
+        rows + stages * (step + statistics) + one_hot + 128 * tiles + 8 * barriers + sums
     }
 
     /// Bytes of shared memory.
@@ -249,6 +261,7 @@ impl Schedule {
         let (producer, consumer) = self.registers();
         let [row_z, row_y, row_x] = self.row_tile();
         let [column_z, column_y, column_x] = self.column_tile();
+        let [bias_z, bias_y, bias_x] = self.gradients.bias.unwrap_or([1; MAX_RANK]);
         let mut macros = vec![
             ("BF16", usize::from(self.element == Element::Bf16)),
             ("DIM", self.head_dim),
@@ -259,6 +272,7 @@ impl Schedule {
             ("DILATED", usize::from(self.is_dilated)),
             ("ORIGIN", usize::from(self.has_origin)),
             ("ADDITIONAL", usize::from(self.has_additional)),
+            ("BIAS", usize::from(self.has_bias)),
             ("ROW_Z", row_z),
             ("ROW_Y", row_y),
             ("ROW_X", row_x),
@@ -279,6 +293,10 @@ impl Schedule {
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
+                ("SUM_BIAS", usize::from(self.gradients.bias.is_some())),
+                ("BIAS_Z", bias_z),
+                ("BIAS_Y", bias_y),
+                ("BIAS_X", bias_x),
                 ("FIRST_START", self.gradients.start),
                 ("FIRST_DIM", self.gradients.width),
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
@@ -300,6 +318,8 @@ impl Schedule {
             && (self.is_strided || problem.axes.iter().all(|axis| axis.stride == 1))
             && (self.is_dilated || problem.axes.iter().all(|axis| axis.dilation == 1))
             && (self.has_origin || !problem.has_origin())
+            && self.has_bias == problem.has_bias
+            && self.gradients.bias.is_none_or(|extents| extents == problem.bias_extents())
     }
 }
 
@@ -313,7 +333,7 @@ impl fmt::Display for Schedule {
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }
-        let Gradients { start, width, value } = self.gradients;
+        let Gradients { start, width, value, bias } = self.gradients;
         match self.pass {
             Pass::Forward => {}
             _ if width == 0 => f.write_str("_value")?,
@@ -336,9 +356,13 @@ impl fmt::Display for Schedule {
             (self.is_dilated, "_dilated"),
             (self.has_origin, "_origin"),
             (self.has_additional, "_additional"),
+            (self.has_bias, "_bias"),
         ] {
             f.write_str(if flag { name } else { "" })?;
         }
-        Ok(())
+        match bias {
+            Some(extents) => write!(f, "_dbias{}", shape(&extents[first..])),
+            None => Ok(()),
+        }
     }
 }

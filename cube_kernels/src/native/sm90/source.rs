@@ -30,6 +30,7 @@ impl Schedule {
         text += include_str!("cuda/pipeline.cuh");
         text += include_str!("cuda/mask.cuh");
         text += include_str!("cuda/score.cuh");
+        text += include_str!("cuda/bias.cuh");
         text += include_str!("cuda/finish.cuh");
         text += match self.pass {
             Pass::Forward => concat!(
@@ -39,7 +40,9 @@ impl Schedule {
             ),
             Pass::Queries | Pass::Keys => concat!(
                 include_str!("cuda/backward_params.cuh"),
+                include_str!("cuda/backward_layout.cuh"),
                 include_str!("cuda/backward_repair.cuh"),
+                include_str!("cuda/bias_sums.cuh"),
                 include_str!("cuda/backward.cu"),
             ),
         };

@@ -25,21 +25,6 @@
 constexpr int K_STEPS = (DIM + 15) / 16;      // wgmma k steps of S
 constexpr int K_STEPS_V = (DIM_V + 15) / 16;  // and of dP
 
-constexpr int FIRST_TILE = chunks_of(DIM) * 64 * 128;  // bytes, of one warpgroup
-constexpr int SECOND_TILE = chunks_of(DIM_V) * 64 * 128;
-constexpr int FIRST_STAGE = chunks_of(DIM) * ROWS * 128;
-constexpr int SECOND_STAGE = chunks_of(DIM_V) * ROWS * 128;
-constexpr int SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE;
-constexpr int ROWS_BYTES = WARPGROUPS * (FIRST_TILE + SECOND_TILE);
-constexpr int FIRST_OFFSET = ROW_BUFFERS * ROWS_BYTES;
-constexpr int SECOND_OFFSET = FIRST_OFFSET + STAGES * FIRST_STAGE;
-constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;
-constexpr int STATISTICS_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
-constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see delta.cu
-constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
-constexpr int TILE_SLOTS = 2 * ROW_BUFFERS;  // results are written when the rows are gone
-constexpr int BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128;
-
 struct Barriers {
   u32 base;
   DEVICE u32 full(int stage) const { return base + 8 * stage; }
@@ -86,6 +71,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* sl
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
     decode_tile(space, params.shift, index, slots[slot]);
+    if constexpr (SUM_BIAS) slots[slot].number = index / space.chunk % params.bias.tiles;
     step = tile.first;  // so that no register has to hold it meanwhile
     if (tile.steps == 0) continue;
     load_rows(space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
@@ -132,6 +118,7 @@ struct Consumer {
   u32 row_first_fragments[4 * K_STEPS], row_second_fragments[4 * K_STEPS_V];
   float lse[2], delta[2];
   OneHotRows one_hot;
+  BiasSums bias_sums;
 
   DEVICE void release(u32 barrier) { if (lane == 0) barrier_arrive(barrier); }
   DEVICE void wait_columns(int step) { barrier_wait(barriers.full(stage_of(step)), parity_of(step)); }
@@ -269,6 +256,7 @@ struct Consumer {
 
     LinearRows linear;
     if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, row_at);
+    BiasRows bias;
     if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, row_at);
     int step = uniform(tile.first);
     Walk walk;
@@ -289,7 +277,7 @@ struct Consumer {
     // From masked scores and dP, which may still be on its way, to what the gradients are summed from, and the
     // sum of `second`.
     auto weigh = [&](int i) {
-      exponentiate(step + i, params.scale_log2);
+      exponentiate(step + i, BIAS ? 1.f : params.scale_log2);
       if constexpr (WITH_SECOND) {
         pack_fragments(scores, weights);
         accumulate_second(step + i);
@@ -303,6 +291,8 @@ struct Consumer {
       if constexpr (WITH_FIRST) {
         pin(products);
         differentiate(step + i);
+        if (SUM_BIAS && (!ADDITIONAL || i < tile.steps)) bias_sums.add(tile, bias.walk, products, i, lane);
+        if constexpr (BIAS) bias.next(tile);
       }
       wgmma_wait<0>();
       if constexpr (WITH_SECOND) pin(second);
@@ -324,6 +314,13 @@ struct Consumer {
       mask_step(scores, linear, tile, i, params.additional, lane);
       if constexpr (WITH_FIRST && LATE) begin_products(step + i);
     };
+    // Between them: from raw scores to those of base 2, if a bias is added.
+    auto add_bias = [&](int i, int head) {
+      if constexpr (BIAS) {
+        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale_log2);
+        else bias.add(params.bias, tile, head, scores, params.scale_log2);
+      }
+    };
 
 #pragma unroll
     for (int i = 0; WITH_FIRST && i < FIRST_DIM / 2; i++) first[i] = 0.f;
@@ -334,14 +331,18 @@ struct Consumer {
       for (int i = 0; i < low; i++) skip(step + i);
       if (low < high) {
         walk.start(tile, low * BLOCKS);
+        if constexpr (BIAS) bias.start_tile(params.bias, tile, row_at, low, lane);
+        if constexpr (SUM_BIAS) bias_sums.start_tile();
         aim(low);
         fire();
         wait_columns(step + low);
         begin(low, true);
+        add_bias(low, query_head(params, tile, pass));
         weigh(low);
 #pragma unroll 1
         for (int i = low + 1; i < high; i++) {
           begin(i, false);
+          add_bias(i, query_head(params, tile, pass));
           weigh(i);
         }
         if constexpr (WITH_FIRST) {
@@ -356,6 +357,10 @@ struct Consumer {
     if constexpr (!ROWS_IN_REGISTERS) {
       __syncwarp();
       release(barriers.rows_empty(slot));
+    }
+    if constexpr (SUM_BIAS) {
+      if (low < high) bias_sums.recount(params, tile, lane);
+      bias_sums.flush(params.bias, tile);
     }
     finish(params, tile);
   }
@@ -395,7 +400,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
                    const __grid_constant__ TensorMap map_column_first, const __grid_constant__ TensorMap map_column_second,
                    const __grid_constant__ TensorMap map_more_key, const __grid_constant__ TensorMap map_more_value,
                    const __grid_constant__ TensorMap map_statistics, const __grid_constant__ Params params) {
-  extern __shared__ __align__(1024) u8 memory[];
+
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
   const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
@@ -430,6 +435,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
+    if constexpr (SUM_BIAS) consumer.bias_sums.start(consumer.lane);
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.

@@ -11,12 +11,17 @@ struct Params {
   int additional;                // tokens that every query sees
   float scale, scale_log2;       // scale * log2(e)
   int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
+  Bias bias;
 };
 
 // The columns of a key head are the queries of several heads, one after the other.
 DEVICE int passes(const Params& params) { return INVERSE ? params.group_size : 1; }
 DEVICE int column_head(const Params& params, const Tile& tile, int pass) {
   return INVERSE ? tile.head * params.group_size + pass : tile.head / params.group_size;
+}
+
+DEVICE int query_head(const Params& params, const Tile& tile, int pass) {
+  return INVERSE ? column_head(params, tile, pass) : tile.head;
 }
 
 // The statistics of the query at a position; the tile's group is the query's.

@@ -13,11 +13,9 @@ DEVICE void load_row(Row& row, const u16* first, const u16* second, int lane) {
   for (int i = 0; i < (DIM_V + 31) / 32; i++) row.values_v[i] = i * 32 + lane < DIM_V ? unpack(second[i * 32 + lane]) : 0.f;
 }
 
-// Adds what a column contributes to the gradients of a row.
-DEVICE void see(Row& sum, const Row& row, const u16* first, const u16* second, float lse, float delta, float scale, int lane) {
-  Row column;
-  load_row(column, first, second, lane);
-  float score = 0.f, product = 0.f;
+// The score and dP of a row and a column.
+DEVICE void dots(const Row& row, const Row& column, float& score, float& product) {
+  score = product = 0.f;
 #pragma unroll
   for (int i = 0; i < (DIM + 31) / 32; i++) score += row.values[i] * column.values[i];
 #pragma unroll
@@ -27,6 +25,15 @@ DEVICE void see(Row& sum, const Row& row, const u16* first, const u16* second, f
     score += __shfl_xor_sync(~0u, score, mask);
     product += __shfl_xor_sync(~0u, product, mask);
   }
+}
+
+// Adds what a column contributes to the gradients of a row.
+DEVICE void see(Row& sum, const Row& row, const u16* first, const u16* second, float lse, float delta, float scale, float bias, int lane) {
+  Row column;
+  load_row(column, first, second, lane);
+  float score, product;
+  dots(row, column, score, product);
+  if constexpr (BIAS) lse -= bias;
   const float weight = exp2f(score * scale - lse), slope = weight * (product - delta);
 #pragma unroll
   for (int i = 0; i < (DIM + 31) / 32; i++) sum.values[i] += slope * column.values[i];
@@ -36,6 +43,24 @@ DEVICE void see(Row& sum, const Row& row, const u16* first, const u16* second, f
 
 DEVICE i64 offset(const i64 (&strides)[5], int batch, const int (&token)[3], int head) {
   return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];
+}
+
+// dS of a query and a key that it sees.
+DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)[3], const int (&key)[3], int lane) {
+  const Space& space = params.space;
+  const int here[3] = {token(space, tile, 0, query[0]), token(space, tile, 1, query[1]), token(space, tile, 2, query[2])};
+  const int there[3] = {token(space, tile, 0, key[0]), token(space, tile, 1, key[1]), token(space, tile, 2, key[2])};
+  const int head = column_head(params, tile, 0);
+  Row row, column;
+  load_row(row, params.query + offset(params.query_strides, tile.batch, here, tile.head),
+           params.dout + offset(params.dout_strides, tile.batch, here, tile.head), lane);
+  load_row(column, params.key + offset(params.key_strides, tile.batch, there, head),
+           params.value + offset(params.value_strides, tile.batch, there, head), lane);
+  const float4 statistics = statistics_of(params, tile, tile.head, query);
+  const float bias = BIAS ? bias_of(params.bias, tile.head, query, key) : 0.f;
+  float score, product;
+  dots(row, column, score, product);
+  return exp2f(score * params.scale_log2 - (statistics.x - bias)) * (product - statistics.y);
 }
 
 // The row at position `at`.
@@ -69,10 +94,11 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
           const int there[3] = {token(space, tile, 0, z), token(space, tile, 1, y), token(space, tile, 2, x)};
           const int seen[3] = {z, y, x};
           const float4 statistics = INVERSE ? statistics_of(params, tile, head, seen) : statistics_of(params, tile, tile.head, at);
+          const float bias = BIAS ? bias_of(params.bias, INVERSE ? head : tile.head, at, seen) : 0.f;
           see(sum, row,
               (INVERSE ? params.query : params.key) + offset(INVERSE ? params.query_strides : params.key_strides, tile.batch, there, head),
               (INVERSE ? params.dout : params.value) + offset(INVERSE ? params.dout_strides : params.value_strides, tile.batch, there, head),
-              statistics.x, statistics.y, params.scale_log2, lane);
+              statistics.x, statistics.y, params.scale_log2, bias, lane);
         }
   }
 #pragma unroll 1
@@ -82,7 +108,7 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
     see(sum, row,
         params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head * params.more_key_strides[2],
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head * params.more_value_strides[2],
-        statistics.x, statistics.y, params.scale_log2, lane);
+        statistics.x, statistics.y, params.scale_log2, 0.f, lane);
   }
 #pragma unroll
   for (int i = FIRST_START / 32; WITH_FIRST && i < (FIRST_START + FIRST_DIM + 31) / 32; i++)

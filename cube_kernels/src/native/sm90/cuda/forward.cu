@@ -191,6 +191,8 @@ struct Consumer {
 
     LinearRows linear;
     if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, query_at);
+    BiasRows bias;
+    if constexpr (BIAS) bias.start_tile(params.bias, tile, query_at, low, lane);
     Walk walk;
     if constexpr (MASK == ONE_HOT) {
       walk.start(tile, low * BLOCKS);
@@ -207,7 +209,12 @@ struct Consumer {
     };
     auto weigh = [&](int i) {
       mask_step(scores, linear, tile, i, params.additional, lane);
-      softmax.step(scores, params.scale_log2);
+      if constexpr (BIAS) {
+        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale_log2);
+        else bias.add(params.bias, tile, tile.head, scores, params.scale_log2);
+        bias.next(tile);
+      }
+      softmax.step(scores, BIAS ? 1.f : params.scale_log2);
     };
 
 #pragma unroll
@@ -280,8 +287,9 @@ struct Consumer {
       const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
-        params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
-      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
+        params.lse[row] = (softmax.max[r] * (BIAS ? 1.f : params.scale_log2) + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
+      const float trusted = BIAS ? TRUSTED_SCORE * params.scale_log2 : TRUSTED_SCORE;
+      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < trusted);
     }
     for_each_broken(broken, query_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
   }

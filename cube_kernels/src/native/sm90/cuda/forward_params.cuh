@@ -9,4 +9,5 @@ struct Params {
   int additional;                // tokens that every query sees
   float scale_log2;              // scale * log2(e)
   int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
+  Bias bias;
 };

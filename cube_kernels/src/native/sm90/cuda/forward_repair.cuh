@@ -7,7 +7,7 @@ struct Accumulator {
   float max, sum, out[(DIM_V + 31) / 32];
 };
 
-DEVICE void see(Accumulator& row, const float (&q)[(DIM + 31) / 32], const u16* key, const u16* value, float scale, int lane) {
+DEVICE void see(Accumulator& row, const float (&q)[(DIM + 31) / 32], const u16* key, const u16* value, float scale, float bias, int lane) {
   float score = 0.f;
 #pragma unroll
   for (int i = 0; i < (DIM + 31) / 32; i++)
@@ -15,6 +15,7 @@ DEVICE void see(Accumulator& row, const float (&q)[(DIM + 31) / 32], const u16* 
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) score += __shfl_xor_sync(~0u, score, mask);
   score *= scale;
+  if constexpr (BIAS) score += bias;
   const float max = fmaxf(row.max, score);
   const float base = max == NEG_INF ? 0.f : max;
   const float rescale = exp2f(row.max - base), weight = exp2f(score - base);
@@ -50,15 +51,17 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
 #pragma unroll 1
       for (int x = wx.start; x < wx.end; x++) {
         const int tz = token(space, tile, 0, z), ty = token(space, tile, 1, y), tx = token(space, tile, 2, x);
+        const int there[3] = {z, y, x};
+        const float bias = BIAS ? bias_of(params.bias, tile.head, at, there) : 0.f;
         see(sum, q, params.key + offset(params.key_strides, tile.batch, tz, ty, tx, head_kv),
-            params.value + offset(params.value_strides, tile.batch, tz, ty, tx, head_kv), params.scale_log2, lane);
+            params.value + offset(params.value_strides, tile.batch, tz, ty, tx, head_kv), params.scale_log2, bias, lane);
       }
 #pragma unroll 1
   for (int t = 0; ADDITIONAL && t < params.additional; t++)
     see(sum, q,
         params.more_key + tile.batch * params.more_key_strides[0] + t * params.more_key_strides[1] + head_kv * params.more_key_strides[2],
         params.more_value + tile.batch * params.more_value_strides[0] + t * params.more_value_strides[1] + head_kv * params.more_value_strides[2],
-        params.scale_log2, lane);
+        params.scale_log2, 0.f, lane);
   const float inverse = 1.f / sum.sum;
   u16* out = (u16*)params.out + row * DIM_V;
 #pragma unroll

@@ -34,15 +34,21 @@ impl BackwardPlan {
 
     /// Those of its kernels that sum a gradient that somebody wants.
     pub fn wanted(&self, wanted: &Operands<bool>) -> Self {
+        let Operands { query, key, value, additional, bias } = *wanted;
+        let bias = bias.unwrap_or(false);
         let of = |kernels: &[Schedule], [key, value]: [bool; 2]| -> Vec<Schedule> {
             let is_wanted = |schedule: &&Schedule| {
-                schedule.gradients.width > 0 && key || schedule.gradients.value && value
+                let Gradients { width, value: with_value, bias: with_bias, .. } = schedule.gradients;
+                width > 0 && key || with_value && value || with_bias.is_some() && bias
             };
             kernels.iter().filter(is_wanted).copied().collect()
         };
-        let Operands { query, key, value, additional, bias: _ } = *wanted;
+        let mut queries = of(&self.queries, [query, false]);
+        for schedule in &mut queries {
+            schedule.gradients.bias = schedule.gradients.bias.filter(|_| bias);
+        }
         Self {
-            queries: of(&self.queries, [query, false]),
+            queries,
             keys: of(&self.keys, [key, value]),
             additional: additional
                 .map_or(vec![], |KeyValue { key, value }| of(&self.additional, [key, value])),
@@ -116,13 +122,16 @@ pub fn planned_backward(
 fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
     let Problem { head_dim, head_dim_v, .. } = *problem;
     let with_value = pass == Pass::Keys;
+    let bias = (pass == Pass::Queries && problem.has_bias).then(|| problem.bias_extents());
     if head_dim.max(head_dim_v) <= SLICE {
-        return vec![Gradients { start: 0, width: head_dim, value: with_value }];
+        return vec![Gradients { start: 0, width: head_dim, value: with_value, bias }];
     }
     let slices = (0..head_dim).step_by(SLICE).map(|start| Gradients {
         start,
         width: SLICE.min(head_dim - start),
         value: false,
+        // Each slice has all slopes: one of them sums them.
+        bias: bias.filter(|_| start == 0),
     });
     slices.chain(with_value.then_some(Gradients { value: true, ..Gradients::NONE })).collect()
 }

@@ -1,0 +1,17 @@
+// Where everything lies in the shared memory of a CTA, in bytes from its start.
+
+constexpr int FIRST_TILE = chunks_of(DIM) * 64 * 128;  // bytes, of one warpgroup
+constexpr int SECOND_TILE = chunks_of(DIM_V) * 64 * 128;
+constexpr int FIRST_STAGE = chunks_of(DIM) * ROWS * 128;
+constexpr int SECOND_STAGE = chunks_of(DIM_V) * ROWS * 128;
+constexpr int SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE;
+constexpr int ROWS_BYTES = WARPGROUPS * (FIRST_TILE + SECOND_TILE);
+constexpr int FIRST_OFFSET = ROW_BUFFERS * ROWS_BYTES;
+constexpr int SECOND_OFFSET = FIRST_OFFSET + STAGES * FIRST_STAGE;
+constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;
+constexpr int STATISTICS_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
+constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see delta.cu
+constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
+constexpr int TILE_SLOTS = 2 * ROW_BUFFERS;  // results are written when the rows are gone
+constexpr int BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128;
+constexpr int SUMS_OFFSET = BARRIER_OFFSET + 8 * (2 * STAGES + 2 * ROW_BUFFERS);  // of a bias, see bias_sums.cuh
