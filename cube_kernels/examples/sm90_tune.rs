@@ -1,7 +1,7 @@
 //! Times the candidate schedules of catalogue problems on a Hopper GPU, the most promising first,
 //! beside what the model expects of them.
 //!
-//! `sm90_tune [--top N] [--backward] [NAME...]`: the N best of each shape of CTA, 2 by default.
+//! `sm90_tune [--top N] [--backward] [--bias] [NAME...]`: the N best of each shape of CTA, 2 by default.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 fn main() {
     let mut top = 2;
-    let mut is_backward = false;
+    let (mut is_backward, mut has_bias) = (false, false);
     let mut names = vec![];
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -26,6 +26,8 @@ fn main() {
             top = arguments.next().and_then(|n| n.parse().ok()).expect("--top takes a number");
         } else if argument == "--backward" {
             is_backward = true;
+        } else if argument == "--bias" {
+            has_bias = true;
         } else {
             names.push(argument);
         }
@@ -33,10 +35,11 @@ fn main() {
     let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
     for entry in catalogue::all() {
         if names.is_empty() || names.iter().any(|name| name == entry.name) {
-            let tensors = Tensors::new(&client, &entry.problem);
+            let problem = entry.problem.with_bias(has_bias);
+            let tensors = Tensors::new(&client, &problem);
             match is_backward {
-                false => tune_forward(&client, entry.name, &entry.problem, &tensors, top),
-                true => tune_backward(&client, entry.name, &entry.problem, &tensors, top),
+                false => tune_forward(&client, entry.name, &problem, &tensors, top),
+                true => tune_backward(&client, entry.name, &problem, &tensors, top),
             }
         }
     }
@@ -58,7 +61,10 @@ impl Tensors {
         };
         let (out, lse) = (Shape::out(problem), Shape::lse(problem));
         Self {
-            inputs: Operands::new((), (), ()).map(|operand, ()| tensor(operand.shape(problem))),
+            inputs: places(problem).map(|operand, ()| Strided {
+                strides: operand.strides(problem),
+                ..tensor(operand.shape(problem))
+            }),
             outputs: Outputs {
                 out: client.empty(out.elements() * 2),
                 lse: client.empty(lse.elements() * 4),
@@ -72,6 +78,11 @@ impl Tensors {
             },
         }
     }
+}
+
+/// A place for each operand of a problem without additional tokens.
+fn places(problem: &Problem) -> Operands<()> {
+    Operands { bias: problem.has_bias.then_some(()), ..Operands::new((), (), ()) }
 }
 
 /// The most promising of each shape of CTA.
@@ -98,7 +109,7 @@ fn tune_forward(client: &Client, name: &str, problem: &Problem, tensors: &Tensor
 fn tune_backward(client: &Client, name: &str, problem: &Problem, tensors: &Tensors, top: usize) {
     let Tensors { inputs, outputs, gradients } = tensors.clone();
     sm90_forward(client, problem, &inputs, &outputs);
-    let results = Operands::new((), (), ())
+    let results = places(problem)
         .map(|operand, ()| Some(client.empty(operand.shape(problem).elements() * 2)));
     let outputs = Outputs {
         out: Strided::contiguous(outputs.out, Shape::out(problem)),

@@ -294,8 +294,9 @@ fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result
 thread_local! {
     /// The primary context of each device. The server retains it, too.
     static CONTEXTS: RefCell<HashMap<u16, sys::CUcontext>> = RefCell::default();
-    /// The functions that have been loaded, by device and program.
-    static FUNCTIONS: RefCell<HashMap<(u16, Arc<str>), sys::CUfunction>> = RefCell::default();
+    /// The functions that have been loaded, by device, program and name.
+    static FUNCTIONS: RefCell<HashMap<(u16, Arc<str>, &'static CStr), sys::CUfunction>> =
+        RefCell::default();
 }
 
 fn make_current(ordinal: u16) -> Result<(), ServerError> {
@@ -317,7 +318,7 @@ fn make_current(ordinal: u16) -> Result<(), ServerError> {
 
 /// The entry function of a kernel, loaded into the current context at its first use.
 fn function(ordinal: u16, kernel: &Kernel) -> Result<sys::CUfunction, ServerError> {
-    let key = (ordinal, kernel.cubin.key.clone());
+    let key = (ordinal, kernel.cubin.key.clone(), kernel.entry);
     if let Some(function) = FUNCTIONS.with_borrow(|functions| functions.get(&key).copied()) {
         return Ok(function);
     }

@@ -5,6 +5,7 @@
 //! The filter `sample::` selects a few tiny launches of every kind, meant for compute-sanitizer.
 
 mod backward;
+mod bias;
 mod edges;
 mod host_time;
 mod isolation;

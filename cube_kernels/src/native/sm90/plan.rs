@@ -62,6 +62,9 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
         return Some("the slowest of three axes has other queries than keys".into());
     }
+    if problem.has_bias && problem.has_origin() {
+        return Some("there is a position bias, and queries stand elsewhere than keys".into());
+    }
     if problem.has_bias && problem.bias_extents().iter().product::<usize>() > MOST_BIAS {
         return Some(format!("the position bias has more than {MOST_BIAS} entries for a head"));
     }

@@ -6,7 +6,7 @@ mod isolation;
 mod large_scores;
 mod layout;
 mod parts;
-mod random;
+pub mod random;
 mod repeat;
 pub mod run;
 mod sample;

@@ -11,7 +11,12 @@ use crate::random::cases;
 use crate::ways::Native;
 
 /// Another schedule for each kernel of a plan, any that could run.
-fn any(rng: &mut StdRng, problem: &Problem, element: Element, plan: BackwardPlan) -> BackwardPlan {
+pub fn any(
+    rng: &mut StdRng,
+    problem: &Problem,
+    element: Element,
+    plan: BackwardPlan,
+) -> BackwardPlan {
     let mut other = |schedule: &Schedule| {
         let all = backward_candidates(problem, element, schedule.pass, schedule.gradients);
         all[rng.random_range(0..all.len())]
