@@ -96,7 +96,7 @@ impl Bias {
         summing: &[&Grid<'_>],
     ) -> Self {
         let (table, rows) = (Table::new(problem, cuts), Rows::new(problem, summing));
-        let entries = client.empty(size_of::<f32>() * table.heads * table.head());
+        let entries = client.empty(size_of::<u32>() * table.heads * table.head());
         let sums = size_of::<f32>() * table.heads * rows.all * table.entries();
         // Without sums the table takes their place, which is not written to.
         let sums = if sums > 0 { client.empty(sums) } else { entries.clone() };

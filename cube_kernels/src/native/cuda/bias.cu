@@ -1,13 +1,13 @@
 // What surrounds kernels that add a relative position bias. Compile-time parameter: BF16.
 //
-// They read it from a table of float32, times log2(e), one for each head. An axis of it has the distance 0 at `origin`
-// and zeros around what the bias holds: scores of pairs that no window joins read them, too.
+// They read it from a table, one for each head, whose entries hold two neighbors along the fastest axis: columns come in
+// pairs. Around what the bias holds there are zeros, which scores of pairs that no window joins read.
 //
 // A backward kernel leaves the sums of each tile's slopes in a row of their own, and the rows of a head follow each
 // other. They are added up here, always in the same order.
 
 struct TableParams {
-  float* table;
+  u32* table;
   const u16* bias;               // [heads, z, y, x]
   float* sums;                   // of the tiles, to be set to zero; a tile without rows writes none
   i64 sum_count;
@@ -33,9 +33,15 @@ extern "C" __global__ void __launch_bounds__(256) bias_table(const __grid_consta
     }
     bool exists = true;
 #pragma unroll
-    for (int a = 0; a < 3; a++) exists = exists && at[a] >= 0 && at[a] < params.extents[a];
-    const i64 entry = (((i64)head * params.extents[0] + at[0]) * params.extents[1] + at[1]) * params.extents[2] + at[2];
-    params.table[i] = exists ? unpack(params.bias[entry]) * 1.4426950408889634f : 0.f;
+    for (int a = 0; a < 2; a++) exists = exists && at[a] >= 0 && at[a] < params.extents[a];
+    const u16* line = params.bias + (((i64)head * params.extents[0] + at[0]) * params.extents[1] + at[1]) * params.extents[2];
+    u32 pair = 0;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int x = at[2] + e;
+      if (exists && x >= 0 && x < params.extents[2]) pair |= (u32)line[x] << 16 * e;
+    }
+    params.table[i] = pair;
   }
 }
 

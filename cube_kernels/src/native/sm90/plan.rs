@@ -204,7 +204,10 @@ fn candidates_of(
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);
             let schedule = Schedule { mask, is_strided, ..schedule };
-            let fits = (mask != Mask::OneHot || slots(&schedule) <= SLOTS) && !spills(&schedule);
+            // Entries of a bias come in pairs along the fastest axis.
+            let pairs = !problem.has_bias || schedule.column_tile()[MAX_RANK - 1] > 1;
+            let fits =
+                pairs && (mask != Mask::OneHot || slots(&schedule) <= SLOTS) && !spills(&schedule);
             schedules.extend(schedule.with_stages().filter(|_| fits));
         }
     }

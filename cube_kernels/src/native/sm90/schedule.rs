@@ -204,6 +204,15 @@ impl Schedule {
         dim.div_ceil(64)
     }
 
+    /// Distances between eight rows and a block.
+    fn near(&self) -> usize {
+        let ([_, y, x], columns) = (self.row_tile(), self.column_tile());
+        let x = x.min(8);
+        let y = y.min(8 / x);
+        let eight = [8 / (x * y), y, x];
+        eight.iter().zip(columns).map(|(rows, columns)| rows + columns - 1).product()
+    }
+
     /// Bytes of shared memory with `stages` steps in flight.
     fn shared_memory_with(&self, stages: usize) -> usize {
         let (first, second) = (Self::chunks(self.head_dim), Self::chunks(self.head_dim_v));
@@ -223,7 +232,7 @@ impl Schedule {
         // Slopes of eight rows, and their sums by distance, of each warp.
         let sums = self.gradients.bias.map_or(0, |extents| {
             let entries = extents.iter().product::<usize>().next_multiple_of(4);
-            4 * self.warpgroups * size_of::<f32>() * (8 * 72 + entries)
+            4 * self.warpgroups * size_of::<f32>() * (8 * self.near() + entries)
         });
         rows + stages * (step + statistics) + one_hot + 128 * tiles + 8 * barriers + sums
     }

@@ -277,7 +277,7 @@ struct Consumer {
     // From masked scores and dP, which may still be on its way, to what the gradients are summed from, and the
     // sum of `second`.
     auto weigh = [&](int i) {
-      exponentiate(step + i, BIAS ? 1.f : params.scale_log2);
+      exponentiate(step + i, BIAS ? LOG2_E : params.scale_log2);
       if constexpr (WITH_SECOND) {
         pack_fragments(scores, weights);
         accumulate_second(step + i);
@@ -292,8 +292,8 @@ struct Consumer {
         pin(products);
         differentiate(step + i);
         if (SUM_BIAS && (!ADDITIONAL || i < tile.steps)) bias_sums.add(tile, bias.walk, products, i, lane);
-        if constexpr (BIAS) bias.next(tile);
       }
+      if constexpr (BIAS) bias.next(tile);
       wgmma_wait<0>();
       if constexpr (WITH_SECOND) pin(second);
       if constexpr (WITH_FIRST) pack_fragments(products, slopes);
@@ -314,11 +314,11 @@ struct Consumer {
       mask_step(scores, linear, tile, i, params.additional, lane);
       if constexpr (WITH_FIRST && LATE) begin_products(step + i);
     };
-    // Between them: from raw scores to those of base 2, if a bias is added.
+    // Between them: from raw scores to scaled ones, if a bias is added.
     auto add_bias = [&](int i, int head) {
       if constexpr (BIAS) {
-        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale_log2);
-        else bias.add(params.bias, tile, head, scores, params.scale_log2);
+        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale);
+        else bias.add(params.bias, tile, head, scores, params.scale);
       }
     };
 
@@ -368,7 +368,9 @@ struct Consumer {
   DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][3]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      lse[r] = delta[r] = 0.f;
+      // Rows that do not exist may be those of another sample, whose slopes belong to no sum.
+      lse[r] = SUM_BIAS ? -NEG_INF : 0.f;
+      delta[r] = 0.f;
       if (row_exists(tile, at[r])) {
         const float4 statistics = statistics_of(params, tile, tile.head, at[r]);
         lse[r] = statistics.z;

@@ -33,7 +33,7 @@ DEVICE void see(Row& sum, const Row& row, const u16* first, const u16* second, f
   load_row(column, first, second, lane);
   float score, product;
   dots(row, column, score, product);
-  if constexpr (BIAS) lse -= bias;
+  if constexpr (BIAS) lse -= bias * LOG2_E;
   const float weight = exp2f(score * scale - lse), slope = weight * (product - delta);
 #pragma unroll
   for (int i = 0; i < (DIM + 31) / 32; i++) sum.values[i] += slope * column.values[i];
@@ -60,7 +60,7 @@ DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)
   const float bias = BIAS ? bias_of(params.bias, tile.head, query, key) : 0.f;
   float score, product;
   dots(row, column, score, product);
-  return exp2f(score * params.scale_log2 - (statistics.x - bias)) * (product - statistics.y);
+  return exp2f(score * params.scale_log2 - (statistics.x - bias * LOG2_E)) * (product - statistics.y);
 }
 
 // The row at position `at`.

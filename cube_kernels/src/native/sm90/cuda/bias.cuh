@@ -6,7 +6,7 @@
 // are neighbors, 15 of them for a warp's 32 scores where boxes are 8 wide.
 
 struct Bias {
-  const float* table;            // of the first head
+  const u32* table;              // of the first head: each entry and its neighbor along the fastest axis, see bias.cu
   float* sums;                   // of the tiles of this launch, see bias.cu
   int pitch_z, pitch_y;          // entries between neighbors
   int head;                      // entries of a head
@@ -15,6 +15,8 @@ struct Bias {
   int places, rows;              // of `sums`, for each head of a sample and for each head
   int padding;
 };
+
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // From the entry of a row and a column to that of the same row and another column.
 DEVICE int bias_distance(const Bias& bias, int z, int y, int x) {
@@ -27,10 +29,11 @@ DEVICE int bias_column(const Bias& bias, int n) {
   return bias_distance(bias, n / (COLUMN_Y * COLUMN_X), n / COLUMN_X % COLUMN_Y, n % COLUMN_X);
 }
 DEVICE float bias_of(const Bias& bias, int head, const int (&row)[3], const int (&column)[3]) {
-  return bias.table[(i64)head * bias.head + bias.origin + bias_distance(bias, column[0] - row[0], column[1] - row[1], column[2] - row[2])];
+  const int distance = bias_distance(bias, column[0] - row[0], column[1] - row[1], column[2] - row[2]);
+  return unpack((u16)bias.table[(i64)head * bias.head + bias.origin + distance]);
 }
 
-// Scores of base 2 where there is no bias.
+// Scores as with a bias, where there is none.
 DEVICE void scale_scores(float (&s)[SCORES], float scale) {
 #pragma unroll
   for (int i = 0; i < SCORES; i++) s[i] *= scale;
@@ -50,9 +53,9 @@ struct BiasRows {
     }
   }
 
-  // Scales the scores of the step at `walk`, which are then those of base 2, and adds the bias of `head`.
+  // Scales the scores of the step at `walk` and adds the bias of `head`.
   DEVICE void add(const Bias& bias, const Tile& tile, int head, float (&s)[SCORES], float scale) {
-    const float* table = bias.table + (i64)head * bias.head;
+    const u32* table = bias.table + (i64)head * bias.head;
     Walk walk = this->walk;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
@@ -62,12 +65,14 @@ struct BiasRows {
         // Addresses computed ahead would take more registers than there are.
         const int at = opaque(entry[r] + block);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            float& score = s[32 * b + 4 * j + 2 * r + e];
-            score = fmaf(score, scale, __ldg(table + (at + bias_column(bias, 8 * j)) + bias_column(bias, e)));
-          }
+        for (int j = 0; j < 8; j++) {
+          // Against the direction of the columns where rows are keys.
+          const u32 pair = __ldg(table + (at + bias_column(bias, 8 * j)) - INVERSE);
+          const float low = unpack((u16)pair), high = unpack((u16)(pair >> 16));
+          float* score = &s[32 * b + 4 * j + 2 * r];
+          score[0] = fmaf(score[0], scale, INVERSE ? high : low);
+          score[1] = fmaf(score[1], scale, INVERSE ? low : high);
+        }
       }
       walk.next(tile);
     }

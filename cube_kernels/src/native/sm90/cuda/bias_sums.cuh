@@ -3,8 +3,6 @@
 // parameters: SUM_BIAS, and BIAS_Z, BIAS_Y, BIAS_X, the entries along each axis.
 
 constexpr int SUM_ENTRIES = BIAS_Z * BIAS_Y * BIAS_X;
-constexpr int SUM_PITCH = 72;  // of a row of slopes: quads of four rows write to other banks
-constexpr int SUM_BYTES = SUM_BIAS ? 4 * (8 * SUM_PITCH + (SUM_ENTRIES + 3) / 4 * 4) : 0;  // of a warp
 
 // Eight consecutive rows of a tile are a box.
 constexpr int EIGHT_X = ROW_X < 8 ? ROW_X : 8;
@@ -13,6 +11,10 @@ constexpr int EIGHT_Z = 8 / (EIGHT_X * EIGHT_Y);
 // Distances between it and a block.
 constexpr int NEAR_X = EIGHT_X + COLUMN_X - 1, NEAR_Y = EIGHT_Y + COLUMN_Y - 1, NEAR_Z = EIGHT_Z + COLUMN_Z - 1;
 constexpr int NEAR = NEAR_X * NEAR_Y * NEAR_Z;
+constexpr int SUM_BYTES = SUM_BIAS ? 4 * (8 * NEAR + (SUM_ENTRIES + 3) / 4 * 4) : 0;  // of a warp
+
+// Where column `n` of a block stands among the distances of the first row.
+DEVICE constexpr int near_of(int n) { return (n / (COLUMN_Y * COLUMN_X) * NEAR_Y + n / COLUMN_X % COLUMN_Y) * NEAR_X + n % COLUMN_X; }
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -21,11 +23,12 @@ struct BiasSums {
 
   static DEVICE int warp() { return threadIdx.x / 32 - 4; }
   static DEVICE float* slopes() { return (float*)(memory + SUMS_OFFSET + warp() * SUM_BYTES); }
-  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES) + 8 * SUM_PITCH; }
+  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES) + 8 * NEAR; }
 
   DEVICE void start(int lane) {
-    float* sums = sums_of(warp());
-    for (int i = lane; i < SUM_ENTRIES; i += 32) sums[i] = 0.f;
+    // Slopes as well: a row never has some of the distances.
+    for (int i = lane; i < SUM_BYTES / 4; i += 32) slopes()[i] = 0.f;
+    __syncwarp();
   }
 
   DEVICE void start_tile() { wrong_from[0] = wrong_from[1] = 1 << 30; }
@@ -46,19 +49,6 @@ struct BiasSums {
     at[STACK] += warp() / 4 * row_extent(STACK);
   }
 
-  // The sum of the slopes that are a distance apart, from the first row to the first column of the block.
-  static DEVICE float sum_of(int z, int y, int x) {
-    const float* at = slopes() + (z * COLUMN_Y + y) * COLUMN_X + x;
-    float sum = 0.f;
-#pragma unroll
-    for (int row = 0; row < 8; row++) {
-      const int rz = row / (EIGHT_Y * EIGHT_X), ry = row / EIGHT_X % EIGHT_Y, rx = row % EIGHT_X;
-      const bool exists = (u32)(z + rz) < COLUMN_Z && (u32)(y + ry) < COLUMN_Y && (u32)(x + rx) < COLUMN_X;
-      if (exists) sum += at[row * SUM_PITCH + (rz * COLUMN_Y + ry) * COLUMN_X + rx];
-    }
-    return sum;
-  }
-
   // Adds the slopes of step `i`, which is at `walk`. What is infinite or NaN may come from pairs that do not see each other:
   // from there on the rows' slopes are left to `recount`.
   DEVICE void add(const Tile& tile, Walk walk, const float (&s)[SCORES], int i, int lane) {
@@ -69,9 +59,14 @@ struct BiasSums {
       for (int r = 0; r < 2; r++) {
         if (block >= wrong_from[r]) continue;
         __syncwarp();
+        // Rows lie one under the other by distance, so that sums are those of columns.
+        const int eighth = lane / 4;
+        const int back = (eighth / (EIGHT_Y * EIGHT_X) * NEAR_Y + eighth / EIGHT_X % EIGHT_Y) * NEAR_X + eighth % EIGHT_X;
+        float* to = slopes() + eighth * NEAR + ((EIGHT_Z - 1) * NEAR_Y + EIGHT_Y - 1) * NEAR_X + EIGHT_X - 1 - back + near_of(lane % 4 * 2);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-          *(float2*)(slopes() + lane / 4 * SUM_PITCH + 8 * j + lane % 4 * 2) = make_float2(s[32 * b + 4 * j + 2 * r], s[32 * b + 4 * j + 2 * r + 1]);
+#pragma unroll
+          for (int e = 0; e < 2; e++) to[near_of(8 * j) + near_of(e)] = s[32 * b + 4 * j + 2 * r + e];
         __syncwarp();
         // Numbers that are the same in every step would take registers.
         const int first = opaque(lane);
@@ -79,8 +74,10 @@ struct BiasSums {
         bool wrong = false;
 #pragma unroll
         for (int t = 0; t < (NEAR + 31) / 32; t++) {
-          const int n = first + 32 * t;
-          near[t] = n < NEAR ? sum_of(n / (NEAR_Y * NEAR_X) - (EIGHT_Z - 1), n / NEAR_X % NEAR_Y - (EIGHT_Y - 1), n % NEAR_X - (EIGHT_X - 1)) : 0.f;
+          near[t] = 0.f;
+          if (first + 32 * t < NEAR)
+#pragma unroll
+            for (int row = 0; row < 8; row++) near[t] += slopes()[row * NEAR + first + 32 * t];
           wrong = wrong || !(near[t] * 0.f == 0.f);
         }
         if (__any_sync(~0u, wrong)) {

@@ -210,11 +210,11 @@ struct Consumer {
     auto weigh = [&](int i) {
       mask_step(scores, linear, tile, i, params.additional, lane);
       if constexpr (BIAS) {
-        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale_log2);
-        else bias.add(params.bias, tile, tile.head, scores, params.scale_log2);
+        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale_log2 * LN_2);
+        else bias.add(params.bias, tile, tile.head, scores, params.scale_log2 * LN_2);
         bias.next(tile);
       }
-      softmax.step(scores, BIAS ? 1.f : params.scale_log2);
+      softmax.step(scores, BIAS ? LOG2_E : params.scale_log2);
     };
 
 #pragma unroll
@@ -287,8 +287,8 @@ struct Consumer {
       const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
-        params.lse[row] = (softmax.max[r] * (BIAS ? 1.f : params.scale_log2) + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
-      const float trusted = BIAS ? TRUSTED_SCORE * params.scale_log2 : TRUSTED_SCORE;
+        params.lse[row] = (softmax.max[r] * (BIAS ? LOG2_E : params.scale_log2) + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
+      const float trusted = BIAS ? TRUSTED_SCORE * params.scale_log2 * LN_2 : TRUSTED_SCORE;
       broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < trusted);
     }
     for_each_broken(broken, query_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });

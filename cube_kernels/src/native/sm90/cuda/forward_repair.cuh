@@ -15,7 +15,7 @@ DEVICE void see(Accumulator& row, const float (&q)[(DIM + 31) / 32], const u16* 
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) score += __shfl_xor_sync(~0u, score, mask);
   score *= scale;
-  if constexpr (BIAS) score += bias;
+  if constexpr (BIAS) score += bias * LOG2_E;
   const float max = fmaxf(row.max, score);
   const float base = max == NEG_INF ? 0.f : max;
   const float rescale = exp2f(row.max - base), weight = exp2f(score - base);
