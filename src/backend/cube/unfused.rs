@@ -1,0 +1,7 @@
+use burn_cubecl::CubeBackend;
+
+use crate::backend::unfused::{UnfusedGradientOps, UnfusedOps};
+
+impl UnfusedOps for CubeBackend {}
+
+impl UnfusedGradientOps for CubeBackend {}

@@ -1,0 +1,5 @@
+//! The unfused operators.
+
+mod golden;
+mod oracle;
+mod run;
