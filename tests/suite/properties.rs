@@ -48,25 +48,38 @@ fn axis(longest: usize) -> impl Strategy<Value = Axis> {
         })
 }
 
-/// One to three windows, or dense attention.
-fn axes() -> impl Strategy<Value = Vec<Axis>> {
-    let dense = (1..12usize, 1..12usize, any::<bool>())
-        .prop_map(|(queries, keys, is_causal)| vec![Axis::Dense { queries, keys, is_causal }]);
+/// One to three windows.
+fn windows() -> impl Strategy<Value = Vec<Axis>> {
     prop_oneof![
         prop::collection::vec(axis(23), 1),
         prop::collection::vec(axis(8), 2),
         prop::collection::vec(axis(5), 3),
-        dense,
     ]
 }
 
+/// One to three windows, or dense attention.
+fn axes() -> impl Strategy<Value = Vec<Axis>> {
+    let dense = (1..12usize, 1..12usize, any::<bool>())
+        .prop_map(|(queries, keys, is_causal)| vec![Axis::Dense { queries, keys, is_causal }]);
+    prop_oneof![3 => windows(), 1 => dense]
+}
+
 pub fn problems() -> impl Strategy<Value = Problem> {
+    problems_with(axes())
+}
+
+/// Problems without dense attention.
+pub fn neighborhoods() -> impl Strategy<Value = Problem> {
+    problems_with(windows())
+}
+
+fn problems_with(axes: impl Strategy<Value = Vec<Axis>>) -> impl Strategy<Value = Problem> {
     let heads = (1..3usize, 1..3usize);
     // Sizes on both sides of a vector register.
     let dims = (prop_oneof![1..6usize, Just(8), Just(16), 15..18usize], 1..10usize);
     let additional = prop_oneof![Just(None), (0..4usize).prop_map(Some)];
     let scale = prop_oneof![Just(None), (-1.0..1.0).prop_map(Some)];
-    (1..3usize, heads, dims, additional, scale, axes()).prop_map(
+    (1..3usize, heads, dims, additional, scale, axes).prop_map(
         |(batch, (heads_kv, group), (dim, dim_v), additional, scale, axes)| Problem {
             batch,
             heads: heads_kv * group,

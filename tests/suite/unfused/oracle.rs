@@ -107,6 +107,22 @@ impl Halves {
         [query, key, value, more_keys, more_values, weights, grad_scores, grad_out]
     }
 
+    /// The same with NaN in hidden slots, of the weights and of the gradient of scores.
+    pub fn poisoned(mut self, problem: &Problem) -> Self {
+        let (table, slots) = (slot_keys(problem), slots(problem));
+        let rows = self.weights.len() / slots.max(1);
+        for row in 0..rows {
+            let query = row / problem.heads % problem.queries();
+            for (slot, key) in table[query].iter().enumerate() {
+                if key.is_none() {
+                    self.weights[row * slots + slot] = f64::NAN;
+                    self.grad_scores[row * slots + slot] = f64::NAN;
+                }
+            }
+        }
+        self
+    }
+
     /// Both halves and their gradients.
     pub fn compute(&self, problem: &Problem) -> Results {
         let (slots, scale) = (slots(problem), problem.scale());

@@ -63,12 +63,13 @@ impl Setup {
 /// Makes a tensor that lies otherwise of one with the same values.
 pub type Lay<'a, const D: usize> = &'a dyn Fn(Tensor<D>) -> Tensor<D>;
 
-/// Runs both halves, forward and backward, of a problem with `N` axes on tensors that `lay` lays out.
+/// Runs both halves, forward and backward, of a problem with `N` axes, on tensors and additional tokens that are laid out otherwise.
 pub fn run_laid<const N: usize, const D: usize>(
     problem: &Problem,
     halves: &Halves,
     setup: &Setup,
     lay: Lay<'_, D>,
+    lay_more: Lay<'_, 4>,
 ) -> Results
 where
     NeighborhoodOptions<N>: Operators<D>,
@@ -89,19 +90,16 @@ where
     };
     let window = slots(problem);
     let plain: NeighborhoodOptions<N> = options(problem).with_strategy(setup.strategy);
-    // A loss whose gradient comes through the same layout. What is hidden gets one as well.
+    // A loss whose gradient comes through the same layout. Slots that are hidden get one as well.
     let term = |out: &Tensor<D>, cotangent: &[f64]| {
         let cotangent = tensor(cotangent, out.dims(), &setup.device, setup.dtype);
-        let hidden = out.clone().equal_elem(f32::NEG_INFINITY);
-        (lay(out.clone()).mask_fill(lay(hidden.float().cast(setup.dtype)).greater_elem(0.5), 1.0)
-            * lay(cotangent))
-        .sum()
+        (lay(out.clone()) * lay(cotangent)).sum()
     };
 
     let query = leaf(&halves.query, heads, dim);
     let key = leaf(&halves.key, heads_kv, dim);
     let keys = more(&halves.more_keys, dim);
-    let with_keys = plain.clone().with_additional_kv(keys.clone(), None);
+    let with_keys = plain.clone().with_additional_kv(keys.clone().map(lay_more), None);
     let scores = with_keys.qk(lay(query.clone()), lay(key.clone())).expect("valid");
     assert_eq!((scores.dims(), scores.dtype()), (shape(heads, window), setup.dtype));
     let tape = term(&scores, &halves.grad_scores).backward();
@@ -115,7 +113,7 @@ where
     let weights = leaf(&halves.weights, heads, window);
     let value = leaf(&halves.value, heads_kv, dim_v);
     let more_values = more(&halves.more_values, dim_v);
-    let with_values = plain.with_additional_kv(None, more_values.clone());
+    let with_values = plain.with_additional_kv(None, more_values.clone().map(lay_more));
     let out = with_values.av(lay(weights.clone()), lay(value.clone())).expect("valid");
     assert_eq!((out.dims(), out.dtype()), (shape(heads, dim_v), setup.dtype));
     let tape = term(&out, &halves.grad_out).backward();
@@ -139,8 +137,8 @@ where
 /// The same on tensors as they come.
 pub fn run(problem: &Problem, halves: &Halves, setup: &Setup) -> Results {
     match problem.axes.len() {
-        1 => run_laid::<1, 4>(problem, halves, setup, &|tensor| tensor),
-        2 => run_laid::<2, 5>(problem, halves, setup, &|tensor| tensor),
-        _ => run_laid::<3, 6>(problem, halves, setup, &|tensor| tensor),
+        1 => run_laid::<1, 4>(problem, halves, setup, &|tensor| tensor, &|tensor| tensor),
+        2 => run_laid::<2, 5>(problem, halves, setup, &|tensor| tensor, &|tensor| tensor),
+        _ => run_laid::<3, 6>(problem, halves, setup, &|tensor| tensor, &|tensor| tensor),
     }
 }
