@@ -8,16 +8,7 @@
 //! use burn_natten_kernels::{Axis, Problem};
 //!
 //! let causal = Axis::neighborhood(9, 3).with_causal(true);
-//! let problem = Problem {
-//!     batch: 1,
-//!     heads: 1,
-//!     heads_kv: 1,
-//!     head_dim: 8,
-//!     head_dim_v: 8,
-//!     additional: 0,
-//!     scale: 1.0,
-//!     axes: [Axis::UNIT, Axis::UNIT, causal],
-//! };
+//! let problem = Problem::new([causal], 1, 8);
 //! assert_eq!([0, 1, 2].map(|slot| problem.slot_key(1, slot)), [Some(0), Some(1), None]);
 //! assert_eq!([0, 1, 2].map(|slot| problem.slot_key(5, slot)), [Some(3), Some(4), Some(5)]);
 //! ```
@@ -29,11 +20,6 @@ impl Axis {
     pub fn slot_key(&self, query: usize, slot: usize) -> Option<usize> {
         let (first, count) = self.window(query);
         (slot < count).then(|| first + slot * self.dilation)
-    }
-
-    /// Entries of a relative position bias along the axis: `2 * kernel_size - 1`.
-    pub fn offsets(&self) -> usize {
-        2 * self.kernel_size - 1
     }
 
     /// The entry of a relative position bias for a query and a key that it sees: `(key - query) / dilation + kernel_size - 1`.
@@ -66,13 +52,13 @@ impl Problem {
         let at = self.slot_place(query, slot)?;
         let query = self.query_coordinates(query);
         let [z, y, x] = std::array::from_fn(|i| self.axes[i].offset(query[i], at[i]));
-        let [_, along_y, along_x] = self.axes.map(|axis| axis.offsets());
+        let [_, along_y, along_x] = self.bias_extents();
         Some((z * along_y + y) * along_x + x)
     }
 
     /// Entries of a relative position bias of one head.
-    pub fn offsets(&self) -> usize {
-        self.axes.iter().map(Axis::offsets).product()
+    pub fn bias_entries(&self) -> usize {
+        self.bias_extents().iter().product()
     }
 
     /// Coordinates of the key in a slot.
@@ -115,7 +101,7 @@ mod tests {
                         let distance = (key as isize - query as isize) / dilation as isize;
                         let offset = axis.offset(query, key);
                         assert_eq!(offset as isize, distance + kernel_size as isize - 1);
-                        assert!(offset < axis.offsets());
+                        assert!(offset < 2 * kernel_size - 1);
                     }
                 }
             }
@@ -129,17 +115,8 @@ mod tests {
             Axis::neighborhood(5, 3).with_causal(true),
             Axis::neighborhood(6, 2).with_dilation(3),
         ];
-        let problem = Problem {
-            batch: 1,
-            heads: 1,
-            heads_kv: 1,
-            head_dim: 1,
-            head_dim_v: 1,
-            additional: 0,
-            scale: 1.0,
-            axes,
-        };
-        assert_eq!((problem.slots(), problem.offsets()), (12, 3 * 5 * 3));
+        let problem = Problem::new(axes, 1, 1);
+        assert_eq!((problem.slots(), problem.bias_extents()), (12, [3, 5, 3]));
         for query in 0..problem.queries() {
             let mut slot = 0;
             let [z, y, x] = problem.query_coordinates(query);

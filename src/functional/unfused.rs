@@ -1,4 +1,4 @@
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::Tensor;
 use burn_natten_kernels::Problem;
 
@@ -219,11 +219,11 @@ unfused!(na2d_qk, try_na2d_qk, na2d_av, try_na2d_av, fused na2d, rank 2, 5,
 unfused!(na3d_qk, try_na3d_qk, na3d_av, try_na3d_av, fused na3d, rank 3, 6,
     space "depth, height, width", example "[1, 4, 5, 6, 2, 8]" "[1, 4, 5, 6, 2, 30]" "[2, 3, 5]");
 
-/// Scores, with a bias `[heads, offsets]` that has been checked or without.
+/// Scores, without a bias or with one `[heads, 2 * kernel_size - 1, ..]` that has been checked.
 fn qk<const N: usize, const D: usize>(
     query: Tensor<D>,
     key: Tensor<D>,
-    bias: Option<Tensor<2>>,
+    bias: Option<DispatchTensor>,
     options: NeighborhoodOptions<N>,
 ) -> Result<Tensor<D>, AttentionError> {
     is_float("query", &query)?;
@@ -240,7 +240,7 @@ fn qk<const N: usize, const D: usize>(
     let (device, dtype) = (query.device(), query.dtype());
     let plan = UnfusedPlan::qk(problem, dtype, &device, &options.common)?;
     let tokens = tokens(key, keys, &problem);
-    let bias = Optional::from(bias.map(Tensor::into_dispatch));
+    let bias = Optional::from(bias);
     let scores = Dispatch::unfused_dots(query.into_dispatch(), tokens, bias, plan);
     Ok(Tensor::from_dispatch(scores))
 }
@@ -284,3 +284,6 @@ fn tokens<const D: usize>(
         additional: additional.map(Tensor::into_dispatch).into(),
     }
 }
+
+#[cfg(all(test, feature = "flex", feature = "autodiff"))]
+mod tests;

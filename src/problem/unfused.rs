@@ -1,6 +1,6 @@
 //! The checks of the unfused operators.
 
-use burn_natten_kernels::{Axis, MAX_RANK, Problem};
+use burn_natten_kernels::Problem;
 
 use super::{
     BATCH, HEAD_DIM, HEADS, SPACE, Shapes, TOKENS, Windows, neighborhood, not_empty, same,
@@ -99,13 +99,10 @@ pub(crate) fn av(
 
 /// The problem with the axes of its space, even if windows cover all of them: slots and offsets are counted along each.
 fn with_axes(
-    mut problem: Problem,
+    problem: Problem,
     space: &[usize],
     windows: Windows<'_>,
 ) -> Result<Problem, AttentionError> {
-    problem.axes = [Axis::UNIT; MAX_RANK];
-    for (axis, length) in space.iter().enumerate() {
-        problem.axes[MAX_RANK - space.len() + axis] = window_axis(axis, *length, windows)?;
-    }
-    Ok(problem)
+    let axes = space.iter().enumerate().map(|(axis, length)| window_axis(axis, *length, windows));
+    Ok(problem.with_axes(axes.collect::<Result<Vec<_>, _>>()?))
 }

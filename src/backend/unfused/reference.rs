@@ -123,7 +123,7 @@ pub(crate) fn offsets<B: Backend>(
 ) -> FloatTensor<B> {
     let problem = &plan.problem;
     let slots = Slots::<B>::new(&weights, plan);
-    let shape = Shape::new([problem.heads, problem.offsets()]);
+    let shape = Shape::new([problem.heads, problem.bias_entries()]);
     let mut sum = B::float_zeros(shape, &slots.device, slots.dtype);
     if !slots.is_empty() {
         let weights = slots.weights(weights);
@@ -294,7 +294,7 @@ impl<'a, B: Backend> Slots<'a, B> {
         let Source::Window { offsets, .. } = &block.source else { return dots };
         let problem = &self.plan.problem;
         let (heads_kv, group) = (problem.heads_kv, problem.group_size());
-        let flat = Shape::new([problem.heads, problem.offsets()]);
+        let flat = Shape::new([problem.heads, problem.bias_entries()]);
         let bias = B::float_cast(B::float_reshape(bias.clone(), flat), self.dtype);
         let bias = B::float_select(bias, 1, offsets.clone());
         let shape = [1, heads_kv, group, problem.queries(), block.all.len(), 1];

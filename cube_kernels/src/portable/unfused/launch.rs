@@ -45,7 +45,7 @@ pub fn dots(
     let launch = prepare(client, problem, dtype, Some(inputs.rows), Some(&inputs.tokens))?;
     check_buffer("weights", weights, dtype.size() * weights_of(problem))?;
     if let Some(bias) = inputs.bias {
-        check_buffer("bias", bias, dtype.size() * problem.heads * problem.offsets())?;
+        check_buffer("bias", bias, dtype.size() * problem.heads * problem.bias_entries())?;
     }
     if launch.query_rows() > 0 {
         dots_kernel::launch(&launch, inputs, hidden, weights);
@@ -121,7 +121,7 @@ pub fn offsets(
 ) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, None, None)?;
     check_buffer("weights", weights, dtype.size() * weights_of(problem))?;
-    check_buffer("bias", bias, dtype.size() * problem.heads * problem.offsets())?;
+    check_buffer("bias", bias, dtype.size() * problem.heads * problem.bias_entries())?;
     if launch.query_rows() > 0 {
         offsets_kernel::launch(&launch, weights, bias);
     }

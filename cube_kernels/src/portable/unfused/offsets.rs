@@ -58,7 +58,7 @@ fn offsets_kernel<F: Float>(
 
 pub(super) fn launch(launch: &Launch<'_>, weights: &Handle, bias: &Handle) {
     let problem = launch.problem;
-    let results = problem.heads * problem.offsets();
+    let results = problem.heads * problem.bias_entries();
     let lines = problem.batch * problem.axes[0].queries * problem.axes[1].queries;
     let (argument, chunks) = reduce::chunks(results, lines);
     let partial = reduce::workspace(launch, results * chunks);
