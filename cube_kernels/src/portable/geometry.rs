@@ -20,14 +20,14 @@ pub(super) struct AxisGeometry {
     pub queries: usize,
     pub keys: usize,
     pub kernel_size: usize,
-    stride: usize,
+    pub stride: usize,
     pub dilation: usize,
     /// By how many positions queries stand ahead of keys of the same number. Read where there is an origin only.
     ahead: usize,
     /// By how many they stand behind them; one of both is 0.
     behind: usize,
     #[cube(comptime)]
-    is_causal: bool,
+    pub is_causal: bool,
     /// Whether queries stand elsewhere than keys of the same number.
     #[cube(comptime)]
     has_origin: bool,

@@ -5,16 +5,14 @@ use cubecl::ir::{AddressType, ElemType};
 use cubecl::server::Handle;
 
 use super::super::plan::Launch;
+use super::super::selection::Limits;
 use super::{
-    Tokens, dots as dots_kernel, offsets as offsets_kernel, spread as spread_kernel,
-    sums as sums_kernel,
+    LineTile, Tokens, dots as dots_kernel, lines, offsets as offsets_kernel,
+    spread as spread_kernel, sums as sums_kernel,
 };
 use crate::cube::Tensor;
 use crate::view::check_buffer;
 use crate::{KernelError, Operand, Problem, Strided};
-
-/// Most elements of a load: the widest vectors that every language has.
-const MAX_VECTOR: usize = 4;
 
 /// What [`dots`] reads.
 #[derive(Clone, Copy, Debug)]
@@ -42,13 +40,41 @@ pub fn dots(
     inputs: &DotsInputs<'_>,
     weights: &Handle,
 ) -> Result<(), KernelError> {
+    let tile = LineTile::plan(problem, &Limits::of(client), dtype.size());
+    dots_with(client, tile, problem, dtype, hidden, inputs, weights)
+}
+
+/// [`dots`] with the tokens of lines in shared memory, or by rows each for itself.
+///
+/// # Errors
+///
+/// As [`dots`], or if the tile is not for the problem and the device.
+pub fn dots_with(
+    client: &Client,
+    tile: Option<LineTile>,
+    problem: &Problem,
+    dtype: ElemType,
+    hidden: f32,
+    inputs: &DotsInputs<'_>,
+    weights: &Handle,
+) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, Some(inputs.rows), Some(&inputs.tokens))?;
     check_buffer("weights", weights, dtype.size() * weights_of(problem))?;
     if let Some(bias) = inputs.bias {
         check_buffer("bias", bias, dtype.size() * problem.heads * problem.bias_entries())?;
     }
-    if launch.query_rows() > 0 {
-        dots_kernel::launch(&launch, inputs, hidden, weights);
+    if launch.query_rows() == 0 {
+        return Ok(());
+    }
+    match tile {
+        None => dots_kernel::launch(&launch, inputs, hidden, weights),
+        Some(tile) if tile.fits(problem, &Limits::of(client), dtype.size()) => {
+            lines::launch(&launch, tile, inputs, hidden, weights);
+        }
+        Some(tile) => {
+            let reason = format!("{tile:?} is not for this problem on this device");
+            return Err(KernelError::Blueprint(reason));
+        }
     }
     Ok(())
 }
@@ -154,7 +180,12 @@ fn prepare<'a>(
         let shape = Operand::AdditionalKey.shape(problem);
         views.extend(tokens.additional.map(|tensor| ("additional tokens", tensor, shape)));
     }
-    let mut vector = widest_of(problem.head_dim);
+    if problem.has_origin() {
+        // Positions of queries are those of keys.
+        let reason = "its queries stand elsewhere than keys of the same number".to_string();
+        return Err(KernelError::Problem(reason));
+    }
+    let mut vector = widest_of(client, problem.head_dim, dtype);
     let mut largest = problem.largest_tensor().max(weights_of(problem));
     for (name, tensor, shape) in views {
         tensor.check(name, shape, dtype.size())?;
@@ -169,9 +200,15 @@ fn prepare<'a>(
     Ok(Launch { vector_size: vector, address_type, ..launch })
 }
 
-/// The most elements that divide a vector.
-fn widest_of(dim: usize) -> usize {
-    [MAX_VECTOR, 2].into_iter().find(|size| dim.is_multiple_of(*size)).unwrap_or(1)
+/// The most elements that the device loads at once and that a vector divides into.
+fn widest_of(client: &Client, dim: usize, dtype: ElemType) -> usize {
+    let sizes = client.io_optimized_vector_sizes(dtype.size());
+    sizes.filter(|size| dim.is_multiple_of(*size)).max().unwrap_or(1)
+}
+
+/// Whether queries share windows. A kernel without divides nothing for each query.
+pub(super) fn is_strided(problem: &Problem) -> bool {
+    problem.axes.iter().any(|axis| axis.stride > 1)
 }
 
 /// A tensor as kernels are launched with.

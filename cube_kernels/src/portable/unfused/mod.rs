@@ -3,7 +3,7 @@
 //! *Rows* belong to queries, *tokens* are keys or values, and *weights* have one element for each [slot](crate::slots):
 //!
 //! ```text
-//! dots     weights[q, s] = scale * rows[q] . token(q, s) + bias                a unit for each weight
+//! dots     weights[q, s] = scale * rows[q] . token(q, s) + bias                a unit for each line of slots
 //! sums     rows[q]  = scale * sum over s of weights[q, s] token(q, s)          a unit for each line of a row
 //! spread   token    = scale * sum over (q, s) that see it of weights[q, s] rows[q]     a unit for each line of a token
 //! offsets  bias     =         sum over (q, s) with its offset of weights[q, s]         a unit for each entry and chunk of lines
@@ -15,13 +15,15 @@
 
 mod dots;
 mod launch;
+mod lines;
 mod offsets;
 mod reduce;
 mod slot;
 mod spread;
 mod sums;
 
-pub use launch::{DotsInputs, dots, offsets, spread, sums};
+pub use launch::{DotsInputs, dots, dots_with, offsets, spread, sums};
+pub use lines::LineTile;
 
 /// Something for the tokens of the space, and for the additional ones, which are there if, and only if, the problem has some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

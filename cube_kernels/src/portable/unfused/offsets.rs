@@ -11,6 +11,7 @@ use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, geometry_as_is};
 use super::super::plan::Launch;
+use super::launch::is_strided;
 use super::reduce::{self, Chunks};
 use crate::cube::buffer;
 
@@ -22,6 +23,7 @@ fn offsets_kernel<F: Float>(
     geometry: Geometry,
     lines: usize,
     chunks: Chunks,
+    #[comptime] is_strided: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= chunks.units {
@@ -40,15 +42,19 @@ fn offsets_kernel<F: Float>(
     for line in first..end {
         let y = line % geometry.y.queries;
         let z = line / geometry.y.queries % geometry.z.queries;
-        let slot_z = geometry.z.slot_of_offset(z, along_z);
-        let slot_y = geometry.y.slot_of_offset(y, along_y);
+        let slot_z = geometry.z.slot_of_offset(z, along_z, is_strided);
+        let slot_y = geometry.y.slot_of_offset(y, along_y, is_strided);
         if slot_z < geometry.z.kernel_size && slot_y < geometry.y.kernel_size {
             let slot = (slot_z * geometry.y.kernel_size + slot_y) * geometry.x.kernel_size;
-            for x in 0..geometry.x.queries {
-                let slot_x = geometry.x.slot_of_offset(x, along_x);
-                if slot_x < geometry.x.kernel_size {
-                    let row = (line * geometry.x.queries + x) * geometry.heads + head;
-                    sum += f32::cast_from(weights[row * slots + slot + slot_x]);
+            for member in 0..geometry.x.dilation {
+                let group = geometry.x.group(member, is_strided);
+                for position in 0..group.length {
+                    let slot_x = group.slot_of_offset(position, along_x);
+                    if slot_x < geometry.x.kernel_size {
+                        let x = position * geometry.x.dilation + member;
+                        let row = (line * geometry.x.queries + x) * geometry.heads + head;
+                        sum += f32::cast_from(weights[row * slots + slot + slot_x]);
+                    }
                 }
             }
         }
@@ -75,6 +81,7 @@ pub(super) fn launch(launch: &Launch<'_>, weights: &Handle, bias: &Handle) {
             geometry_as_is(problem),
             lines,
             argument,
+            is_strided(problem),
             launch.dtype,
         );
     }

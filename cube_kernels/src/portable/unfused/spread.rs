@@ -11,7 +11,7 @@ use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, geometry_as_is};
 use super::super::plan::Launch;
-use super::launch::tensor;
+use super::launch::{is_strided, tensor};
 use super::reduce::{self, Chunks};
 use crate::Strided;
 use crate::cube::{Input, buffer};
@@ -30,6 +30,7 @@ fn space_kernel<F: Float, N: Size>(
     scale: f32,
     units: usize,
     #[comptime] lines: usize,
+    #[comptime] is_strided: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= units {
@@ -39,32 +40,34 @@ fn space_kernel<F: Float, N: Size>(
     let (head_kv, token) = (row % geometry.heads_kv, row / geometry.heads_kv);
     let (batch, key) = (token / geometry.keys(), token % geometry.keys());
     let at = geometry.key_position(key);
-    let along_z = geometry.z.visitors(at.z);
-    let along_y = geometry.y.visitors(at.y);
-    let along_x = geometry.x.visitors(at.x);
+    let along_z = geometry.z.visitors_of(at.z, is_strided);
+    let along_y = geometry.y.visitors_of(at.y, is_strided);
+    let along_x = geometry.x.visitors_of(at.x, is_strided);
     let group = geometry.group_size();
     let slots = geometry.slots();
     let strides = &inputs.rows.strides;
+    // From one visitor along the fastest axis to the next.
+    let (next_weight, next_row) =
+        (geometry.x.dilation * geometry.heads * slots, geometry.x.dilation * strides.x);
 
     let mut sum = Vector::<f32, N>::new(0.0f32);
     for head in head_kv * group..(head_kv + 1) * group {
         for i in 0..along_z.count {
-            let z = along_z.first + i * geometry.z.dilation;
-            let slot_z = geometry.z.slot(z, at.z);
+            let z = along_z.query + i * geometry.z.dilation;
+            let slot_z = along_z.slot(i);
             for j in 0..along_y.count {
-                let y = along_y.first + j * geometry.y.dilation;
-                let slot_y = geometry.y.slot(y, at.y);
-                let slot = (slot_z * geometry.y.kernel_size + slot_y) * geometry.x.kernel_size;
-                let queries = ((batch * geometry.z.queries + z) * geometry.y.queries + y)
-                    * geometry.x.queries;
-                let place = strides.vector(batch, z, y, 0usize, head) + line;
+                let y = along_y.query + j * geometry.y.dilation;
+                let slot =
+                    (slot_z * geometry.y.kernel_size + along_y.slot(j)) * geometry.x.kernel_size;
+                let query = ((batch * geometry.z.queries + z) * geometry.y.queries + y)
+                    * geometry.x.queries
+                    + along_x.query;
+                let weight = (query * geometry.heads + head) * slots + slot;
+                let place = strides.vector(batch, z, y, along_x.query, head) + line;
                 for k in 0..along_x.count {
-                    let x = along_x.first + k * geometry.x.dilation;
-                    let weight = ((queries + x) * geometry.heads + head) * slots
-                        + slot
-                        + geometry.x.slot(x, at.x);
-                    let factor = Vector::new(f32::cast_from(inputs.weights[weight]));
-                    let vector = inputs.rows.vectors[place + x * strides.x];
+                    let weight = inputs.weights[weight + k * next_weight + along_x.slot(k)];
+                    let factor = Vector::new(f32::cast_from(weight));
+                    let vector = inputs.rows.vectors[place + k * next_row];
                     sum += factor * Vector::<f32, N>::cast_from(vector);
                 }
             }
@@ -130,6 +133,7 @@ pub(super) fn launch_space(launch: &Launch<'_>, weights: &Handle, rows: &Strided
             problem.scale as f32,
             units,
             lines,
+            is_strided(problem),
             launch.dtype,
         );
     }
