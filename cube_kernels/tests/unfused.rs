@@ -65,7 +65,8 @@ fn lines_give_what_rows_give() {
             };
             let want = run(None);
             assert!(want.iter().all(|x| !x.is_nan()));
-            for (queries, units) in [(4, 8), (8, 8), (3, 9)] {
+            // A CPU may have no more than two units.
+            for (queries, units) in [(1, 1), (2, 2), (1, 2)] {
                 let got = run(Some(LineTile { queries, units }));
                 for (place, (got, want)) in got.iter().zip(&want).enumerate() {
                     let is_close = got == want || (got - want).abs() <= tolerance;
