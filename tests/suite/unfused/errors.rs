@@ -22,7 +22,7 @@ fn qk_fails(query: Tensor<5>, key: Tensor<5>, options: NeighborhoodOptions<2>, t
     let error = try_na2d_qk(query.clone(), key.clone(), options.clone()).expect_err(text);
     assert_eq!(error.to_string(), text);
     let panic = catch_unwind(AssertUnwindSafe(|| na2d_qk(query, key, options)));
-    let payload = panic.err().expect("it panics");
+    let payload = panic.expect_err("it panics");
     assert_eq!(payload.downcast_ref::<String>().map(String::as_str), Some(text));
 }
 
@@ -31,7 +31,7 @@ fn av_fails(weights: Tensor<5>, value: Tensor<5>, options: NeighborhoodOptions<2
     let error = try_na2d_av(weights.clone(), value.clone(), options.clone()).expect_err(text);
     assert_eq!(error.to_string(), text);
     let panic = catch_unwind(AssertUnwindSafe(|| na2d_av(weights, value, options)));
-    let payload = panic.err().expect("it panics");
+    let payload = panic.expect_err("it panics");
     assert_eq!(payload.downcast_ref::<String>().map(String::as_str), Some(text));
 }
 
