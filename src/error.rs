@@ -65,6 +65,14 @@ pub enum AttentionError {
         /// Heads of key and value.
         heads_kv: usize,
     },
+    /// The heads of attention weights cannot be shared out over the heads of the value.
+    #[error("weights: has {heads} heads, must be a multiple of the {heads_kv} heads of value")]
+    WeightsHeads {
+        /// Heads of the weights.
+        heads: usize,
+        /// Heads of the value.
+        heads_kv: usize,
+    },
     /// A window parameter is below its least value.
     #[error("{parameter}: axis {axis} is {got}, must be at least {min}")]
     TooSmall {

@@ -27,7 +27,8 @@
 //! # Operators
 //!
 //! [`na1d`], [`na2d`] and [`na3d`] (neighborhood attention), [`attention`] (dense) and
-//! [`merge_attentions`]. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
+//! [`merge_attentions`]; the halves of the former, for whoever wants to see or to change attention weights:
+//! [`na1d_qk`], [`na1d_av`] and so on. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
 //! own operators do; its `try_` twin returns the error, and the logsumexp beside the output. Every
 //! output is differentiable on every backend, the logsumexp included.
 //!
@@ -96,8 +97,10 @@ pub use burn_natten_kernels::{Axis, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;
 pub use functional::{
-    AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na2d, na3d,
-    try_attention, try_merge_attentions, try_na1d, try_na2d, try_na3d,
+    AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na1d_av, na1d_qk, na2d,
+    na2d_av, na2d_qk, na3d, na3d_av, na3d_qk, try_attention, try_merge_attentions, try_na1d,
+    try_na1d_av, try_na1d_qk, try_na2d, try_na2d_av, try_na2d_qk, try_na3d, try_na3d_av,
+    try_na3d_qk,
 };
 pub use names::UnknownName;
 pub use nn::{

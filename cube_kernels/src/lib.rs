@@ -19,6 +19,7 @@ mod pass;
 pub mod portable;
 mod problem;
 pub mod slicing;
+pub mod slots;
 pub mod tensor_core;
 pub mod tiling;
 #[cfg(feature = "cube")]

@@ -47,6 +47,21 @@ impl Strided {
         }
     }
 
+    /// Most elements of `size` bytes, a power of two of them up to 16 bytes, that every row can be read in.
+    ///
+    /// A stride that is never taken does not count.
+    pub(crate) fn widest(&self, shape: Shape, size: usize) -> usize {
+        let offset = self.handle.offset_start.unwrap_or(0) as usize / size;
+        let taken = self.strides.iter().zip(shape.lengths()).filter(|(_, length)| *length > 1);
+        let mut vector = 16 / size;
+        for number in [shape.dim, offset].into_iter().chain(taken.map(|(stride, _)| *stride)) {
+            while number % vector != 0 {
+                vector /= 2;
+            }
+        }
+        vector
+    }
+
     /// Fails if the last element that is read, of `size` bytes, lies outside the buffer.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ mod plan;
 pub(crate) mod reference;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
+pub(crate) mod unfused;
 
 #[cfg(feature = "cuda")]
 pub(crate) use cube::warm_up_hopper;

@@ -4,7 +4,12 @@ mod attention;
 mod inputs;
 mod merge;
 mod neighborhood;
+mod unfused;
 
 pub use attention::{AttentionOutput, attention, try_attention};
 pub use merge::{merge_attentions, try_merge_attentions};
 pub use neighborhood::{NeighborhoodOutput, na1d, na2d, na3d, try_na1d, try_na2d, try_na3d};
+pub use unfused::{
+    na1d_av, na1d_qk, na2d_av, na2d_qk, na3d_av, na3d_qk, try_na1d_av, try_na1d_qk, try_na2d_av,
+    try_na2d_qk, try_na3d_av, try_na3d_qk,
+};

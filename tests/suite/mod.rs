@@ -19,5 +19,6 @@ mod natten_shapes;
 mod plan;
 mod properties;
 mod relations;
+mod unfused;
 mod views;
 mod windows;

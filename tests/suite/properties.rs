@@ -68,9 +68,14 @@ pub fn problems() -> impl Strategy<Value = Problem> {
     problems_on(axes())
 }
 
-/// Windows with a relative position bias.
+/// Problems without dense attention.
+pub fn neighborhoods() -> impl Strategy<Value = Problem> {
+    problems_on(windows())
+}
+
+/// The same with a relative position bias.
 pub fn problems_with_bias() -> impl Strategy<Value = Problem> {
-    problems_on(windows()).prop_map(|problem| Problem { bias: true, ..problem })
+    neighborhoods().prop_map(|problem| Problem { bias: true, ..problem })
 }
 
 fn problems_on(axes: impl Strategy<Value = Vec<Axis>>) -> impl Strategy<Value = Problem> {

@@ -17,17 +17,17 @@ use crate::{MAX_RANK, Problem};
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct AxisGeometry {
-    queries: usize,
-    keys: usize,
-    kernel_size: usize,
-    stride: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub kernel_size: usize,
+    pub stride: usize,
     pub dilation: usize,
     /// By how many positions queries stand ahead of keys of the same number. Read where there is an origin only.
     ahead: usize,
     /// By how many they stand behind them; one of both is 0.
     behind: usize,
     #[cube(comptime)]
-    is_causal: bool,
+    pub is_causal: bool,
     /// Whether queries stand elsewhere than keys of the same number.
     #[cube(comptime)]
     has_origin: bool,
@@ -204,9 +204,14 @@ pub(super) fn owned(unit: usize, tokens: usize, heads: usize, #[comptime] slices
     Owned { batch, head, token, slice, row: (batch * tokens + token) * heads + head }
 }
 
-/// Launch argument for `problem`.
+/// Launch argument for `problem`, with its axes as kernels walk them the fastest.
 pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
-    let [z, y, x] = problem.normalized().axes.map(|axis| {
+    geometry_as_is(&problem.normalized())
+}
+
+/// Launch argument for `problem`, with the axes that it has.
+pub(super) fn geometry_as_is(problem: &Problem) -> GeometryLaunch {
+    let [z, y, x] = problem.axes.map(|axis| {
         let (ahead, behind) = axis.shift();
         AxisGeometryLaunch::new(
             axis.queries,

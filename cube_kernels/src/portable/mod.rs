@@ -35,6 +35,8 @@ mod rows;
 mod selection;
 #[cfg(feature = "cube")]
 mod tiled;
+#[cfg(feature = "cube")]
+pub mod unfused;
 
 pub use blueprint::Blueprint;
 #[cfg(feature = "cube")]

@@ -163,7 +163,7 @@ pub(super) fn additional_or<'a>(
 
 /// Rows to take at once from runs of mostly `run` rows: as many as leave the fewest to be taken one
 /// by one.
-fn block_size(run: usize) -> usize {
+pub(super) fn block_size(run: usize) -> usize {
     (2..=MAX_BLOCK)
         .filter(|block| *block <= run)
         .min_by_key(|block| (run % block, MAX_BLOCK - block))

@@ -6,7 +6,6 @@ use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::server::Handle;
 
-use super::layout::widest;
 use super::tune::{fastest, representative, shortlist};
 use super::{
     Blueprint, Capability, Choice, Instruction, candidates, plan, plan_tiled, unsupported,
@@ -209,5 +208,5 @@ pub fn vector(problem: &Problem, inputs: &Operands<Strided>, dtype: ElemType) ->
 /// The most elements that every row of all tensors can be read in.
 pub(super) fn common_vector<'a>(tensors: impl Iterator<Item = View<'a>>, dtype: ElemType) -> usize {
     let size = stored(dtype).size();
-    tensors.map(|(shape, tensor)| widest(tensor, shape, size)).min().unwrap_or(1)
+    tensors.map(|(shape, tensor)| tensor.widest(shape, size)).min().unwrap_or(1)
 }

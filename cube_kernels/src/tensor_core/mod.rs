@@ -38,8 +38,6 @@ mod intrinsics;
 #[cfg(feature = "cube")]
 mod launch;
 #[cfg(feature = "cube")]
-mod layout;
-#[cfg(feature = "cube")]
 mod mask;
 #[cfg(feature = "cube")]
 mod meeting;

@@ -27,7 +27,7 @@ pub(super) fn empty_gradients(
 }
 
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.
-fn empty(like: &CubeTensor, shape: TensorShape, dtype: DType) -> CubeTensor {
+pub(super) fn empty(like: &CubeTensor, shape: TensorShape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
@@ -65,7 +65,7 @@ impl Lay {
 
     /// A tensor `[batch, *space, heads, dim]`, or without `dim` where vectors have one element, in the axes of a
     /// problem.
-    fn view(self, tensor: &CubeTensor, shape: Shape) -> Strided {
+    pub fn view(self, tensor: &CubeTensor, shape: Shape) -> Strided {
         let strides = match self {
             Self::AsTheyAre if !tensor.meta.is_tiled() => {
                 strides(tensor.meta.shape(), tensor.meta.strides(), shape)

@@ -6,6 +6,7 @@ mod hopper;
 mod memory;
 mod portable;
 mod tensor_core;
+mod unfused;
 
 use std::sync::atomic::Ordering;
 

@@ -12,6 +12,7 @@ mod forward;
 mod operand;
 mod simd;
 mod sweep;
+mod unfused;
 
 use std::borrow::Cow;
 

@@ -1,0 +1,103 @@
+//! Sums over all queries: chunks of them, one a unit, and a kernel that adds up the chunks in order.
+
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::super::plan::Launch;
+use crate::cube::buffer;
+
+/// Units to aim for: enough to fill a large GPU.
+const TARGET_UNITS: usize = 1 << 17;
+/// Fewest parts worth a chunk of their own.
+const MIN_CHUNK: usize = 8;
+
+/// How parts of a sum are shared among units: unit `u` owns result `u % results` and chunk `u / results`.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Chunks {
+    pub units: usize,
+    pub results: usize,
+    /// Parts of a chunk.
+    pub chunk: usize,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn reduce_kernel<F: Float, N: Size>(
+    partial: &[Vector<f32, N>],
+    results: &mut [Vector<F, N>],
+    count: usize,
+    chunks: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= count {
+        terminate!();
+    }
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    for chunk in 0..chunks {
+        sum += partial[chunk * count + ABSOLUTE_POS];
+    }
+    results[ABSOLUTE_POS] = Vector::cast_from(sum);
+}
+
+/// Launch argument for so many results of so many parts each, and the number of chunks, none of which is empty.
+pub(super) fn chunks(results: usize, parts: usize) -> (ChunksLaunch, usize) {
+    let (chunks, chunk) = split(results, parts);
+    (ChunksLaunch::new(results * chunks, results, chunk), chunks)
+}
+
+fn split(results: usize, parts: usize) -> (usize, usize) {
+    let wanted = TARGET_UNITS.div_ceil(results);
+    let chunk = parts.div_ceil(wanted).max(MIN_CHUNK);
+    (parts.div_ceil(chunk), chunk)
+}
+
+/// Memory for this many sums.
+pub(super) fn workspace(launch: &Launch<'_>, sums: usize) -> Handle {
+    launch.client.empty((sums * size_of::<f32>()).max(1))
+}
+
+/// Adds up `[results, chunks]` vectors of `vector` sums.
+pub(super) fn launch(
+    launch: &Launch<'_>,
+    partial: &Handle,
+    to: &Handle,
+    [results, chunks]: [usize; 2],
+    vector: usize,
+) {
+    let (cube_count, cube_dim) = launch.cubes(results);
+    // SAFETY: the workspace was made for, and the result checked against, these sizes.
+    unsafe {
+        reduce_kernel::launch_unchecked(
+            launch.client,
+            cube_count,
+            cube_dim,
+            launch.address_type,
+            vector,
+            buffer(partial),
+            buffer(to),
+            results,
+            chunks,
+            launch.dtype,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_the_parts_and_none_is_empty() {
+        for parts in [1, 7, 8, 9, 1000, 200_704] {
+            for results in [1, 338, 1 << 18] {
+                let (chunks, chunk) = split(results, parts);
+                let case = format!("{results} results of {parts} parts");
+                assert!(chunks * chunk >= parts, "{case}");
+                assert!((chunks - 1) * chunk < parts, "{case}");
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The products of the unfused operators: Portable kernels, or else tensor operations.
+
+use std::sync::atomic::Ordering;
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_natten_kernels::portable::unfused;
+use burn_natten_kernels::{KernelError, Operand, Strided};
+
+use super::as_they_lie;
+use super::memory::{Lay, empty};
+use crate::backend::unfused::{
+    Optional, Tokens, UnfusedGradientOps, UnfusedOps, UnfusedPlan, additional_shape, reference,
+    space_shape, with_last,
+};
+use crate::backend::{FALLBACKS, log_once};
+use crate::{AttentionError, Strategy, Tier};
+
+/// Whether kernels are to be launched at all.
+fn has_kernels(plan: &UnfusedPlan) -> bool {
+    plan.tier == Tier::Portable && plan.problem.batch > 0
+}
+
+/// Whether kernels were launched, which is logged where they were not.
+///
+/// # Panics
+///
+/// If they were asked for by name.
+fn is_launched(plan: &UnfusedPlan, result: Result<(), KernelError>) -> bool {
+    let Err(error) = result else { return true };
+    if plan.strategy != Strategy::Auto {
+        let reason = error.to_string();
+        panic!("{}", AttentionError::Strategy { strategy: plan.strategy, reason })
+    }
+    FALLBACKS.fetch_add(1, Ordering::Relaxed);
+    log_once(format!("using {}, because {error}", Tier::Reference.kernels()));
+    false
+}
+
+/// Tokens as kernels take them.
+struct Views {
+    space: Strided,
+    additional: Option<Strided>,
+}
+
+impl Views {
+    fn new(lay: Lay, plan: &UnfusedPlan, space: &CubeTensor, more: Option<&CubeTensor>) -> Self {
+        let view = |tensor, operand: Operand| lay.view(tensor, operand.shape(&plan.problem));
+        Self {
+            space: view(space, Operand::Key),
+            additional: more.map(|tensor| view(tensor, Operand::AdditionalKey)),
+        }
+    }
+
+    fn tokens(&self) -> unfused::Tokens<&Strided> {
+        unfused::Tokens { space: &self.space, additional: self.additional.as_ref() }
+    }
+}
+
+impl UnfusedOps for CubeBackend {
+    fn unfused_dots(
+        rows: CubeTensor,
+        tokens: Tokens<Self>,
+        bias: Optional<Self>,
+        plan: UnfusedPlan,
+    ) -> CubeTensor {
+        let (space, more, bias) =
+            (tokens.space, tokens.additional.into_option(), bias.into_option());
+        if has_kernels(&plan) {
+            let (client, dtype) = (rows.client.clone(), dtype_to_storage_type(rows.dtype()));
+            let weights = empty(&rows, with_last(&rows.shape(), plan.slots()), rows.dtype());
+            let bias = bias.clone().map(|bias| into_contiguous(bias).handle);
+            let result = as_they_lie(|lay| {
+                let views = Views::new(lay, &plan, &space, more.as_ref());
+                let rows = lay.view(&rows, Operand::Query.shape(&plan.problem));
+                let inputs = unfused::DotsInputs {
+                    rows: &rows,
+                    tokens: views.tokens(),
+                    bias: bias.as_ref(),
+                };
+                let (problem, hidden) = (&plan.problem, plan.hidden);
+                unfused::dots(&client, problem, dtype, hidden, &inputs, &weights.handle)
+            });
+            if is_launched(&plan, result) {
+                return weights;
+            }
+        }
+        let tokens = Tokens { space, additional: more.into() };
+        reference::dots::<Self>(rows, tokens, bias, &plan)
+    }
+
+    fn unfused_sums(weights: CubeTensor, tokens: Tokens<Self>, plan: UnfusedPlan) -> CubeTensor {
+        let (space, more) = (tokens.space, tokens.additional.into_option());
+        if has_kernels(&plan) {
+            let (client, dtype) = (weights.client.clone(), dtype_to_storage_type(weights.dtype()));
+            let shape = with_last(&weights.shape(), plan.problem.head_dim);
+            let rows = empty(&weights, shape, weights.dtype());
+            let weights = into_contiguous(weights.clone()).handle;
+            let result = as_they_lie(|lay| {
+                let views = Views::new(lay, &plan, &space, more.as_ref());
+                let problem = &plan.problem;
+                unfused::sums(&client, problem, dtype, &weights, &views.tokens(), &rows.handle)
+            });
+            if is_launched(&plan, result) {
+                return rows;
+            }
+        }
+        let tokens = Tokens { space, additional: more.into() };
+        reference::sums::<Self>(weights, tokens, &plan)
+    }
+}
+
+impl UnfusedGradientOps for CubeBackend {
+    fn unfused_spread(weights: CubeTensor, rows: CubeTensor, plan: UnfusedPlan) -> Tokens<Self> {
+        if has_kernels(&plan) {
+            let (client, dtype) = (rows.client.clone(), dtype_to_storage_type(rows.dtype()));
+            let problem = &plan.problem;
+            let space = empty(&rows, space_shape(&rows.shape(), problem), rows.dtype());
+            let more = additional_shape(problem).map(|shape| empty(&rows, shape, rows.dtype()));
+            let weights = into_contiguous(weights.clone()).handle;
+            let result = as_they_lie(|lay| {
+                let rows = lay.view(&rows, Operand::Query.shape(problem));
+                let additional = more.as_ref().map(|tensor| &tensor.handle);
+                let tokens = unfused::Tokens { space: &space.handle, additional };
+                unfused::spread(&client, problem, dtype, &weights, &rows, &tokens)
+            });
+            if is_launched(&plan, result) {
+                return Tokens { space, additional: more.into() };
+            }
+        }
+        reference::spread::<Self>(weights, rows, &plan)
+    }
+
+    fn unfused_offsets(weights: CubeTensor, like: CubeTensor, plan: UnfusedPlan) -> CubeTensor {
+        if has_kernels(&plan) {
+            let (client, dtype) = (weights.client.clone(), dtype_to_storage_type(weights.dtype()));
+            let bias = empty(&like, like.shape(), like.dtype());
+            let weights = into_contiguous(weights.clone()).handle;
+            let result = unfused::offsets(&client, &plan.problem, dtype, &weights, &bias.handle);
+            if is_launched(&plan, result) {
+                return bias;
+            }
+        }
+        reference::offsets::<Self>(weights, like, &plan)
+    }
+}

@@ -1,0 +1,180 @@
+//! Gradients of the products, which are products again.
+
+use burn::backend::Backend;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::FloatTensor;
+
+use super::{Optional, Tokens, UnfusedGradientOps, UnfusedOps, UnfusedPlan};
+
+/// The inputs of either product: rows or weights, tokens, additional tokens, a bias. Where one is missing, the first one's node stands in
+/// for it on the tape.
+const INPUTS: usize = 4;
+
+type Saved = [Option<NodeId>; INPUTS];
+
+/// A product whose gradient is asked for.
+trait Product<B: Backend>: std::fmt::Debug + Send + 'static {
+    /// The gradients of those inputs that are wanted, from all inputs and the gradient of the result.
+    fn gradients(
+        &self,
+        inputs: [Option<FloatTensor<B>>; INPUTS],
+        gradient: FloatTensor<B>,
+        wanted: [bool; INPUTS],
+    ) -> [Option<FloatTensor<B>>; INPUTS];
+}
+
+#[derive(Debug)]
+struct Dots(UnfusedPlan);
+
+#[derive(Debug)]
+struct Sums(UnfusedPlan);
+
+impl<B: UnfusedOps + UnfusedGradientOps> Product<B> for Dots {
+    fn gradients(
+        &self,
+        [rows, tokens, additional, bias]: [Option<FloatTensor<B>>; INPUTS],
+        gradient: FloatTensor<B>,
+        wanted: [bool; INPUTS],
+    ) -> [Option<FloatTensor<B>>; INPUTS] {
+        let (plan, tokens) = (self.0, tokens_of::<B>(tokens, additional));
+        let d_bias = bias.filter(|_| wanted[3]);
+        let d_bias = d_bias.map(|bias| B::unfused_offsets(gradient.clone(), bias, plan));
+        let [d_tokens, d_additional] = spread::<B>(&gradient, rows, plan, wanted[1] || wanted[2]);
+        let d_rows = tokens.filter(|_| wanted[0]);
+        let d_rows = d_rows.map(|tokens| B::unfused_sums(gradient, tokens, plan));
+        [d_rows, d_tokens, d_additional, d_bias]
+    }
+}
+
+impl<B: UnfusedOps + UnfusedGradientOps> Product<B> for Sums {
+    fn gradients(
+        &self,
+        [weights, tokens, additional, _]: [Option<FloatTensor<B>>; INPUTS],
+        gradient: FloatTensor<B>,
+        wanted: [bool; INPUTS],
+    ) -> [Option<FloatTensor<B>>; INPUTS] {
+        let (plan, tokens) = (self.0, tokens_of::<B>(tokens, additional));
+        let d_weights = tokens.filter(|_| wanted[0]);
+        let d_weights =
+            d_weights.map(|tokens| B::unfused_dots(gradient.clone(), tokens, Optional::None, plan));
+        let is_wanted = wanted[1] || wanted[2];
+        let [d_tokens, d_additional] = match weights.filter(|_| is_wanted) {
+            Some(weights) => spread::<B>(&weights, Some(gradient), plan, true),
+            None => [None, None],
+        };
+        [d_weights, d_tokens, d_additional, None]
+    }
+}
+
+fn tokens_of<B: Backend>(
+    space: Option<FloatTensor<B>>,
+    additional: Option<FloatTensor<B>>,
+) -> Option<Tokens<B>> {
+    space.map(|space| Tokens { space, additional: additional.into() })
+}
+
+fn spread<B: UnfusedGradientOps>(
+    weights: &FloatTensor<B>,
+    rows: Option<FloatTensor<B>>,
+    plan: UnfusedPlan,
+    is_wanted: bool,
+) -> [Option<FloatTensor<B>>; 2] {
+    match rows.filter(|_| is_wanted) {
+        Some(rows) => {
+            let Tokens { space, additional } = B::unfused_spread(weights.clone(), rows, plan);
+            [Some(space), additional.into_option()]
+        }
+        None => [None, None],
+    }
+}
+
+#[derive(Debug)]
+struct Step<P>(P);
+
+impl<B: Backend, P: Product<B>> Backward<B, INPUTS> for Step<P> {
+    type State = Saved;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, INPUTS>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let ids = ops.state;
+        let inputs =
+            ids.map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
+        let wanted = std::array::from_fn(|i| ops.parents[i].is_some() && ids[i].is_some());
+        let gradients = self.0.gradients(inputs, gradient, wanted);
+        for ((parent, gradient), is_wanted) in ops.parents.into_iter().zip(gradients).zip(wanted) {
+            if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
+                grads.register::<B>(parent.id, gradient);
+            }
+        }
+    }
+}
+
+/// Puts a product on the tape: its inputs, of which there is a `first` one, and what was computed from them.
+fn record<B: Backend, C: CheckpointStrategy, P: Product<B>>(
+    product: P,
+    first: &FloatTensor<Autodiff<B, C>>,
+    others: [Option<&FloatTensor<Autodiff<B, C>>>; INPUTS - 1],
+    output: FloatTensor<B>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let [a, b, c] = others;
+    let inputs = [Some(first), a, b, c];
+    let nodes = inputs.map(|input| input.unwrap_or(first).node());
+    match Step(product).prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(mut prep) => {
+            let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));
+            prep.finish(ids, output)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(output),
+    }
+}
+
+/// The inner tensors of tokens.
+fn inner<B: Backend, C: CheckpointStrategy>(
+    space: &FloatTensor<Autodiff<B, C>>,
+    additional: &Option<FloatTensor<Autodiff<B, C>>>,
+) -> Tokens<B> {
+    let additional = additional.as_ref().map(|tensor| tensor.primitive().clone());
+    Tokens { space: space.primitive().clone(), additional: additional.into() }
+}
+
+impl<B, C> UnfusedOps for Autodiff<B, C>
+where
+    B: UnfusedOps + UnfusedGradientOps,
+    C: CheckpointStrategy,
+{
+    fn unfused_dots(
+        rows: FloatTensor<Self>,
+        tokens: Tokens<Self>,
+        bias: Optional<Self>,
+        plan: UnfusedPlan,
+    ) -> FloatTensor<Self> {
+        let Tokens { space, additional } = tokens;
+        let (additional, bias) = (additional.into_option(), bias.into_option());
+        let inner_bias = bias.as_ref().map(|bias| bias.primitive().clone());
+        let tokens = inner::<B, C>(&space, &additional);
+        let output = B::unfused_dots(rows.primitive().clone(), tokens, inner_bias.into(), plan);
+        let others = [Some(&space), additional.as_ref(), bias.as_ref()];
+        record::<B, C, _>(Dots(plan), &rows, others, output)
+    }
+
+    fn unfused_sums(
+        weights: FloatTensor<Self>,
+        tokens: Tokens<Self>,
+        plan: UnfusedPlan,
+    ) -> FloatTensor<Self> {
+        let Tokens { space, additional } = tokens;
+        let additional = additional.into_option();
+        let tokens = inner::<B, C>(&space, &additional);
+        let output = B::unfused_sums(weights.primitive().clone(), tokens, plan);
+        let others = [Some(&space), additional.as_ref(), None];
+        record::<B, C, _>(Sums(plan), &weights, others, output)
+    }
+}

@@ -1,0 +1,10 @@
+//! The unfused operators: their halves, gradients and slots on every device.
+
+mod errors;
+mod golden;
+mod isolation;
+mod oracle;
+mod random;
+mod relations;
+mod run;
+mod views;
