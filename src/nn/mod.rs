@@ -19,6 +19,8 @@
 mod attention;
 mod block;
 
+#[cfg(feature = "models")]
+pub(crate) use attention::dropout;
 pub use attention::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,

@@ -1,0 +1,3 @@
+//! Models of the papers.
+
+pub mod hdit;
