@@ -25,4 +25,6 @@ pub use attention::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
+#[cfg(feature = "models")]
+pub(crate) use block::drop_path;
 pub use block::{NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig};
