@@ -1,8 +1,13 @@
 //! Models of the papers.
 
+pub mod dinat_s;
 pub mod hdit;
+pub mod isotropic;
 pub mod nat;
 mod parts;
+
+
+
 
 use burn::tensor::Tensor;
 
