@@ -5,9 +5,9 @@ pub mod hdit;
 pub mod isotropic;
 pub mod nat;
 mod parts;
+mod weights;
 
-
-
+pub use weights::{LoadOptions, LoadReport, Weights, WeightsError};
 
 use burn::tensor::Tensor;
 
