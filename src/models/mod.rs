@@ -1,4 +1,24 @@
-//! Models of the papers.
+//! Models of the papers: NAT, DiNAT, DiNAT_s, isotropic ones, and HDiT, with weights from PyTorch.
+//!
+//! ```rust
+//! use burn::tensor::{Device, Tensor};
+//! use burn_natten::models::nat::NatConfig;
+//!
+//! let device = Device::flex();
+//! // Or a published size: NatConfig::dinat_tiny()
+//! let config = NatConfig::new(16, vec![1, 1], vec![2, 4]).with_kernel_size(5);
+//! let model = config.init(&device);
+//! let logits = model.forward(Tensor::ones([1, 3, 64, 64], &device));
+//! assert_eq!(logits.dims(), [1, 1000]);
+//! ```
+//!
+//! # Weights
+//!
+//! [`init_from`](nat::NatConfig::init_from) makes a model with the weights of a `.pth` or
+//! `.safetensors` file. Keys are those of the authors' PyTorch models, as all fields here have
+//! their names; NAT and DiNAT of `transformers` are known too. [`Weights`] has the options, and saves.
+//!
+//! The guide has a page on models and their weights.
 
 pub mod dinat_s;
 pub mod hdit;

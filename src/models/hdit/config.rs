@@ -1,5 +1,5 @@
 use burn::config::Config;
-use burn::nn::{EmbeddingConfig, Initializer};
+use burn::nn::EmbeddingConfig;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
@@ -157,14 +157,16 @@ impl HditConfig {
                 .collect(),
             mid_level: level(innermost),
             splits: pairs()
-                .map(|(outer, inner)| {
-                    Split::new(inner.width, outer.width, [2, 2], device).with_skip(device)
-                })
+                .map(|(outer, inner)| Split::of_tokens(inner.width, outer.width, device))
                 .collect(),
             up_levels: outer.iter().map(level).collect(),
             out_norm: RmsNorm::new(self.levels[0].width, device),
-            patch_out: Split::new(self.levels[0].width, self.channels, self.patch_size, device)
-                .with_initializer(Initializer::Zeros, device),
+            patch_out: Split::of_pixels(
+                self.levels[0].width,
+                self.channels,
+                self.patch_size,
+                device,
+            ),
             sigma_data: self.sigma_data,
         }
     }

@@ -181,8 +181,7 @@ impl Hdit {
 /// The blocks of a level, one after the other.
 #[track_caller]
 fn run(level: &[Block], input: Tensor<4>, condition: &Tensor<2>) -> Tensor<4> {
-    let [_, height, width, _] = input.dims();
-    let positions = positions(height, width, &input.device());
+    let positions = positions(&input);
     level
         .iter()
         .fold(input, |state, block| block.forward(state, positions.clone(), condition.clone()))

@@ -1,10 +1,10 @@
 //! Patches of pixels or tokens become one token, and one token becomes a patch.
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, Tensor};
 
-use super::layers::linear;
+use super::layers::{linear, zero_linear};
 
 /// Makes one token of each patch.
 #[derive(Module, Debug)]
@@ -65,27 +65,24 @@ pub struct Split {
 }
 
 impl Split {
-    pub(super) fn new(
+    /// Of 2 x 2 tokens, which starts at an even mixture with the skip connection.
+    pub(super) fn of_tokens(inputs: usize, outputs: usize, device: &Device) -> Self {
+        Self {
+            proj: linear(inputs, 4 * outputs, device),
+            fac: Some(Initializer::Constant { value: 0.5 }.init([1], device)),
+            patch_size: [2, 2],
+        }
+    }
+
+    /// Of pixels, which starts at zero.
+    pub(super) fn of_pixels(
         inputs: usize,
-        outputs: usize,
+        channels: usize,
         patch_size: [usize; 2],
         device: &Device,
     ) -> Self {
         let [rows, columns] = patch_size;
-        Self { proj: linear(inputs, rows * columns * outputs, device), fac: None, patch_size }
-    }
-
-    /// Starts at an even mixture.
-    pub(super) fn with_skip(mut self, device: &Device) -> Self {
-        self.fac = Some(Initializer::Constant { value: 0.5 }.init([1], device));
-        self
-    }
-
-    pub(super) fn with_initializer(mut self, initializer: Initializer, device: &Device) -> Self {
-        let [inputs, outputs] = self.proj.weight.lazy_shape().dims();
-        let config = LinearConfig::new(inputs, outputs).with_bias(false);
-        self.proj = config.with_initializer(initializer).init(device);
-        self
+        Self { proj: zero_linear(inputs, rows * columns * channels, device), fac: None, patch_size }
     }
 
     /// # Shapes

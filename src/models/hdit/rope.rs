@@ -3,25 +3,34 @@
 use std::f64::consts::PI;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::layers::buffer;
 
-/// The centres of the cells of a grid in a box whose longer side is `[-1, 1]` and whose shorter one
-/// is in proportion: `[height, width, 2]`, (y, x).
-pub fn positions(height: usize, width: usize, device: &Device) -> Tensor<3> {
+/// The positions of the tokens of a map: the centres of the cells of a grid in a box whose longer
+/// side is `[-1, 1]` and whose shorter one is in proportion.
+///
+/// # Shapes
+///
+/// - map: `[batch, height, width, channels]`
+/// - output: `[height, width, 2]`, (y, x), in f32, or f64 for a map in f64
+pub fn positions(map: &Tensor<4>) -> Tensor<3> {
+    let [_, height, width, _] = map.dims();
     let longer = height.max(width) as f64;
     let centre = |index: usize, length: usize| {
-        ((2 * index + 1) as f64 / length as f64 - 1.0) * (length as f64 / longer)
+        let count = 2 * index + 1;
+        (count as f64 - length as f64) / longer
     };
     let mut values = Vec::with_capacity(2 * height * width);
     for y in 0..height {
         for x in 0..width {
-            values.push(centre(y, height) as f32);
-            values.push(centre(x, width) as f32);
+            values.push(centre(y, height));
+            values.push(centre(x, width));
         }
     }
-    Tensor::from_data(TensorData::new(values, [height, width, 2]), device)
+    let dtype = if map.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let data = TensorData::new(values, [height, width, 2]).convert_dtype(dtype);
+    Tensor::from_data(data, (&map.device(), dtype))
 }
 
 /// Rotates the first half of a head by angles that grow with the position: a quarter of the
@@ -50,10 +59,10 @@ impl AxialRope {
     ///
     /// # Shapes
     ///
-    /// - positions: `[height, width, 2]`
-    /// - output: `[height, width, heads, d_head / 4]`
+    /// - positions: `[height, width, 2]`, of [`positions`]
+    /// - output: `[height, width, heads, d_head / 4]`, in the type of the positions
     pub fn theta(&self, positions: Tensor<3>) -> Tensor<4> {
-        let freqs = self.freqs.val().unsqueeze::<4>();
+        let freqs = self.freqs.val().cast(positions.dtype()).unsqueeze::<4>();
         let [y, x] = [0, 1].map(|axis| positions.clone().narrow(2, axis, 1).unsqueeze_dim::<4>(3));
         Tensor::cat(vec![y * freqs.clone(), x * freqs], 3)
     }

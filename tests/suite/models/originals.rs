@@ -154,12 +154,8 @@ fn check_features_of_hdit(
     condition: Tensor<2>,
 ) {
     checked.feature("cond", &condition);
-    let places = |map: &Tensor<4>| {
-        let [_, height, width, _] = map.dims();
-        positions(height, width, &map.device())
-    };
     let run = |blocks: &[burn_natten::models::hdit::Block], map: Tensor<4>| {
-        let positions = places(&map);
+        let positions = positions(&map);
         blocks
             .iter()
             .fold(map, |map, block| block.forward(map, positions.clone(), condition.clone()))
@@ -168,8 +164,8 @@ fn check_features_of_hdit(
     checked.feature("patch_in", &state);
     let first = &model.down_levels[0][0].self_attn;
     checked.feature("first_norm", &first.norm.forward(state.clone(), condition.clone()));
-    checked.feature("first_theta", &first.pos_emb.theta(places(&state)));
-    let attended = first.forward(state.clone(), places(&state), condition.clone());
+    checked.feature("first_theta", &first.pos_emb.theta(positions(&state)));
+    let attended = first.forward(state.clone(), positions(&state), condition.clone());
     checked.feature("first_self_attn", &attended);
 
     let mut skips = vec![];
@@ -180,7 +176,7 @@ fn check_features_of_hdit(
         state = merge.forward(state);
         checked.feature(&format!("merge_{index}"), &state);
     }
-    checked.feature("mid_theta", &model.mid_level[0].self_attn.pos_emb.theta(places(&state)));
+    checked.feature("mid_theta", &model.mid_level[0].self_attn.pos_emb.theta(positions(&state)));
     state = run(&model.mid_level, state);
     checked.feature("mid_level", &state);
     for (index, skip) in skips.into_iter().enumerate().rev() {
