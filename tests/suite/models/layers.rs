@@ -59,6 +59,26 @@ fn images_of_any_size_are_classified() {
 }
 
 #[test]
+fn views_are_images_too() {
+    let device = Device::flex();
+    let large = images([2, 3, 50, 70], &device);
+    let view = large.narrow(2, 7, 32).narrow(3, 5, 40).swap_dims(2, 3);
+    // Computed anew, and so contiguous.
+    let contiguous = Tensor::from_data(view.to_data(), &device);
+    let (nat, dinat_s) = (nat().init(&device), DinatSConfig::new(8, vec![1, 1], vec![2, 2]));
+    let dinat_s = dinat_s.init(&device);
+    let same = |a: Tensor<2>, b: Tensor<2>| a.all_close(b, None, Some(1e-6));
+    assert!(same(nat.forward(view.clone()), nat.forward(contiguous.clone())));
+    assert!(same(dinat_s.forward(view.clone()), dinat_s.forward(contiguous.clone())));
+
+    let map = images([2, 16, 24, 12], &device).narrow(2, 3, 16).permute([0, 3, 1, 2]);
+    let map = map.narrow(1, 0, 8);
+    let copy = Tensor::from_data(map.to_data(), &device);
+    let block = nat.levels[1].blocks[1].forward(map.clone());
+    assert!(block.all_close(nat.levels[1].blocks[1].forward(copy), None, Some(1e-6)));
+}
+
+#[test]
 fn without_classes_the_output_is_the_mean_of_the_features() {
     let device = Device::flex();
     let model = nat().with_num_classes(0).init(&device);

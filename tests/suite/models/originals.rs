@@ -16,7 +16,7 @@ use burn_natten::models::{LoadOptions, Weights};
 use super::golden::{self, Golden};
 use crate::support::check::close;
 
-/// Allowed in f64: the golden values are rounded to f32, and the mask of half an ulp is 6e-8.
+/// Allowed in f64: the golden values are rounded to f32, half an ulp of which is 6e-8.
 const F64: f64 = 2e-7;
 
 /// Allowed in f32, as a multiple of the original's distance to f64.
@@ -75,6 +75,40 @@ fn all_formats_of_weights_are_the_same() {
     }
 }
 
+/// Half types keep three digits, of which the layers of a model cost one.
+#[test]
+fn models_compute_in_half_types() {
+    let device = Device::flex().autodiff();
+    for golden in golden::all() {
+        for (dtype, tolerance) in [(DType::F16, 0.01), (DType::BF16, 0.08)] {
+            let way = Way { dtype };
+            let input = golden.tensor::<4>(&golden.input, dtype, &device);
+            let output = if golden.is_hdit() {
+                let model = loaded(&golden, golden.hdit().init(&device), way);
+                let sigma = golden.sigma.as_ref().expect("a diffusion model");
+                let sigma = golden.tensor(sigma, dtype, &device);
+                model.forward(input, sigma, conditions(&golden, way, &device)).reshape([1, -1])
+            } else if golden.is_dinat_s() {
+                loaded(&golden, golden.dinat_s().init(&device), way).forward(input)
+            } else {
+                loaded(&golden, golden.nat().init(&device), way).forward(input)
+            };
+            assert_eq!(output.dtype(), dtype);
+            let what = format!("{} {dtype:?} output", golden.name);
+            close(&what, &values(output), &golden.values(&golden.logits), tolerance);
+        }
+    }
+}
+
+fn conditions(golden: &Golden, way: Way, device: &Device) -> HditConditions {
+    let tensor = |slice: &_| golden.tensor::<2>(slice, way.dtype, device);
+    let class = |class: &Vec<i64>| Tensor::<1, Int>::from_data(class.as_slice(), device);
+    HditConditions::default()
+        .with_augmentation(golden.aug_cond.as_ref().map(tensor))
+        .with_mapping(golden.mapping_cond.as_ref().map(tensor))
+        .with_class(golden.class_cond.as_ref().map(class))
+}
+
 fn check_nat(golden: &Golden, way: Way, device: &Device) {
     let model: Nat = loaded(golden, golden.nat().init(device), way);
     let images = golden.tensor::<4>(&golden.input, way.dtype, device);
@@ -121,27 +155,14 @@ fn check_dinat_s(golden: &Golden, way: Way, device: &Device) {
 
 fn check_hdit(golden: &Golden, way: Way, device: &Device) {
     let model: Hdit = loaded(golden, golden.hdit().init(device), way);
-    let tensor = |slice: &_| golden.tensor::<2>(slice, way.dtype, device);
-    let conditions = HditConditions::default()
-        .with_augmentation(golden.aug_cond.as_ref().map(tensor))
-        .with_mapping(golden.mapping_cond.as_ref().map(tensor))
-        .with_class(
-            golden
-                .class_cond
-                .as_ref()
-                .map(|class| Tensor::<1, Int>::from_data(class.as_slice(), device)),
-        );
+    let conditions = conditions(golden, way, device);
     let input = golden.tensor::<4>(&golden.input, way.dtype, device);
     let sigma =
         golden.tensor::<1>(golden.sigma.as_ref().expect("a diffusion model"), way.dtype, device);
     let checked = Checked { golden, way };
 
-    check_features_of_hdit(
-        &checked,
-        &model,
-        input.clone(),
-        model.condition(sigma.clone(), conditions.clone()),
-    );
+    let condition = model.condition(sigma.clone(), conditions.clone());
+    check_features_of_hdit(&checked, &model, input.clone(), condition);
     let denoised = model.denoise(input.clone(), sigma.clone(), conditions.clone());
     checked.slice("denoised", golden.denoised.as_ref().expect("a diffusion model"), &denoised);
     checked.output_and_gradients(&model, model.forward(input, sigma, conditions));
