@@ -84,6 +84,8 @@ mod error;
 mod functional;
 #[cfg(doc)]
 pub mod guide;
+#[cfg(feature = "models")]
+pub mod models;
 mod names;
 pub mod nn;
 mod options;

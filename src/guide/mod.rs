@@ -11,6 +11,7 @@
 //! | [`precision`] | Which element types are there, and how large are errors? |
 //! | [`errors`] | What is refused, and how does it say so? |
 //! | [`context`] | Which settings are there, and for how long do they hold? |
+//! | `models` | Which models are there, and how do they get their weights? (feature `models`) |
 //!
 //! The pages hold no code but their examples, which run as tests.
 
@@ -32,6 +33,10 @@ pub mod extra_tokens {
 }
 pub mod memory {
     #![doc = include_str!("memory.md")]
+}
+#[cfg(feature = "models")]
+pub mod models {
+    #![doc = include_str!("models.md")]
 }
 pub mod position_bias {
     #![doc = include_str!("position_bias.md")]

@@ -282,7 +282,7 @@ fn check_scale(scale: Option<f64>) {
 
 /// A dropout layer, after a check that names the configuration's field.
 #[track_caller]
-pub(super) fn dropout(field: &str, prob: f64) -> Dropout {
+pub(crate) fn dropout(field: &str, prob: f64) -> Dropout {
     assert!((0.0..1.0).contains(&prob), "{field}: is {prob}, must be at least 0 and below 1");
     DropoutConfig::new(prob).init()
 }

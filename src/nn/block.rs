@@ -157,23 +157,24 @@ impl NeighborhoodTransformerBlock {
     #[track_caller]
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let attended = self.attention.forward(self.norm_attention.forward(input.clone()));
-        let hidden = input + self.keep_or_drop(attended);
+        let hidden = input + drop_path(&self.drop_path, attended);
         let mixed = self.mlp(self.norm_mlp.forward(hidden.clone()));
-        hidden + self.keep_or_drop(mixed)
+        hidden + drop_path(&self.drop_path, mixed)
     }
 
     fn mlp(&self, input: Tensor<4>) -> Tensor<4> {
         let hidden = self.activation.forward(self.expand.forward(input));
         self.dropout.forward(self.contract.forward(self.dropout.forward(hidden)))
     }
+}
 
-    /// Dropout of one number per sample drops the sample's whole branch and scales up the others.
-    fn keep_or_drop(&self, branch: Tensor<4>) -> Tensor<4> {
-        if self.drop_path.prob == 0.0 || !branch.device().is_autodiff() {
-            return branch;
-        }
-        let options = (&branch.device(), branch.dtype());
-        let samples = Tensor::ones([branch.dims()[0], 1, 1, 1], options);
-        branch * self.drop_path.forward(samples)
+/// Stochastic depth: dropout of one number per sample drops the sample's whole branch and scales up
+/// the others.
+pub(crate) fn drop_path(dropout: &Dropout, branch: Tensor<4>) -> Tensor<4> {
+    if dropout.prob == 0.0 || !branch.device().is_autodiff() {
+        return branch;
     }
+    let options = (&branch.device(), branch.dtype());
+    let samples = Tensor::ones([branch.dims()[0], 1, 1, 1], options);
+    branch * dropout.forward(samples)
 }

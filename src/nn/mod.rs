@@ -19,8 +19,12 @@
 mod attention;
 mod block;
 
+#[cfg(feature = "models")]
+pub(crate) use attention::dropout;
 pub use attention::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
+#[cfg(feature = "models")]
+pub(crate) use block::drop_path;
 pub use block::{NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig};

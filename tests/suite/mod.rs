@@ -14,6 +14,8 @@ mod isolation;
 mod layers;
 mod layouts;
 mod measuring;
+#[cfg(feature = "models")]
+mod models;
 mod nat;
 mod natten_shapes;
 mod plan;

@@ -1,0 +1,143 @@
+use burn::config::Config;
+use burn::nn::LayerNormConfig;
+use burn::tensor::Device;
+
+use super::{ConvDownsample, ConvEmbed, Nat, NatLevel};
+use crate::models::parts::{BlockConfig, NatBlock, classifier, drop_path_rates};
+
+/// Configuration of [`Nat`], NAT without dilations and DiNAT with them.
+///
+/// The published sizes are constructors, [`nat_mini`](Self::nat_mini) to
+/// [`dinat_large_384_11x11`](Self::dinat_large_384_11x11).
+///
+/// # Example
+///
+/// A small one for small images:
+///
+/// ```rust
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_natten::models::nat::NatConfig;
+///
+/// let device = Device::flex();
+/// let model = NatConfig::new(16, vec![2, 2], vec![2, 4])
+///     .with_kernel_size(3)
+///     .with_dilations(Some(vec![vec![1, 2], vec![1, 1]]))
+///     .with_num_classes(10)
+///     .init(&device);
+/// let images = Tensor::<4>::random([2, 3, 32, 32], Distribution::Default, &device);
+/// assert_eq!(model.forward(images).dims(), [2, 10]);
+/// ```
+#[derive(Config, Debug)]
+pub struct NatConfig {
+    /// Channels of the first level, an even number; each level has twice those of the one before.
+    pub embed_dim: usize,
+    /// Blocks of each level.
+    pub depths: Vec<usize>,
+    /// Heads of each level, as many numbers as `depths` has.
+    pub num_heads: Vec<usize>,
+    /// Keys that a query sees along each axis, at least 2.
+    #[config(default = 7)]
+    pub kernel_size: usize,
+    /// Distance between them, for each block of each level; 1 everywhere if absent.
+    pub dilations: Option<Vec<Vec<usize>>>,
+    /// Hidden channels of the MLP, as a multiple of its channels.
+    #[config(default = 3.0)]
+    pub mlp_ratio: f64,
+    /// Channels of the image.
+    #[config(default = 3)]
+    pub in_chans: usize,
+    /// Number of classes; with 0 there is no head, and the output is the mean of the features.
+    #[config(default = 1000)]
+    pub num_classes: usize,
+    /// Whether the projection to query, key and value has a bias.
+    #[config(default = true)]
+    pub qkv_bias: bool,
+    /// Factor on the scores; without one `head_dim^-0.5`.
+    pub qk_scale: Option<f64>,
+    /// What the learned scales of the branches start at; without it there are none.
+    pub layer_scale: Option<f64>,
+    /// Probability that the last block skips a branch for a sample while training, below 1; that of
+    /// the blocks before it falls evenly to 0.
+    #[config(default = 0.0)]
+    pub drop_path_rate: f64,
+}
+
+impl NatConfig {
+    /// Initializes a [`Nat`] on `device`. Parameters take memory when they are first used.
+    ///
+    /// # Panics
+    ///
+    /// If a field is out of its range.
+    pub fn init(&self, device: &Device) -> Nat {
+        self.check();
+        let blocks = self.depths.iter().sum();
+        let mut rates = drop_path_rates(self.drop_path_rate, blocks).into_iter();
+        let last = self.depths.len() - 1;
+        let levels = (0..=last).map(|level| {
+            let dim = self.embed_dim << level;
+            let blocks = (0..self.depths[level]).zip(&mut rates).map(|(block, drop_path)| {
+                let config = BlockConfig { drop_path, ..self.block(level, block) };
+                NatBlock::new(&config, device)
+            });
+            NatLevel {
+                blocks: blocks.collect(),
+                downsample: (level < last).then(|| ConvDownsample::new(dim, device)),
+            }
+        });
+        let dim = self.embed_dim << last;
+        Nat {
+            patch_embed: ConvEmbed::new(self.in_chans, self.embed_dim, device),
+            levels: levels.collect(),
+            norm: LayerNormConfig::new(dim).init(device),
+            head: classifier(dim, self.num_classes, device),
+        }
+    }
+
+    fn block(&self, level: usize, block: usize) -> BlockConfig {
+        BlockConfig {
+            dim: self.embed_dim << level,
+            num_heads: self.num_heads[level],
+            kernel_size: self.kernel_size,
+            dilation: self.dilations.as_ref().map_or(1, |dilations| dilations[level][block]),
+            mlp_ratio: self.mlp_ratio,
+            qkv_bias: self.qkv_bias,
+            qk_scale: self.qk_scale,
+            layer_scale: self.layer_scale,
+            drop_path: 0.0,
+        }
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        check_levels(&self.depths, &self.num_heads, self.dilations.as_deref());
+        assert!(
+            self.embed_dim >= 2 && self.embed_dim.is_multiple_of(2),
+            "embed_dim: is {}, must be a positive even number",
+            self.embed_dim
+        );
+        assert!(self.in_chans >= 1, "in_chans: is 0, must be at least 1");
+    }
+}
+
+/// What the lists of a configuration must have in common.
+#[track_caller]
+pub(in crate::models) fn check_levels(
+    depths: &[usize],
+    num_heads: &[usize],
+    dilations: Option<&[Vec<usize>]>,
+) {
+    let levels = depths.len();
+    assert!((1..=16).contains(&levels), "depths: has {levels} levels, must have 1 to 16");
+    let got = num_heads.len();
+    assert!(got == levels, "num_heads: has {got} levels, must have {levels} as depths");
+    let Some(dilations) = dilations else { return };
+    let got = dilations.len();
+    assert!(got == levels, "dilations: has {got} levels, must have {levels} as depths");
+    for (level, (dilations, depth)) in dilations.iter().zip(depths).enumerate() {
+        let got = dilations.len();
+        assert!(
+            got == *depth,
+            "dilations: level {level} has {got} blocks, must have {depth} as depths"
+        );
+    }
+}

@@ -1,0 +1,138 @@
+use burn::module::{Module, Param};
+use burn::nn::{Dropout, Initializer, LayerNorm, LayerNormConfig, Linear};
+use burn::tensor::activation::gelu;
+use burn::tensor::{Device, Tensor};
+
+use super::{BiasedAttention, linear};
+use crate::nn::{drop_path, dropout};
+
+/// What a block is made from.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::models) struct BlockConfig {
+    pub dim: usize,
+    pub num_heads: usize,
+    pub kernel_size: usize,
+    pub dilation: usize,
+    pub mlp_ratio: f64,
+    pub qkv_bias: bool,
+    pub qk_scale: Option<f64>,
+    pub layer_scale: Option<f64>,
+    pub drop_path: f64,
+}
+
+impl BlockConfig {
+    #[track_caller]
+    fn check(&self) {
+        let Self { dim, num_heads, kernel_size, dilation, .. } = *self;
+        assert!(num_heads >= 1, "num_heads: is {num_heads}, must be at least 1");
+        assert!(
+            dim >= 1 && dim.is_multiple_of(num_heads),
+            "embed_dim: gives {dim} channels, must be a positive multiple of {num_heads} (num_heads)"
+        );
+        assert!(kernel_size >= 2, "kernel_size: is {kernel_size}, must be at least 2");
+        assert!(dilation >= 1, "dilations: is {dilation}, must be at least 1");
+        let finite = |field: &str, value: Option<f64>| {
+            if let Some(value) = value {
+                assert!(value.is_finite(), "{field}: is {value}, must be finite");
+            }
+        };
+        finite("qk_scale", self.qk_scale);
+        finite("layer_scale", self.layer_scale);
+    }
+
+    #[track_caller]
+    fn hidden(&self) -> usize {
+        let hidden = self.dim as f64 * self.mlp_ratio;
+        assert!(
+            hidden.is_finite() && hidden >= 1.0,
+            "mlp_ratio: is {}, must give {} channels * mlp_ratio of at least 1",
+            self.mlp_ratio,
+            self.dim
+        );
+        hidden as usize
+    }
+}
+
+/// Two linear layers with a GELU between.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    /// To the hidden channels.
+    pub fc1: Linear,
+    /// From the hidden channels.
+    pub fc2: Linear,
+}
+
+impl Mlp {
+    /// # Shapes
+    ///
+    /// - input: `[batch, height, width, channels]`
+    /// - output: as input
+    pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
+        self.fc2.forward(gelu(self.fc1.forward(input)))
+    }
+}
+
+/// A transformer block: attention, then an MLP, each normalized before and added to its input.
+///
+/// ```text
+/// hidden = input  + drop_path(gamma1 * attn(norm1(input)))
+/// output = hidden + drop_path(gamma2 * mlp(norm2(hidden)))
+/// ```
+#[derive(Module, Debug)]
+pub struct NatBlock {
+    /// Scale of the attention, `[channels]`, if the model has layer scales.
+    pub gamma1: Option<Param<Tensor<1>>>,
+    /// Scale of the MLP, `[channels]`, if the model has layer scales.
+    pub gamma2: Option<Param<Tensor<1>>>,
+    /// Normalization before attention.
+    pub norm1: LayerNorm,
+    /// Attention.
+    pub attn: BiasedAttention,
+    /// Normalization before the MLP.
+    pub norm2: LayerNorm,
+    /// MLP.
+    pub mlp: Mlp,
+    /// Decides, sample by sample, whether a branch is dropped while training.
+    pub drop_path: Dropout,
+}
+
+impl NatBlock {
+    #[track_caller]
+    pub(in crate::models) fn new(config: &BlockConfig, device: &Device) -> Self {
+        config.check();
+        let (dim, hidden) = (config.dim, config.hidden());
+        let gamma =
+            || config.layer_scale.map(|value| Initializer::Constant { value }.init([dim], device));
+        Self {
+            gamma1: gamma(),
+            gamma2: gamma(),
+            norm1: LayerNormConfig::new(dim).init(device),
+            attn: BiasedAttention::new(config, device),
+            norm2: LayerNormConfig::new(dim).init(device),
+            mlp: Mlp {
+                fc1: linear(dim, hidden, true, device),
+                fc2: linear(hidden, dim, true, device),
+            },
+            drop_path: dropout("drop_path_rate", config.drop_path),
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - input: `[batch, height, width, channels]`
+    /// - output: as input
+    #[track_caller]
+    pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
+        let attended = self.attn.forward(self.norm1.forward(input.clone()));
+        let hidden = input + drop_path(&self.drop_path, scaled(attended, &self.gamma1));
+        let mixed = self.mlp.forward(self.norm2.forward(hidden.clone()));
+        hidden + drop_path(&self.drop_path, scaled(mixed, &self.gamma2))
+    }
+}
+
+fn scaled(branch: Tensor<4>, gamma: &Option<Param<Tensor<1>>>) -> Tensor<4> {
+    match gamma {
+        Some(gamma) => branch * gamma.val().unsqueeze(),
+        None => branch,
+    }
+}
