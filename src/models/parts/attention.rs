@@ -1,9 +1,9 @@
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 
 use super::{BlockConfig, SMALL, linear, pad_to};
-use crate::NeighborhoodOptions;
+use crate::{NeighborhoodOptions, na2d};
 
 /// Neighborhood attention with a learned bias for each head and relative position.
 ///
@@ -54,7 +54,7 @@ impl BiasedAttention {
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let [_, height, width, _] = input.dims();
         let [query, key, value] = self.query_key_value(input);
-        let heads = attend(query, key, value, self.rpb.val(), self.options());
+        let heads = na2d(query, key, value, self.options());
         let heads = heads.narrow(1, 0, height).narrow(2, 0, width);
         self.proj.forward(heads.flatten::<4>(3, 4))
     }
@@ -74,64 +74,11 @@ impl BiasedAttention {
         [0, 1, 2].map(|part| qkv.clone().narrow(3, part * channels, channels).reshape(shape))
     }
 
-    /// The window and scale of this layer, without the bias.
+    /// The window, scale and bias of this layer, as the operator takes them.
     pub fn options(&self) -> NeighborhoodOptions<2> {
-        NeighborhoodOptions::new(self.kernel_size)
+        NeighborhoodOptions::<2>::new(self.kernel_size)
             .with_dilation(self.dilation)
             .with_scale(self.qk_scale)
+            .with_bias(self.rpb.val())
     }
-}
-
-/// Neighborhood attention whose scaled scores get a bias.
-fn attend(
-    query: Tensor<5>,
-    key: Tensor<5>,
-    value: Tensor<5>,
-    bias: Tensor<3>,
-    options: NeighborhoodOptions<2>,
-) -> Tensor<5> {
-    // TEMPORARY: all pairs, until the operator takes a bias.
-    let [batch, height, width, heads, dim] = query.dims();
-    let side = bias.dims()[1];
-    let kernel = side.div_ceil(2);
-    let pairs: Vec<_> = [height, width]
-        .into_iter()
-        .zip(options.dilation)
-        .map(|(length, dilation)| {
-            let mut offsets = vec![None; length * length];
-            for i in 0..length {
-                let (group, place) = (i % dilation, i / dilation);
-                let count = (length - group).div_ceil(dilation);
-                let start = place.saturating_sub(kernel / 2).min(count - kernel);
-                for j in start..start + kernel {
-                    offsets[i * length + j * dilation + group] = Some(j + kernel - 1 - place);
-                }
-            }
-            offsets
-        })
-        .collect();
-    let count = height * width;
-    let (mut index, mut mask) = (vec![0i64; count * count], vec![f32::NEG_INFINITY; count * count]);
-    for i in 0..count {
-        for j in 0..count {
-            let y = pairs[0][(i / width) * height + j / width];
-            let x = pairs[1][(i % width) * width + j % width];
-            if let (Some(y), Some(x)) = (y, x) {
-                index[i * count + j] = (y * side + x) as i64;
-                mask[i * count + j] = 0.0;
-            }
-        }
-    }
-    let device = query.device();
-    let index = Tensor::<1, Int>::from_data(TensorData::new(index, [count * count]), &device);
-    let mask = Tensor::<4>::from_data(TensorData::new(mask, [1, 1, count, count]), &device);
-    let bias =
-        bias.reshape([heads, side * side]).select(1, index).reshape([1, heads, count, count]);
-    let tokens = |t: Tensor<5>| t.reshape([batch, count, heads, dim]).permute([0, 2, 1, 3]);
-    let scale = options.common.scale.unwrap_or((dim as f64).powf(-0.5));
-    let dtype = query.dtype();
-    let scores =
-        tokens(query).matmul(tokens(key).swap_dims(2, 3)) * scale + bias + mask.cast(dtype);
-    let out = burn::tensor::activation::softmax(scores, 3).matmul(tokens(value));
-    out.permute([0, 2, 1, 3]).reshape([batch, height, width, heads, dim])
 }
