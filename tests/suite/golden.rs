@@ -131,7 +131,7 @@ fn cases() -> Vec<Case> {
 
 /// Problems with a bias: those of the repository, or all of them where a folder has them.
 fn bias_cases() -> Vec<Case> {
-    let Ok(folder) = std::env::var("BURN_NATTEN_GOLDEN") else {
+    let Ok(folder) = std::env::var("BURN_NATTEN_TEST_GOLDEN") else {
         return parse(include_str!("../golden/rpb.json"), include_bytes!("../golden/rpb.bin"));
     };
     let read = |name: &str| {

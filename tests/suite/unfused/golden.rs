@@ -48,10 +48,10 @@ struct Cases {
 }
 
 impl Cases {
-    /// Those of the repository, or all of them from the folder that `BURN_NATTEN_GOLDEN` names.
+    /// Those of the repository, or all of them from the folder that `BURN_NATTEN_TEST_GOLDEN` names.
     fn load() -> Self {
         let parse = |text: &str| serde_json::from_str(text).expect("unfused.json is as described");
-        match std::env::var("BURN_NATTEN_GOLDEN") {
+        match std::env::var("BURN_NATTEN_TEST_GOLDEN") {
             Ok(folder) => {
                 let file = |name: &str| format!("{folder}/natten017/{name}");
                 let read = |name: &str| std::fs::read(file(name)).expect(name);
