@@ -8,7 +8,7 @@ use super::plan::Launch;
 use super::{BackwardPlan, Limits, Way, forward as rows, selection, tiled};
 use crate::choices::{Choices, remembered};
 use crate::view::{KeyGradients, check_gradients, check_operands, check_outputs, check_saved};
-use crate::{KernelError, Operands, Outputs, Pass, Problem, Saved, Shape, Strided};
+use crate::{KernelError, Operand, Operands, Outputs, Pass, Problem, Saved, Shape, Strided};
 
 /// Whether kernels on this device can index buffers of more than 2^31 elements.
 pub fn has_wide_indices(client: &Client) -> bool {
@@ -162,8 +162,10 @@ fn contiguous_operands(
     problem: &Problem,
     operands: &Operands<Strided>,
 ) -> Result<Operands<Handle>, KernelError> {
-    operands.as_ref().try_map(|operand, tensor| {
-        tensor.contiguous_handle(operand.name(), operand.shape(problem)).cloned()
+    operands.as_ref().try_map(|operand, tensor| match operand {
+        // Its heads come first, and it was checked for that.
+        Operand::Bias => Ok(tensor.handle.clone()),
+        _ => tensor.contiguous_handle(operand.name(), operand.shape(problem)).cloned(),
     })
 }
 
