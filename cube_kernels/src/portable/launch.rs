@@ -19,11 +19,11 @@ pub fn has_wide_indices(client: &Client) -> bool {
 static FORWARD: Choices<Limits, Way> = Choices::new(Default::default);
 static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 
-/// `out = softmax(scale * q k) v` over the keys that each query sees, and the logsumexp of its
-/// scaled scores.
+/// `out = softmax(scale * q k + bias) v` over the keys that each query sees, and the logsumexp of these
+/// scores. The bias is that of [`Problem::has_bias`], where there is one.
 ///
 /// By tiles where [`plan()`](super::plan()) expects that to be faster, which on devices other than NVIDIA's has to be
-/// allowed: their compilers have never seen these kernels. By rows elsewhere. A query that sees no key has
+/// allowed: their compilers have never seen these kernels. By rows elsewhere, and with a bias. A query that sees no key has
 /// output 0, logsumexp -inf and no gradient.
 ///
 /// ```no_run
@@ -99,9 +99,9 @@ pub fn forward_with(
 
 /// Gradients of [`forward()`] with respect to everything it reads, from those of both its outputs.
 ///
-/// By tiles or rows as [`forward()`]. Passes that sum none that is wanted, one that has a buffer, are not launched. No atomics: results repeat bit by bit.
-/// Workspace: 8 bytes per query row, and with additional tokens their gradients once per chunk of
-/// queries, in `f32`.
+/// By tiles or rows as [`forward()`]. Passes that sum none that is wanted, one that has a buffer, are not launched. No
+/// atomics: results repeat bit by bit. Workspace: 8 bytes per query row, with additional tokens their gradients once per
+/// chunk of queries, in `f32`, and with a bias at most 1 MiB beside it and its gradient in `f32`.
 ///
 /// # Errors
 ///

@@ -3,9 +3,9 @@
 //!
 //! There are few sums and many queries, so a unit owns one head, one displacement and one chunk of the queries, in the
 //! order in which they lie in memory, and computes the score and `dout v` of each pair again. Neighboring units own
-//! neighboring displacements of one chunk: they read the same query, and keys that are neighbors. The partial sums go to an `f32` workspace
-//! `[chunks, heads, 2 * kernel_size - 1, ..]`, and a second kernel adds the chunks in order. A pair that is not seen
-//! is not loaded, so that nothing of it reaches a sum.
+//! neighboring displacements of one chunk: they read the same query, and keys that are neighbors. The partial sums go
+//! to an `f32` workspace `[chunks, heads, 2 * kernel_size - 1, ..]`, and a second kernel adds the chunks in order. A
+//! pair that is not seen is not loaded, so that nothing of it reaches a sum.
 
 // `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
 #![allow(missing_docs)]
@@ -87,7 +87,8 @@ fn partial_kernel<F: Float, N: Size>(
     let end = min(first + split.chunk, split.queries);
     let length = geometry.x.queries;
     let mut sum = 0.0f32;
-    // Lines of queries along the fastest axis: a displacement that none of a line sees is left out at once.
+    // By lines of queries along the fastest axis, of which those that see nothing at the displacement are left out at
+    // once. Those of samples follow each other along the slowest axis.
     for line in first / length..(end - 1) / length + 1 {
         let query = geometry.query_position(line * length);
         let z = geometry.z.displaced(query.z % geometry.z.queries, at.z);

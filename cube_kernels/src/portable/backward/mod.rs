@@ -11,9 +11,9 @@
 //! dbias =      sum over queries of ds       one unit per head, displacement and chunk of queries
 //! ```
 //!
-//! With a bias, it is added to `scale * q k`, and `dbias` sums over all samples. `lse` and `delta` go into one workspace
-//! `[batch, queries, heads, 2]` of `f32`, with the bias behind them, because WGSL allows a kernel 8 buffers. Additional keys are seen by every query: [`additional`] splits their
-//! sums over chunks of queries.
+//! A bias is added to `scale * q k`, and `dbias` sums over all samples. `lse` and `delta` go into one workspace
+//! `[batch, queries, heads, 2]` of `f32`, with the bias behind them, because WGSL allows a kernel 8 buffers. Additional
+//! keys are seen by every query: [`additional`] splits their sums over chunks of queries.
 
 mod additional;
 mod bias;
