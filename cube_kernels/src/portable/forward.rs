@@ -153,7 +153,10 @@ fn attend_block<F: Float, N: Size>(
     let mut maximum = before;
     #[unroll]
     for b in 0..block {
-        weights[b] = with_bias(weights[b] * row.scale, bias, b);
+        weights[b] *= row.scale;
+        if comptime!(bias.is_some()) {
+            weights[b] = with_bias(weights[b], bias, b);
+        }
         maximum = max(maximum, weights[b]);
     }
     let decay = (before - maximum).exp();
