@@ -4,7 +4,7 @@ use burn_natten_kernels::portable::{backward, forward};
 use burn_natten_kernels::{Axis, KernelError, MAX_RANK, Operand, Problem, Strided};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use test_support::format::{BF16, F16, F32};
-use test_support::oracle::{places, visible};
+use test_support::oracle::{compute, places, visible};
 use test_support::portable::{client, run};
 use test_support::{Data, Results, axis, problem};
 
@@ -193,6 +193,25 @@ fn results_repeat_bit_by_bit() {
     for ((name, first), (_, second)) in first.named().into_iter().zip(second.named()) {
         assert_eq!(first, second, "{name}");
     }
+}
+
+#[test]
+fn gradients_that_nobody_wants_change_no_others() {
+    let client = client();
+    let problem = small();
+    let data = Data::random(&problem, 22, F32.round);
+    let exact = compute(&problem, &data, F32.round);
+    let saved = F32.saved(&client, &problem, &data, [&exact.out, &exact.lse]);
+    let run = |wanted: fn(Operand) -> bool| {
+        let gradients = F32.poisoned_gradients(&client, &problem);
+        let gradients = gradients.map(|operand, handle| handle.filter(|_| wanted(operand)));
+        backward(&client, &problem, F32.elem(), true, &saved, &gradients).expect("launched");
+        F32.download_gradients(&client, &problem, &gradients)
+    };
+    let mut others = run(|_| true);
+    let bias = others.pop();
+    assert_eq!(run(|operand| operand == Operand::Bias), Vec::from_iter(bias));
+    assert_eq!(run(|operand| operand != Operand::Bias), others);
 }
 
 #[test]
