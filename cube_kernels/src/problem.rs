@@ -95,6 +95,12 @@ impl Axis {
         !self.is_causal && self.kernel_size == self.keys
     }
 
+    /// Whether every query stands where there is a key.
+    pub fn is_among_keys(&self) -> bool {
+        let first = usize::try_from(self.origin);
+        first.is_ok_and(|first| first + self.queries <= self.keys)
+    }
+
     /// Whether it is an axis of dense attention, wherever its queries stand.
     pub fn is_dense(&self) -> bool {
         Self::dense(self.queries, self.keys, self.is_causal).with_origin(self.origin) == *self
@@ -348,11 +354,17 @@ impl Problem {
         self.forward_flops() / 2 * 5
     }
 
-    /// Elements of the largest tensor, or of the two numbers that kernels keep of each query row.
+    /// Elements of the largest tensor, or of the two numbers that kernels keep of each query row, with a position bias
+    /// behind them.
     pub fn largest_tensor(&self) -> usize {
         let queries = self.queries() * self.heads;
         let keys = self.keys().max(self.additional) * self.heads_kv;
-        self.batch * queries.max(keys) * self.head_dim.max(self.head_dim_v).max(2)
+        let bias = match self.has_bias {
+            true => self.heads * self.bias_extents().iter().product::<usize>(),
+            false => 0,
+        };
+        let vectors = self.batch * queries.max(keys) * self.head_dim.max(self.head_dim_v).max(2);
+        vectors.max(self.batch * queries * 2 + bias)
     }
 
     /// Whether some tensor has too many elements for signed 32-bit indices.

@@ -248,8 +248,10 @@ pub fn places(problem: &Problem, query: usize) -> Vec<usize> {
     let mut places = vec![0];
     for (axis, at) in problem.axes.iter().zip(position) {
         let (first, count) = axis.window(at);
+        let at = at as isize + axis.origin;
         let place = |i: usize| {
-            (first + i * axis.dilation + axis.kernel_size * axis.dilation - at) / axis.dilation - 1
+            let distance = (first + i * axis.dilation) as isize - at;
+            (axis.kernel_size as isize - 1 + distance / axis.dilation as isize) as usize
         };
         places = places
             .into_iter()

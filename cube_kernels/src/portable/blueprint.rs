@@ -219,6 +219,7 @@ impl Blueprint {
             && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.has_origin || !problem.has_origin())
+            && !problem.has_bias
     }
 }
 

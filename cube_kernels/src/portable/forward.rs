@@ -12,7 +12,8 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::geometry::{Geometry, Run, geometry, owned};
+use super::bias::{RunBias, with_bias};
+use super::geometry::{Geometry, Position, Run, geometry, owned};
 use super::plan::{Launch, RowPlan, additional_or};
 use super::rows::{
     Fixed, Rows, RowsLaunch, accumulate, dots, fixed, is_spoiled, rescale, store, zeros,
@@ -33,6 +34,7 @@ struct Inputs<'a, F: Float, N: Size> {
     query: &'a [Vector<F, N>],
     columns: Rows<'a, F, N>,
     additional: Rows<'a, F, N>,
+    bias: ComptimeOption<&'a [F]>,
 }
 
 /// What a unit keeps of its row.
@@ -85,14 +87,19 @@ fn forward_kernel<F: Float, N: Size>(
             for j in 0..along_y.count {
                 let y = along_y.first + j * geometry.y.dilation;
                 let run = geometry.key_run(own.batch, head_kv, z, y, along_x);
-                attend::<F, N>(&mut state, &row, &inputs.columns, run, plan);
+                let bias = inputs.bias.map(|values| {
+                    let key = Position { z, y, x: along_x.first };
+                    RunBias::of_keys(values, geometry.bias_place(own.head, position, key))
+                });
+                attend::<F, N>(&mut state, &row, &inputs.columns, run, bias, plan);
             }
         }
     }
     if comptime!(plan.has_additional) {
         let run = geometry.additional_run(own.batch, head_kv);
         seen += run.count;
-        attend::<F, N>(&mut state, &row, &inputs.additional, run, plan);
+        let none = ComptimeOption::new_None();
+        attend::<F, N>(&mut state, &row, &inputs.additional, run, none, plan);
     }
 
     let mut inverse = 1.0 / state.statistics[SUM];
@@ -114,15 +121,19 @@ fn attend<F: Float, N: Size>(
     row: &Fixed<'_, F, N>,
     columns: &Rows<'_, F, N>,
     run: Run,
+    bias: ComptimeOption<RunBias<'_, F>>,
     #[comptime] plan: RowPlan,
 ) {
     let block = comptime!(plan.block);
     let whole = run.count / block;
     for i in 0..whole {
-        attend_block::<F, N>(state, row, columns, run.from(i * block), plan, block);
+        let first = i * block;
+        let bias = bias.map(|bias| bias.from(first));
+        attend_block::<F, N>(state, row, columns, run.from(first), bias, plan, block);
     }
     for i in whole * block..run.count {
-        attend_block::<F, N>(state, row, columns, run.from(i), plan, 1usize);
+        let bias = bias.map(|bias| bias.from(i));
+        attend_block::<F, N>(state, row, columns, run.from(i), bias, plan, 1usize);
     }
 }
 
@@ -132,6 +143,7 @@ fn attend_block<F: Float, N: Size>(
     row: &Fixed<'_, F, N>,
     columns: &Rows<'_, F, N>,
     at: Run,
+    bias: ComptimeOption<RunBias<'_, F>>,
     #[comptime] plan: RowPlan,
     #[comptime] block: usize,
 ) {
@@ -142,6 +154,9 @@ fn attend_block<F: Float, N: Size>(
     #[unroll]
     for b in 0..block {
         weights[b] *= row.scale;
+        if comptime!(bias.is_some()) {
+            weights[b] = with_bias(weights[b], bias, b);
+        }
         maximum = max(maximum, weights[b]);
     }
     let decay = (before - maximum).exp();
@@ -172,6 +187,7 @@ pub(super) fn launch(
     let [key, value] = launch.keys_or(&inputs.query, [&inputs.key, &inputs.value]);
     let [additional_key, additional_value] =
         additional_or(&inputs.query, inputs.additional.as_ref());
+    let bias = inputs.bias.as_ref().filter(|_| plan.has_keys);
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         forward_kernel::launch_unchecked(
@@ -184,6 +200,7 @@ pub(super) fn launch(
                 buffer(&inputs.query),
                 RowsLaunch::new(buffer(key), buffer(value)),
                 RowsLaunch::new(buffer(additional_key), buffer(additional_value)),
+                bias.map(buffer).into(),
             ),
             OutputsLaunch::new(buffer(&outputs.out), buffer(&outputs.lse)),
             geometry(problem),

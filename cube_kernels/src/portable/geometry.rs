@@ -115,6 +115,31 @@ impl AxisGeometry {
         Span { first: start * self.dilation + group, count }
     }
 
+    /// Displacements of keys: the length of a relative position bias.
+    pub fn displacements(&self) -> usize {
+        2 * self.kernel_size - 1
+    }
+
+    /// That of a key and a query that sees it.
+    fn displacement(&self, query: usize, key: usize) -> usize {
+        key / self.dilation + (self.kernel_size - 1) - self.key_at(query / self.dilation)
+    }
+
+    /// The key at a displacement from `query`, if the query sees it; no key otherwise.
+    pub fn displaced(&self, query: usize, displacement: usize) -> Span {
+        let seen = self.window(query);
+        let group = query % self.dilation;
+        // Both a window further on, so that nothing is below zero.
+        let at = self.key_at(query / self.dilation) + displacement;
+        let start = seen.first / self.dilation + (self.kernel_size - 1);
+        let mut key = Span { first: 0usize, count: 0usize };
+        if at >= start && at < start + seen.count {
+            key.first = (at - (self.kernel_size - 1)) * self.dilation + group;
+            key.count = 1usize;
+        }
+        key
+    }
+
     /// Where a query of a dilation group stands among its keys.
     fn key_at(&self, query: usize) -> usize {
         if comptime!(self.has_origin) { shifted(query, self.ahead, self.behind) } else { query }
@@ -170,6 +195,30 @@ impl Geometry {
         }
     }
 
+    /// Entries of a head's relative position bias.
+    pub fn displacements(&self) -> usize {
+        self.z.displacements() * self.y.displacements() * self.x.displacements()
+    }
+
+    /// The displacement along each axis of entry number `entry` of a head's bias.
+    pub fn displacement_position(&self, entry: usize) -> Position {
+        let line = entry / self.x.displacements();
+        Position {
+            z: line / self.y.displacements(),
+            y: line % self.y.displacements(),
+            x: entry % self.x.displacements(),
+        }
+    }
+
+    /// Where the bias of a head, a query and a key that it sees stands.
+    pub fn bias_place(&self, head: usize, query: Position, key: Position) -> usize {
+        let z = self.z.displacement(query.z, key.z);
+        let y = self.y.displacement(query.y, key.y);
+        let x = self.x.displacement(query.x, key.x);
+        let line = (head * self.z.displacements() + z) * self.y.displacements() + y;
+        line * self.x.displacements() + x
+    }
+
     /// Query heads that read one kv head.
     pub fn group_size(&self) -> usize {
         self.heads / self.heads_kv
@@ -212,7 +261,13 @@ pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
 /// Launch argument for `problem`, with the axes that it has.
 pub(super) fn geometry_as_is(problem: &Problem) -> GeometryLaunch {
     let [z, y, x] = problem.axes.map(|axis| {
-        let (ahead, behind) = axis.shift();
+        // Where every query sees every key, it is for the bias alone that it matters where queries stand.
+        let has_origin = axis.has_origin() || problem.has_bias && axis.origin != 0;
+        let (ahead, behind) = match problem.has_bias {
+            // They stand among the keys, as was checked.
+            true => (axis.origin.unsigned_abs() / axis.dilation, 0),
+            false => axis.shift(),
+        };
         AxisGeometryLaunch::new(
             axis.queries,
             axis.keys,
@@ -222,7 +277,7 @@ pub(super) fn geometry_as_is(problem: &Problem) -> GeometryLaunch {
             ahead,
             behind,
             axis.is_causal,
-            axis.has_origin(),
+            has_origin,
         )
     });
     GeometryLaunch::new(z, y, x, problem.heads, problem.heads_kv, problem.additional)

@@ -8,7 +8,7 @@ use super::plan::Launch;
 use super::{BackwardPlan, Limits, Way, forward as rows, selection, tiled};
 use crate::choices::{Choices, remembered};
 use crate::view::{KeyGradients, check_gradients, check_operands, check_outputs, check_saved};
-use crate::{KernelError, Operands, Outputs, Pass, Problem, Saved, Shape, Strided};
+use crate::{KernelError, Operand, Operands, Outputs, Pass, Problem, Saved, Shape, Strided};
 
 /// Whether kernels on this device can index buffers of more than 2^31 elements.
 pub fn has_wide_indices(client: &Client) -> bool {
@@ -19,11 +19,11 @@ pub fn has_wide_indices(client: &Client) -> bool {
 static FORWARD: Choices<Limits, Way> = Choices::new(Default::default);
 static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 
-/// `out = softmax(scale * q k) v` over the keys that each query sees, and the logsumexp of its
-/// scaled scores.
+/// `out = softmax(scale * q k + bias) v` over the keys that each query sees, and the logsumexp of these
+/// scores. The bias is that of [`Problem::has_bias`], where there is one.
 ///
 /// By tiles where [`plan()`](super::plan()) expects that to be faster, which on devices other than NVIDIA's has to be
-/// allowed: their compilers have never seen these kernels. By rows elsewhere. A query that sees no key has
+/// allowed: their compilers have never seen these kernels. By rows elsewhere, and with a bias. A query that sees no key has
 /// output 0, logsumexp -inf and no gradient.
 ///
 /// ```no_run
@@ -99,9 +99,9 @@ pub fn forward_with(
 
 /// Gradients of [`forward()`] with respect to everything it reads, from those of both its outputs.
 ///
-/// By tiles or rows as [`forward()`]. Passes that sum none that is wanted, one that has a buffer, are not launched. No atomics: results repeat bit by bit.
-/// Workspace: 8 bytes per query row, and with additional tokens their gradients once per chunk of
-/// queries, in `f32`.
+/// By tiles or rows as [`forward()`]. Passes that sum none that is wanted, one that has a buffer, are not launched. No
+/// atomics: results repeat bit by bit. Workspace: 8 bytes per query row, with additional tokens their gradients once per
+/// chunk of queries, in `f32`, and with a bias at most 1 MiB beside it and its gradient in `f32`.
 ///
 /// # Errors
 ///
@@ -162,8 +162,10 @@ fn contiguous_operands(
     problem: &Problem,
     operands: &Operands<Strided>,
 ) -> Result<Operands<Handle>, KernelError> {
-    operands.as_ref().try_map(|operand, tensor| {
-        tensor.contiguous_handle(operand.name(), operand.shape(problem)).cloned()
+    operands.as_ref().try_map(|operand, tensor| match operand {
+        // Its heads come first, and it was checked for that.
+        Operand::Bias => Ok(tensor.handle.clone()),
+        _ => tensor.contiguous_handle(operand.name(), operand.shape(problem)).cloned(),
     })
 }
 

@@ -6,6 +6,8 @@
 //! rows and takes the columns that any of them sees through shared memory. [`plan()`] and
 //! [`plan_backward()`] choose from the problem and the [`Limits`] of a device.
 //!
+//! A relative position bias is added by rows alone; its gradient is summed as everything here is, in a fixed order.
+//!
 //! What a query does not see cannot reach it, NaN or not: by rows it is never loaded, and rows that tiles
 //! leave with a number that is not finite are computed again by rows.
 //!
@@ -18,6 +20,8 @@
 
 #[cfg(feature = "cube")]
 mod backward;
+#[cfg(feature = "cube")]
+mod bias;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 #[cfg(feature = "cube")]

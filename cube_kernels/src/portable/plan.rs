@@ -68,9 +68,6 @@ impl<'a> Launch<'a> {
                 got: dtype,
             });
         }
-        if problem.has_bias {
-            return Err(KernelError::Problem("there is a position bias".into()));
-        }
         let vector_size = vector_size(problem);
         // The signed bound leaves room for the units past the end of the last cube.
         let address_type = AddressType::from_len_signed(problem.largest_tensor());
@@ -90,6 +87,13 @@ impl<'a> Launch<'a> {
 
     pub fn additional_rows(&self) -> usize {
         self.problem.batch * self.problem.additional * self.problem.heads_kv
+    }
+
+    /// Where the bias begins in the workspace of the backward pass, behind the two numbers of each query row; `None`
+    /// where no score has one.
+    pub fn bias_at(&self) -> Option<usize> {
+        let has_scores = self.query_rows() > 0 && self.key_rows() > 0;
+        (self.problem.has_bias && has_scores).then(|| 2 * self.query_rows())
     }
 
     /// For kernels that sum value rows, of which a unit holds `lines`.

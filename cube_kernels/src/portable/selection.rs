@@ -120,11 +120,13 @@ const SHAPES: [Shape; 7] = [
 /// Registers of a unit that scores and sums may take; a quarter more goes to addresses.
 const REGISTERS: usize = 200;
 
-/// Every tiled kernel for a pass of the problem on a device with these limits.
+/// Every tiled kernel for a pass of the problem on a device with these limits; none with a position bias, which only
+/// rows know.
 pub fn candidates(problem: &Problem, limits: &Limits, pass: Pass) -> Vec<Blueprint> {
     if problem.queries() == 0
         || problem.keys() == 0
         || problem.head_dim.min(problem.head_dim_v) == 0
+        || problem.has_bias
     {
         return vec![];
     }
@@ -322,6 +324,13 @@ mod tests {
                 assert!(matches!(keys, Way::Tiles(_)), "{limits:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_bias_goes_by_rows() {
+        let problem = line(8192, 512).with_bias(true);
+        assert_eq!(plan(&problem, &Limits::HOPPER), Way::Rows);
+        assert_eq!(plan_backward(&problem, &Limits::HOPPER), BackwardPlan::ROWS);
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn partial_kernel<F: Float, N: Size>(
             step: geometry.heads,
             count,
         };
-        gather::<F, N>(&mut sums, &row, inputs, run, plan);
+        gather::<F, N>(&mut sums, &row, inputs, run, ComptimeOption::new_None(), plan);
     }
     let place = own.row * split.chunks + index;
     let (dk, dv) = (&mut outputs.dk, &mut outputs.dv);
@@ -141,6 +141,7 @@ pub(super) fn launch(
                     RowsLaunch::new(buffer(&tokens.key), buffer(&tokens.value)),
                     RowsLaunch::new(buffer(&inputs.operands.query), buffer(&inputs.gradients.out)),
                     buffer(statistics),
+                    None.into(),
                 ),
                 OutputsLaunch::new(buffer(&partial_dk), buffer(&partial_dv)),
                 geometry(problem),

@@ -6,6 +6,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::bias::{RunBias, with_bias};
 use super::super::geometry::Run;
 use super::super::plan::RowPlan;
 use super::super::rows::{Fixed, Rows, accumulate, dots};
@@ -18,6 +19,8 @@ pub(super) struct Inputs<'a, F: Float, N: Size> {
     /// Queries and the output's gradient.
     pub columns: Rows<'a, F, N>,
     pub statistics: &'a [f32],
+    /// Where the bias begins in `statistics`, if there is one.
+    pub bias_at: ComptimeOption<usize>,
 }
 
 /// What they write: gradients, or parts of them.
@@ -41,15 +44,19 @@ pub(super) fn gather<F: Float, N: Size>(
     row: &Fixed<'_, F, N>,
     inputs: &Inputs<'_, F, N>,
     run: Run,
+    bias: ComptimeOption<RunBias<'_, f32>>,
     #[comptime] plan: RowPlan,
 ) {
     let block = comptime!(plan.block);
     let whole = run.count / block;
     for i in 0..whole {
-        gather_block::<F, N>(sums, row, inputs, run.from(i * block), plan, block);
+        let first = i * block;
+        let bias = bias.map(|bias| bias.from(first));
+        gather_block::<F, N>(sums, row, inputs, run.from(first), bias, plan, block);
     }
     for i in whole * block..run.count {
-        gather_block::<F, N>(sums, row, inputs, run.from(i), plan, 1usize);
+        let bias = bias.map(|bias| bias.from(i));
+        gather_block::<F, N>(sums, row, inputs, run.from(i), bias, plan, 1usize);
     }
 }
 
@@ -59,6 +66,7 @@ fn gather_block<F: Float, N: Size>(
     row: &Fixed<'_, F, N>,
     inputs: &Inputs<'_, F, N>,
     at: Run,
+    bias: ComptimeOption<RunBias<'_, f32>>,
     #[comptime] plan: RowPlan,
     #[comptime] block: usize,
 ) {
@@ -69,7 +77,8 @@ fn gather_block<F: Float, N: Size>(
     #[unroll]
     for b in 0..block {
         let place = 2 * (at.row + b * at.step);
-        p[b] = (p[b] * row.scale - inputs.statistics[place]).exp();
+        let score = with_bias(p[b] * row.scale, bias, b);
+        p[b] = (score - inputs.statistics[place]).exp();
         ds[b] = p[b] * (ds[b] - inputs.statistics[place + 1]);
     }
     accumulate::<F, N>(&mut sums.dk, &ds, queries, at, row.slice, comptime!(plan.key), block);

@@ -10,7 +10,8 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::super::geometry::{Geometry, geometry, owned};
+use super::super::bias::RunBias;
+use super::super::geometry::{Geometry, Position, geometry, owned};
 use super::super::plan::{Launch, RowPlan};
 use super::super::rows::{RowsLaunch, fixed, is_spoiled, store, zeros};
 use super::gather::{Inputs, InputsLaunch, Outputs, OutputsLaunch, Sums, gather};
@@ -57,7 +58,12 @@ fn key_kernel<F: Float, N: Size>(
             for j in 0..along_y.count {
                 let y = along_y.first + j * geometry.y.dilation;
                 let run = geometry.query_run(own.batch, head, z, y, along_x);
-                gather::<F, N>(&mut sums, &row, inputs, run, plan);
+                let bias = inputs.bias_at.map(|first| {
+                    let query = Position { z, y, x: along_x.first };
+                    let place = first + geometry.bias_place(head, query, position);
+                    RunBias::of_queries(inputs.statistics, place)
+                });
+                gather::<F, N>(&mut sums, &row, inputs, run, bias, plan);
             }
         }
     }
@@ -92,6 +98,7 @@ pub(super) fn launch(
                 RowsLaunch::new(buffer(&inputs.operands.key), buffer(&inputs.operands.value)),
                 RowsLaunch::new(buffer(query), buffer(dout)),
                 buffer(statistics),
+                launch.bias_at().into(),
             ),
             OutputsLaunch::new(buffer(&outputs.key), buffer(&outputs.value)),
             geometry(problem),

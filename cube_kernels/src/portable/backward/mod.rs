@@ -8,13 +8,15 @@
 //! dq = scale * sum over keys of ds k        one unit per query row and slice
 //! dk = scale * sum over queries of ds q     one unit per key row and slice,
 //! dv =         sum over queries of p dout     over the queries and heads that see the key
+//! dbias =      sum over queries of ds       one unit per head, displacement and chunk of queries
 //! ```
 //!
-//! `lse` and `delta` go into one workspace `[batch, queries, heads, 2]` of `f32`, because WGSL
-//! allows a kernel 8 buffers. Additional keys are seen by every query: [`additional`] splits their
-//! sums over chunks of queries.
+//! A bias is added to `scale * q k`, and `dbias` sums over all samples. `lse` and `delta` go into one workspace
+//! `[batch, queries, heads, 2]` of `f32`, with the bias behind them, because WGSL allows a kernel 8 buffers. Additional
+//! keys are seen by every query: [`additional`] splits their sums over chunks of queries.
 
 mod additional;
+mod bias;
 mod delta;
 mod gather;
 mod key;
@@ -24,7 +26,7 @@ use cubecl::server::Handle;
 
 use super::plan::Launch;
 use super::{BackwardPlan, Way, tiled};
-use crate::{KeyValue, Operands, Saved};
+use crate::{KeyValue, Operand, Operands, Saved};
 
 /// Launches the kernels of the backward pass that write something. Those of `keys` write both.
 pub(super) fn launch(
@@ -36,7 +38,13 @@ pub(super) fn launch(
 ) {
     // Where every query sees every key, what is not finite reaches every row in any case.
     let is_isolated = !launch.problem.is_full();
-    let statistics = launch.client.empty((launch.query_rows() * 2 * size_of::<f32>()).max(1));
+    let biases =
+        inputs.operands.bias.as_ref().map_or(0, |_| Operand::Bias.shape(launch.problem).elements());
+    let words = 2 * launch.query_rows() + biases;
+    let statistics = launch.client.empty((words * size_of::<f32>()).max(1));
+    if let Some(bias) = &inputs.operands.bias {
+        bias::widen(launch, bias, &statistics);
+    }
     if launch.query_rows() > 0 {
         delta::launch(launch, inputs, &statistics);
     }
@@ -62,5 +70,8 @@ pub(super) fn launch(
     }
     if let (Some(tokens), Some(gradients)) = (&inputs.operands.additional, &outputs.additional) {
         additional::launch(launch, inputs, tokens, &statistics, gradients);
+    }
+    if let Some(Some(dbias)) = &outputs.bias {
+        bias::launch(launch, inputs, &statistics, dbias);
     }
 }

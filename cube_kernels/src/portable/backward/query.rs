@@ -9,7 +9,8 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::super::geometry::{Geometry, Run, geometry, owned};
+use super::super::bias::{RunBias, with_bias};
+use super::super::geometry::{Geometry, Position, Run, geometry, owned};
 use super::super::plan::{Launch, RowPlan, additional_or};
 use super::super::rows::{
     Fixed, Rows, RowsLaunch, accumulate, dots, fixed, is_spoiled, store, zeros,
@@ -26,6 +27,8 @@ struct Inputs<'a, F: Float, N: Size> {
     columns: Rows<'a, F, N>,
     additional: Rows<'a, F, N>,
     statistics: &'a [f32],
+    /// Where the bias begins in `statistics`, if there is one.
+    bias_at: ComptimeOption<usize>,
 }
 
 /// What a unit keeps of its row.
@@ -74,13 +77,19 @@ fn query_kernel<F: Float, N: Size>(
             for j in 0..along_y.count {
                 let y = along_y.first + j * geometry.y.dilation;
                 let run = geometry.key_run(own.batch, head_kv, z, y, along_x);
-                add_keys::<F, N>(&mut state, &row, &inputs.columns, run, plan);
+                let bias = inputs.bias_at.map(|first| {
+                    let key = Position { z, y, x: along_x.first };
+                    let place = first + geometry.bias_place(own.head, position, key);
+                    RunBias::of_keys(inputs.statistics, place)
+                });
+                add_keys::<F, N>(&mut state, &row, &inputs.columns, run, bias, plan);
             }
         }
     }
     if comptime!(plan.has_additional) {
         let run = geometry.additional_run(own.batch, head_kv);
-        add_keys::<F, N>(&mut state, &row, &inputs.additional, run, plan);
+        let none = ComptimeOption::new_None();
+        add_keys::<F, N>(&mut state, &row, &inputs.additional, run, none, plan);
     }
     store::<F, N>(&state.sums, scale, dq, own.row, own.slice, comptime!(plan.key));
 }
@@ -92,15 +101,19 @@ fn add_keys<F: Float, N: Size>(
     row: &Fixed<'_, F, N>,
     columns: &Rows<'_, F, N>,
     run: Run,
+    bias: ComptimeOption<RunBias<'_, f32>>,
     #[comptime] plan: RowPlan,
 ) {
     let block = comptime!(plan.block);
     let whole = run.count / block;
     for i in 0..whole {
-        add_block::<F, N>(state, row, columns, run.from(i * block), plan, block);
+        let first = i * block;
+        let bias = bias.map(|bias| bias.from(first));
+        add_block::<F, N>(state, row, columns, run.from(first), bias, plan, block);
     }
     for i in whole * block..run.count {
-        add_block::<F, N>(state, row, columns, run.from(i), plan, 1usize);
+        let bias = bias.map(|bias| bias.from(i));
+        add_block::<F, N>(state, row, columns, run.from(i), bias, plan, 1usize);
     }
 }
 
@@ -110,6 +123,7 @@ fn add_block<F: Float, N: Size>(
     row: &Fixed<'_, F, N>,
     columns: &Rows<'_, F, N>,
     at: Run,
+    bias: ComptimeOption<RunBias<'_, f32>>,
     #[comptime] plan: RowPlan,
     #[comptime] block: usize,
 ) {
@@ -118,7 +132,8 @@ fn add_block<F: Float, N: Size>(
     let mut weights = dots::<F, N>(row.second, row.row, columns.second, at, lines_v, block);
     #[unroll]
     for b in 0..block {
-        let weight = (scores[b] * row.scale - state.lse).exp();
+        let score = with_bias(scores[b] * row.scale, bias, b);
+        let weight = (score - state.lse).exp();
         weights[b] = weight * (weights[b] - state.delta);
     }
     let (keys, slicing) = (columns.first, comptime!(plan.key));
@@ -154,6 +169,7 @@ pub(super) fn launch(
                 RowsLaunch::new(buffer(key), buffer(value)),
                 RowsLaunch::new(buffer(additional_key), buffer(additional_value)),
                 buffer(statistics),
+                launch.bias_at().into(),
             ),
             buffer(dq),
             geometry(problem),

@@ -2,6 +2,8 @@
 //!
 //! `cargo test -p burn-natten-kernels --features cpu` runs them on cubecl-cpu.
 
+mod bias;
+
 use burn_natten_kernels::portable::{
     BackwardPlan, Blueprint, Limits, Way, backward_with, candidates, forward, forward_with,
 };
@@ -80,7 +82,8 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
 fn kernels(client: &Client, problem: &Problem) -> Vec<Kernels> {
     let mut all = vec![Kernels::ROWS];
     let limits = Limits::of(client);
-    if problem.keys() == 0 || problem.queries() == 0 {
+    // Tiles know no bias.
+    if problem.keys() == 0 || problem.queries() == 0 || problem.has_bias {
         return all;
     }
     let shapes = if limits.is_cpu { &ALONE[..] } else { &SMALL[..] };
