@@ -1,4 +1,4 @@
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::Tensor;
 use burn_natten_kernels::Problem;
 
@@ -16,7 +16,7 @@ macro_rules! unfused {
             "`](crate::", stringify!($fused), ").")]
         ///
         /// ```text
-        /// scores[query, slot] = scale * query . key(query, slot)
+        /// scores[query, slot] = scale * query . key(query, slot) + bias
         /// ```
         ///
         #[doc = concat!(
@@ -32,7 +32,8 @@ macro_rules! unfused {
         /// # Options
         ///
         /// Those of the whole attention: the scale, `head_dim^-0.5` by default, is a factor on all scores, of additional keys as well.
-        /// NATTEN's operator of this name has none: it is `with_scale(1.0)`. The additional values are what
+        /// NATTEN's operator of this name has none: it is `with_scale(1.0)`. A relative position bias is added to the scores of a
+        /// window. The additional values are what
         #[doc = concat!("[`", stringify!($av), "`] takes, and need not be there.")]
         /// There are kernels for [`Strategy::Portable`](crate::Strategy::Portable) and
         /// [`Strategy::Reference`](crate::Strategy::Reference); other strategies by name are refused.
@@ -116,7 +117,7 @@ macro_rules! unfused {
             key: Tensor<$d>,
             options: NeighborhoodOptions<$rank>,
         ) -> Result<Tensor<$d>, AttentionError> {
-            qk(query, key, None, options)
+            qk(query, key, options)
         }
 
         #[doc = concat!("Sums of the values in each query's window, over ", $space, ": the second half of [`", stringify!($fused),
@@ -133,8 +134,8 @@ macro_rules! unfused {
         ///
         /// # Options
         ///
-        #[doc = concat!("Those of the whole attention. The scale and the additional keys are what [`", stringify!($qk), "`] takes:")]
-        /// nothing is scaled here, and the keys need not be there. The strategies are the same.
+        #[doc = concat!("Those of the whole attention. The scale and the additional keys are what [`", stringify!($qk), "`] takes, and so is a position bias:")]
+        /// nothing is scaled or added here, and the keys need not be there. The strategies are the same.
         ///
         /// # Shapes
         ///
@@ -219,11 +220,9 @@ unfused!(na2d_qk, try_na2d_qk, na2d_av, try_na2d_av, fused na2d, rank 2, 5,
 unfused!(na3d_qk, try_na3d_qk, na3d_av, try_na3d_av, fused na3d, rank 3, 6,
     space "depth, height, width", example "[1, 4, 5, 6, 2, 8]" "[1, 4, 5, 6, 2, 30]" "[2, 3, 5]");
 
-/// Scores, without a bias or with one `[heads, 2 * kernel_size - 1, ..]` that has been checked.
 fn qk<const N: usize, const D: usize>(
     query: Tensor<D>,
     key: Tensor<D>,
-    bias: Option<DispatchTensor>,
     options: NeighborhoodOptions<N>,
 ) -> Result<Tensor<D>, AttentionError> {
     is_float("query", &query)?;
@@ -236,7 +235,17 @@ fn qk<const N: usize, const D: usize>(
     }
     let additional = additional(&options.common);
     let scale = options.common.scale;
-    let problem = problem::qk(&query.dims(), &key.dims(), additional, options.windows(), scale)?;
+    let bias = options.bias.clone();
+    let shape = bias.as_ref().map(TensorMetadata::shape);
+    let shape = shape.as_ref().map(|shape| shape.as_slice());
+    if let Some(bias) = &bias {
+        // Whatever its rank is: dtype and device are asked for.
+        let bias = Tensor::<1>::from_dispatch(bias.clone());
+        matches(("bias", &bias), ("query", &query))?;
+    }
+    let (query_shape, key_shape) = (query.dims(), key.dims());
+    let problem =
+        problem::qk([&query_shape, &key_shape], shape, additional, options.windows(), scale)?;
     let (device, dtype) = (query.device(), query.dtype());
     let plan = UnfusedPlan::qk(problem, dtype, &device, &options.common)?;
     let tokens = tokens(key, keys, &problem);

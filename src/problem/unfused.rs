@@ -38,16 +38,17 @@ impl Additional {
 
 /// Scores of the keys in each query's window. The problem's values are as its keys.
 pub(crate) fn qk(
-    query: &[usize],
-    key: &[usize],
+    [query, key]: [&[usize]; 2],
+    bias: Option<&[usize]>,
     additional: Additional,
     windows: Windows<'_>,
     scale: Option<f64>,
 ) -> Result<Problem, AttentionError> {
     additional.check(true)?;
     let more = additional.keys.map(|keys| (keys, keys));
-    let shapes = Shapes { query, key, value: key, additional: more };
-    let problem = neighborhood(shapes, windows, scale)?;
+    let shapes = Shapes { query, key, value: key, additional: more, bias };
+    // The bias is an argument of its own.
+    let problem = neighborhood(shapes, windows, scale)?.with_bias(false);
     with_axes(problem, &query[1..query.len() - 2], windows)
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn av(
         }
     }
     let more = additional.values.map(|values| (values, values));
-    let shapes = Shapes { query: &rows, key: value, value, additional: more };
+    let shapes = Shapes { query: &rows, key: value, value, additional: more, bias: None };
     let problem = neighborhood(shapes, windows, Some(1.0))?;
     let problem = with_axes(problem, &weights[1..heads_axis], windows)?;
     let expected = problem.slots() + problem.additional;

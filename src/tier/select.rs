@@ -61,8 +61,8 @@ impl Tier {
                 }
             },
             Operand::Bias => match self {
-                Self::Hopper | Self::TensorCore | Self::Portable => false,
-                Self::Flex | Self::Reference => true,
+                Self::TensorCore => false,
+                Self::Hopper | Self::Flex | Self::Portable | Self::Reference => true,
             },
         }
     }

@@ -52,7 +52,7 @@ impl TestDevice {
     /// The strategies that know a relative position bias, in any type.
     pub fn bias_strategies(&self) -> Vec<Strategy> {
         if self.compiles_kernels() {
-            vec![Strategy::Reference]
+            vec![Strategy::Portable, Strategy::Reference]
         } else {
             vec![Strategy::Auto, Strategy::Reference]
         }

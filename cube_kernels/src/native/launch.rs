@@ -291,12 +291,14 @@ fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result
     }
 }
 
+/// Functions by device, program and name.
+type Functions = HashMap<(u16, Arc<str>, &'static CStr), sys::CUfunction>;
+
 thread_local! {
     /// The primary context of each device. The server retains it, too.
     static CONTEXTS: RefCell<HashMap<u16, sys::CUcontext>> = RefCell::default();
-    /// The functions that have been loaded, by device, program and name.
-    static FUNCTIONS: RefCell<HashMap<(u16, Arc<str>, &'static CStr), sys::CUfunction>> =
-        RefCell::default();
+    /// Those that have been loaded.
+    static FUNCTIONS: RefCell<Functions> = RefCell::default();
 }
 
 fn make_current(ordinal: u16) -> Result<(), ServerError> {

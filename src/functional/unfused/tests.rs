@@ -73,12 +73,12 @@ fn a_bias_is_added_behind_the_scale_and_gets_its_gradient() {
             let leaf = leaf.require_grad();
             let query = tensor::<6>(&query, shape(4, 4), &device);
             let key = tensor::<6>(&key, shape(2, 4), &device);
-            let run = |bias| qk(query.clone(), key.clone(), bias, options.clone()).expect("valid");
-            let with = run(Some(leaf.clone().into_dispatch()));
+            let run = |options| qk(query.clone(), key.clone(), options).expect("valid");
+            let with = run(options.clone().with_bias(leaf.clone()));
             let tape = (with.clone() * tensor::<6>(&cotangent, with.dims(), &device)).sum();
             let gradient = values(leaf.grad(&tape.backward()).expect("tracked"));
 
-            let mut want = values(run(None));
+            let mut want = values(run(options.clone()));
             let mut want_gradient = vec![0.0; 4 * entries];
             for (place, score) in want.iter_mut().enumerate() {
                 let (slot, head) = (place % slots, place / slots % 4);

@@ -114,6 +114,7 @@ impl Cases {
             // NATTEN's operator has none.
             scale: Some(1.0),
             axes: axes.collect(),
+            bias: false,
         };
         let halves = Halves {
             query: self.read(&golden.q),

@@ -1,5 +1,6 @@
 //! The unfused operators: their halves, gradients and slots on every device.
 
+mod bias;
 mod errors;
 mod golden;
 mod isolation;

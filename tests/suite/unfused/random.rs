@@ -52,6 +52,7 @@ pub fn everything() -> Problem {
         additional: Some(3),
         scale: None,
         axes: vec![along(9, 4, 2, 2, true), along(7, 3, 2, 1, false)],
+        bias: false,
     }
 }
 

@@ -155,7 +155,8 @@ pub fn backward_with(
             launch(client, kernel, buffers, arguments(grid, work.schedule, inputs, bias, summed));
             summed += usize::from(sums_bias(work.schedule));
         }
-        if let (Some(bias), Some((cubin, _)), Some(gradient)) = (&workspace.bias, around_bias, dbias)
+        if let (Some(bias), Some((cubin, _)), Some(gradient)) =
+            (&workspace.bias, around_bias, dbias)
             && summed > 0
         {
             bias.launch_sum(client, cubin, gradient);

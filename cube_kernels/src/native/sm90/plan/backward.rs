@@ -38,7 +38,8 @@ impl BackwardPlan {
         let bias = bias.unwrap_or(false);
         let of = |kernels: &[Schedule], [key, value]: [bool; 2]| -> Vec<Schedule> {
             let is_wanted = |schedule: &&Schedule| {
-                let Gradients { width, value: with_value, bias: with_bias, .. } = schedule.gradients;
+                let Gradients { width, value: with_value, bias: with_bias, .. } =
+                    schedule.gradients;
                 width > 0 && key || with_value && value || with_bias.is_some() && bias
             };
             kernels.iter().filter(is_wanted).copied().collect()
