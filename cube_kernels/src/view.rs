@@ -93,7 +93,7 @@ fn check_optional<T>(problem: &Problem, operands: &Operands<T>) -> Result<(), Ke
     if operands.bias.is_some() != problem.has_bias {
         return Err(KernelError::Bias(problem.has_bias));
     }
-    // A bias has an entry for every displacement within a window, and none for others.
+    // A bias has an entry for every offset within a window, and none for others.
     let outside = problem.axes.iter().find(|axis| !axis.is_among_keys());
     if let (true, Some(axis)) = (problem.has_bias, outside) {
         let reason = "with a position bias, queries have to stand among the keys";

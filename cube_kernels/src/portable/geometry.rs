@@ -115,22 +115,22 @@ impl AxisGeometry {
         Span { first: start * self.dilation + group, count }
     }
 
-    /// Displacements of keys: the length of a relative position bias.
-    pub fn displacements(&self) -> usize {
+    /// Entries of a relative position bias.
+    pub fn offsets(&self) -> usize {
         2 * self.kernel_size - 1
     }
 
-    /// That of a key and a query that sees it.
-    fn displacement(&self, query: usize, key: usize) -> usize {
-        key / self.dilation + (self.kernel_size - 1) - self.key_at(query / self.dilation)
+    /// The entry for a query and a key that it sees.
+    pub fn offset(&self, query: usize, key: usize) -> usize {
+        key / self.dilation + self.kernel_size - 1 - self.key_at(query / self.dilation)
     }
 
-    /// The key at a displacement from `query`, if the query sees it; no key otherwise.
-    pub fn displaced(&self, query: usize, displacement: usize) -> Span {
+    /// The key at an offset from `query`, if the query sees it; no key otherwise.
+    pub fn key_at_offset(&self, query: usize, offset: usize) -> Span {
         let seen = self.window(query);
         let group = query % self.dilation;
         // Both a window further on, so that nothing is below zero.
-        let at = self.key_at(query / self.dilation) + displacement;
+        let at = self.key_at(query / self.dilation) + offset;
         let start = seen.first / self.dilation + (self.kernel_size - 1);
         let mut key = Span { first: 0usize, count: 0usize };
         if at >= start && at < start + seen.count {
@@ -196,27 +196,27 @@ impl Geometry {
     }
 
     /// Entries of a head's relative position bias.
-    pub fn displacements(&self) -> usize {
-        self.z.displacements() * self.y.displacements() * self.x.displacements()
+    pub fn offsets(&self) -> usize {
+        self.z.offsets() * self.y.offsets() * self.x.offsets()
     }
 
-    /// The displacement along each axis of entry number `entry` of a head's bias.
-    pub fn displacement_position(&self, entry: usize) -> Position {
-        let line = entry / self.x.displacements();
+    /// The offset along each axis of entry number `entry` of a head's bias.
+    pub fn offset_position(&self, entry: usize) -> Position {
+        let line = entry / self.x.offsets();
         Position {
-            z: line / self.y.displacements(),
-            y: line % self.y.displacements(),
-            x: entry % self.x.displacements(),
+            z: line / self.y.offsets(),
+            y: line % self.y.offsets(),
+            x: entry % self.x.offsets(),
         }
     }
 
     /// Where the bias of a head, a query and a key that it sees stands.
     pub fn bias_place(&self, head: usize, query: Position, key: Position) -> usize {
-        let z = self.z.displacement(query.z, key.z);
-        let y = self.y.displacement(query.y, key.y);
-        let x = self.x.displacement(query.x, key.x);
-        let line = (head * self.z.displacements() + z) * self.y.displacements() + y;
-        line * self.x.displacements() + x
+        let z = self.z.offset(query.z, key.z);
+        let y = self.y.offset(query.y, key.y);
+        let x = self.x.offset(query.x, key.x);
+        let line = (head * self.z.offsets() + z) * self.y.offsets() + y;
+        line * self.x.offsets() + x
     }
 
     /// Query heads that read one kv head.

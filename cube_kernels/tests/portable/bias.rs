@@ -103,7 +103,7 @@ fn random_problem(rng: &mut StdRng) -> Problem {
         .with_bias(true)
 }
 
-/// One sample of two axes, the second causal, so that half of its displacements are never seen.
+/// One sample of two axes, the second causal, so that half of its offsets are never seen.
 fn small() -> Problem {
     problem(&[axis(12, 3, 1, 2, false), axis(9, 4, 2, 1, true)], 8)
         .with_batch(1)

@@ -1,9 +1,9 @@
-//! The gradient of the relative position bias: `dbias` at a head and a displacement is the sum of `ds` over the queries of
-//! all samples that see the key at that displacement.
+//! The gradient of the relative position bias: `dbias` at a head and an offset is the sum of `ds` over the queries of
+//! all samples that see the key at that offset.
 //!
-//! There are few sums and many queries, so a unit owns one head, one displacement and one chunk of the queries, in the
+//! There are few sums and many queries, so a unit owns one head, one offset and one chunk of the queries, in the
 //! order in which they lie in memory, and computes the score and `dout v` of each pair again. Neighboring units own
-//! neighboring displacements of one chunk: they read the same query, and keys that are neighbors. The partial sums go
+//! neighboring offsets of one chunk: they read the same query, and keys that are neighbors. The partial sums go
 //! to an `f32` workspace `[chunks, heads, 2 * kernel_size - 1, ..]`, and a second kernel adds the chunks in order. A
 //! pair that is not seen is not loaded, so that nothing of it reaches a sum.
 
@@ -19,7 +19,7 @@ use super::super::rows::{Rows, RowsLaunch, dots};
 use crate::cube::buffer;
 use crate::{Operand, Saved};
 
-/// Units to aim for: of two axes a quarter of the displacements is seen from most places, so that enough remain to fill a
+/// Units to aim for: of two axes a quarter of the offsets is seen from most places, so that enough remain to fill a
 /// large GPU. Their sums take 1 MiB.
 const TARGET_UNITS: usize = 1 << 18;
 /// Fewest queries worth a chunk of their own.
@@ -77,26 +77,26 @@ fn partial_kernel<F: Float, N: Size>(
     if ABSOLUTE_POS >= split.units {
         terminate!();
     }
-    let places = geometry.heads * geometry.displacements();
+    let places = geometry.heads * geometry.offsets();
     let place = ABSOLUTE_POS % places;
-    let head = place / geometry.displacements();
-    let at = geometry.displacement_position(place % geometry.displacements());
+    let head = place / geometry.offsets();
+    let at = geometry.offset_position(place % geometry.offsets());
     let bias = inputs.statistics[inputs.bias_at + place];
 
     let first = ABSOLUTE_POS / places * split.chunk;
     let end = min(first + split.chunk, split.queries);
     let length = geometry.x.queries;
     let mut sum = 0.0f32;
-    // By lines of queries along the fastest axis, of which those that see nothing at the displacement are left out at
+    // By lines of queries along the fastest axis, of which those that see nothing at the offset are left out at
     // once. Those of samples follow each other along the slowest axis.
     for line in first / length..(end - 1) / length + 1 {
         let query = geometry.query_position(line * length);
-        let z = geometry.z.displaced(query.z % geometry.z.queries, at.z);
-        let y = geometry.y.displaced(query.y, at.y);
+        let z = geometry.z.key_at_offset(query.z % geometry.z.queries, at.z);
+        let y = geometry.y.key_at_offset(query.y, at.y);
         if z.count * y.count > 0 {
             let batch = query.z / geometry.z.queries;
             for token in max(first, line * length)..min(end, (line + 1) * length) {
-                let x = geometry.x.displaced(token - line * length, at.x);
+                let x = geometry.x.key_at_offset(token - line * length, at.x);
                 if x.count > 0 {
                     let head_kv = head / geometry.group_size();
                     let key = geometry.key_run(batch, head_kv, z.first, y.first, x);

@@ -8,7 +8,7 @@
 //! dq = scale * sum over keys of ds k        one unit per query row and slice
 //! dk = scale * sum over queries of ds q     one unit per key row and slice,
 //! dv =         sum over queries of p dout     over the queries and heads that see the key
-//! dbias =      sum over queries of ds       one unit per head, displacement and chunk of queries
+//! dbias =      sum over queries of ds       one unit per head, offset and chunk of queries
 //! ```
 //!
 //! A bias is added to `scale * q k`, and `dbias` sums over all samples. `lse` and `delta` go into one workspace

@@ -100,11 +100,6 @@ impl Geometry {
     pub fn slots(&self) -> usize {
         self.window_slots() + self.additional
     }
-
-    /// Entries of a bias of one head.
-    pub fn offsets(&self) -> usize {
-        self.z.offsets() * self.y.offsets() * self.x.offsets()
-    }
 }
 
 #[cube]
@@ -130,16 +125,6 @@ impl AxisGeometry {
             count: visitors.count,
             query: visitors.first,
         }
-    }
-
-    /// Entries of a bias.
-    pub fn offsets(&self) -> usize {
-        2 * self.kernel_size - 1
-    }
-
-    /// The entry for a query and a key that it sees.
-    pub fn offset(&self, query: usize, key: usize) -> usize {
-        key / self.dilation + self.kernel_size - 1 - query / self.dilation
     }
 
     /// [`Group::slot_of_offset`] of a query.
