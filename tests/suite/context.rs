@@ -105,7 +105,10 @@ fn tf32_is_used_where_it_is_allowed() {
             for ((name, got), ((_, exact), (_, rounded))) in
                 gradients.named().into_iter().zip(exact.named().into_iter().zip(rounded.named()))
             {
-                twice(name, got, exact, rounded);
+                // What the problem does not have has no gradient.
+                if !exact.is_empty() {
+                    twice(name, got, exact, rounded);
+                }
             }
         }
     }
