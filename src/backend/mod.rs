@@ -20,7 +20,6 @@ pub(crate) mod unfused;
 pub(crate) use cube::warm_up_hopper;
 pub(crate) use extension::{AttentionBackwardOps, AttentionOps};
 pub(crate) use log::{FALLBACKS, log_once};
-#[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
 pub(crate) use operands::Gradient;
 pub(crate) use operands::{AttentionGradients, AttentionInputs, AttentionResults};
 pub(crate) use plan::{Plan, accumulator};
