@@ -234,3 +234,69 @@ struct SumParams {
 }
 
 const _: () = assert!(size_of::<SumParams>() == 8 * 2 + 4 * 2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::native::sm90::{self, Pass, Schedule, backward_candidates, plan_backward};
+    use crate::{Axis, window};
+
+    /// The least and the greatest distance, from row to column, of what a CTA's boxes hold along an axis.
+    fn reach(schedule: &Schedule, problem: &Problem, index: usize) -> (isize, isize) {
+        let (axis, cut) = (&problem.axes[index], schedule.cut());
+        let (rows, columns) = (cut.cta_tile[index], cut.column_tile()[index]);
+        let mut reach = (0, 0);
+        for group in 0..axis.dilation {
+            let members = window::group_length(axis.queries, axis.dilation, group);
+            let seen = |row: usize| match schedule.pass {
+                Pass::Keys => axis.seen_by(group, row.min(members - 1)),
+                _ => axis.keys_seen(group, row.min(members - 1)),
+            };
+            for first in (0..members).step_by(rows) {
+                let last = first + rows - 1;
+                let start = seen(first).start;
+                let blocks = (seen(last).end - start).div_ceil(columns).max(1);
+                // The slowest axis runs on by a block.
+                let end = start + (blocks + 1) * columns - 1;
+                reach.0 = reach.0.min(start as isize - last as isize);
+                reach.1 = reach.1.max(end as isize - first as isize);
+            }
+        }
+        reach
+    }
+
+    #[test]
+    fn no_box_reaches_beyond_the_table() {
+        let axes = [
+            Axis::neighborhood(40, 7),
+            Axis::neighborhood(37, 9).with_stride(4).with_dilation(3),
+            Axis::neighborhood(21, 6).with_stride(6).with_causal(true),
+            Axis::neighborhood(5, 5),
+        ];
+        let problems: Vec<_> = (1..=MAX_RANK)
+            .flat_map(|rank| axes.windows(rank))
+            .map(|axes| Problem::new(axes, 2, 64).with_bias(true))
+            .filter(|problem| sm90::unsupported(problem).is_none())
+            .collect();
+        assert!(problems.len() > 5);
+        for problem in &problems {
+            let plan = plan_backward(problem, Element::Bf16, None).expect("it is supported");
+            let backward = plan
+                .schedules()
+                .flat_map(|of| backward_candidates(problem, Element::Bf16, of.pass, of.gradients));
+            for schedule in sm90::candidates(problem, Element::Bf16).into_iter().chain(backward) {
+                let table = Table::new(problem, [schedule.cut()]);
+                for index in MAX_RANK - problem.rank()..MAX_RANK {
+                    let (least, greatest) = reach(&schedule, problem, index);
+                    let held = (table.margin[index] + table.extents[index] / 2) as isize;
+                    assert!(
+                        least >= -held && greatest <= held,
+                        "{schedule}, {problem:?}: {least}..={greatest} of {held}"
+                    );
+                    // Keys' kernels look from columns to rows: the table is the same on both sides.
+                    assert_eq!(table.lengths()[index] % 2, 1);
+                }
+            }
+        }
+    }
+}

@@ -30,7 +30,8 @@ pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query
 /// and head, twice that with additional tokens. The counters that launches take their tiles from, 4 bytes
-/// each, are left out.
+/// each, are left out, and so is what a bias takes: its entries and zeros around them, and a sum of 4 bytes of each entry for
+/// each tile of 64 rows or more.
 pub fn backward_workspace(problem: &Problem) -> usize {
     let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
     statistics_bytes(problem) + additional
