@@ -317,14 +317,21 @@ mod tests {
         let problem = Problem::new(plane, 2, 64).with_bias(true);
         let of = |strategy, device| select(&problem, strategy, DType::BF16, device, Context::new());
         assert_eq!(of(Strategy::Auto, FLEX), Ok(Tier::Flex));
-        for (strategy, name) in [(Strategy::Hopper, "Hopper"), (Strategy::TensorCore, "TensorCore")]
-        {
-            assert_ne!(of(Strategy::Auto, cuda(90)).map(Tier::strategy), Ok(strategy));
-            assert_eq!(
-                of(strategy, cuda(90)).expect_err("it has no bias").to_string(),
-                format!("strategy: {name} cannot run here, there is a position bias")
-            );
-        }
+        assert_eq!(of(Strategy::Auto, cuda(90)), Ok(Tier::Hopper));
+        assert_eq!(of(Strategy::Auto, cuda(80)), Ok(Tier::Portable));
+        assert_eq!(
+            of(Strategy::TensorCore, cuda(90)).expect_err("it has no bias").to_string(),
+            "strategy: TensorCore cannot run here, there is a position bias"
+        );
+        // Sums of its gradient have to fit beside the tiles.
+        let side = Axis::neighborhood(40, 19);
+        let large = Problem::new([side, side], 2, 64).with_bias(true);
+        let of = |strategy| select(&large, strategy, DType::BF16, cuda(90), Context::new());
+        assert_eq!(of(Strategy::Auto), Ok(Tier::Portable));
+        assert_eq!(
+            of(Strategy::Hopper).expect_err("37 x 37 entries").to_string(),
+            "strategy: Hopper cannot run here, the position bias has more than 1200 entries for a head"
+        );
     }
 
     #[test]
