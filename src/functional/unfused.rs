@@ -201,7 +201,8 @@ macro_rules! unfused {
         #[doc = concat!("let options = NeighborhoodOptions::<", $rank, ">::new(2);")]
         #[doc = concat!("let weights = Tensor::<", $d, ">::zeros(", $weights, ", &device);")]
         #[doc = concat!("let error = ", stringify!($try_av), "(weights, value, options).expect_err(\"too many slots\");")]
-        #[doc = concat!("assert!(error.to_string().starts_with(concat!(\"weights: axis \", ", $d, " - 1, \" (window) is \")), \"{error}\");")]
+        #[doc = concat!("let axis = ", $d, " - 1;")]
+        /// assert!(error.to_string().starts_with(&format!("weights: axis {axis} (window) is ")), "{error}");
         /// ```
         pub fn $try_av(
             weights: Tensor<$d>,
