@@ -36,7 +36,7 @@
 //!
 //! Tensors are heads-last: query, key and value `[batch, *space, heads, head_dim]`, logsumexp
 //! `[batch, *space, heads]`. The logsumexp is the natural logarithm of the sum of the exponentials
-//! of the scaled scores, f32 (f64 for f64 inputs), and `-inf` where a query sees no key.
+//! of the scaled scores, with their bias, f32 (f64 for f64 inputs), and `-inf` where a query sees no key.
 //!
 //! # The window
 //!

@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(of(Strategy::Auto), Ok(Tier::Portable));
         assert_eq!(
             of(Strategy::Hopper).expect_err("37 x 37 entries").to_string(),
-            "strategy: Hopper cannot run here, the position bias has more than 1200 entries for a head"
+            "strategy: Hopper cannot run here, the position bias has more than 860 entries for a head"
         );
     }
 

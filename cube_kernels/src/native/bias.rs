@@ -36,7 +36,8 @@ impl Table {
                 // From the first key that a CTA's first row sees to its last row, and from there to the end of the blocks
                 // that its last row's last key is in, and of the block behind them.
                 let reach = cut.cta_tile[axis] + 2 * cut.column_tile()[axis] - 2;
-                *margin = (*margin).max(if problem.axes[axis].keys > 1 { reach } else { 0 });
+                let is_padding = axis < MAX_RANK - problem.rank();
+                *margin = (*margin).max(if is_padding { 0 } else { reach });
             }
         }
         Self { heads: problem.heads, extents: problem.bias_extents(), margin }
@@ -272,6 +273,8 @@ mod tests {
             Axis::neighborhood(37, 9).with_stride(4).with_dilation(3),
             Axis::neighborhood(21, 6).with_stride(6).with_causal(true),
             Axis::neighborhood(5, 5),
+            Axis::UNIT,
+            Axis::neighborhood(9, 4),
         ];
         let problems: Vec<_> = (1..=MAX_RANK)
             .flat_map(|rank| axes.windows(rank))
@@ -295,6 +298,32 @@ mod tests {
                     );
                     // Keys' kernels look from columns to rows: the table is the same on both sides.
                     assert_eq!(table.lengths()[index] % 2, 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_supported_has_schedules() {
+        // As many entries as there may be, or nearly.
+        let windows: [&[usize]; 4] = [&[430], &[15, 15], &[5, 5, 5], &[2, 2, 48]];
+        for (windows, dim) in
+            windows.into_iter().flat_map(|of| [8, 32, 64, 128, 192, 256].map(|dim| (of, dim)))
+        {
+            for (stride, is_causal) in [(1, false), (2, true)] {
+                let side = |kernel: &usize| {
+                    Axis::neighborhood(3 * kernel, *kernel)
+                        .with_stride(stride)
+                        .with_dilation(stride)
+                        .with_causal(is_causal)
+                };
+                let axes: Vec<_> = windows.iter().map(side).collect();
+                for additional in [0, 9] {
+                    let problem =
+                        Problem::new(&axes, 2, dim).with_bias(true).with_additional(additional);
+                    assert_eq!(sm90::unsupported(&problem), None);
+                    assert!(sm90::plan(&problem, Element::F16).is_some(), "{problem:?}");
+                    assert!(plan_backward(&problem, Element::F16, None).is_some(), "{problem:?}");
                 }
             }
         }

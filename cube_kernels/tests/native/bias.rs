@@ -5,19 +5,19 @@ use burn_natten_kernels::{Axis, Problem};
 use rand::Rng;
 use test_support::compare::{device, differs, format, half_ulp, magnitude};
 use test_support::oracle::{compute, visible};
-use test_support::tier::{self, BackwardTier, expected, upload_all};
+use test_support::tier::{self, BackwardTier, check_forward, expected, upload_all};
 use test_support::{Data, axis, problem};
 
 use crate::backward;
 use crate::random::cases;
-use crate::run::{check_all, planned};
+use crate::run::{check_all, planned, run};
 use crate::ways::Native;
 
 const ELEMENT: Element = Element::Bf16;
 
 /// The same with a bias, windows that have one which is held, and queries where the keys are.
 fn biased(problem: Problem) -> Problem {
-    let longest = [64, 17, 5][problem.rank() - 1];
+    let longest = [400, 15, 5][problem.rank() - 1];
     let axes = problem.axes.map(|of| match of == Axis::UNIT {
         true => of,
         false => {
@@ -111,6 +111,30 @@ fn what_a_query_does_not_see_is_not_in_the_gradient() {
         assert!(expected.iter().all(|x| x.is_finite()));
         let near = 4.0 * half_ulp(ELEMENT) * magnitude(expected);
         assert_eq!(differs(dbias, expected, |_, _| near), None, "{problem:?}");
+    }
+}
+
+/// Whole blocks are hidden where a tile's first keys are.
+#[test]
+fn an_infinite_bias_hides() {
+    let Some(client) = device() else { return };
+    let plane = [axis(19, 9, 1, 1, false), axis(21, 9, 1, 1, false)];
+    for axes in [&plane[..], &[axis(203, 40, 1, 1, false)], &[axis(64, 64, 1, 1, false)]] {
+        let problem = problem(axes, 64).with_bias(true);
+        let mut data = Data::random(&problem, 6, format(ELEMENT).round);
+        // A query sees itself and those next to it.
+        let [z, y, x] = problem.bias_extents();
+        for (place, entry) in data.bias.iter_mut().enumerate() {
+            let at = [place / (y * x) % z, place / x % y, place % x];
+            let near = at.iter().zip([z, y, x]).all(|(at, of)| at.abs_diff(of / 2) <= 1);
+            *entry = if near { *entry } else { f64::NEG_INFINITY };
+        }
+        let exact = compute(&problem, &data, |x| x);
+        let schedule = planned(&problem, ELEMENT);
+        let result = run(&client, &schedule, &problem, &data);
+        check_forward("hidden", format(ELEMENT), &problem, &exact, &result).expect("close");
+        let plan = backward::run::planned(&problem, ELEMENT);
+        tier::check_data::<Native>(&client, ELEMENT, &plan, &problem, &data).expect("close");
     }
 }
 

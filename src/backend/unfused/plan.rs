@@ -1,6 +1,7 @@
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 
+use crate::backend::log_once;
 use crate::backend::reference::keys_at_a_time;
 use crate::options::AttentionOptions;
 use crate::tier::{Request, selection};
@@ -66,7 +67,10 @@ impl UnfusedPlan {
 fn tier(request: &Request<'_>, strategy: Strategy) -> Result<Tier, AttentionError> {
     let first = |strategy| selection(request, strategy).map(|found| found.forward.first());
     match strategy {
-        Strategy::Auto => Ok(first(Strategy::Portable).unwrap_or(Tier::Reference)),
+        Strategy::Auto => Ok(first(Strategy::Portable).unwrap_or_else(|error| {
+            log_once(format!("using tensor operations, because {error}"));
+            Tier::Reference
+        })),
         Strategy::Portable | Strategy::Reference => first(strategy),
         _ => {
             let reason = "the unfused operators have Portable and Reference".to_string();

@@ -32,7 +32,7 @@ pub use rope::{AxialRope, positions};
 
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 /// Numbers that describe how an image was augmented.
 const AUGMENTATIONS: usize = 9;
@@ -129,13 +129,15 @@ impl Hdit {
         sigma: Tensor<1>,
         conditions: HditConditions,
     ) -> Tensor<4> {
-        let batch = sigma.dims()[0];
-        let noise = sigma.clone().reshape([batch, 1, 1, 1]);
+        let (batch, dtype) = (sigma.dims()[0], input.dtype());
+        // In f32: the square of a sigma above 255 is infinite in f16.
+        let noise = sigma.clone().cast(DType::F32).reshape([batch, 1, 1, 1]);
         let data = self.sigma_data;
         let total = (noise.clone().powi_scalar(2) + data * data).sqrt();
-        let output = self.forward(input.clone() / total.clone(), sigma, conditions);
-        let kept = total.clone().recip().mul_scalar(data).powi_scalar(2);
-        input * kept + output * (noise * data / total)
+        let (input, inner) = (input.cast(DType::F32), total.clone().recip());
+        let output = self.forward((input.clone() * inner.clone()).cast(dtype), sigma, conditions);
+        let kept = inner.clone().mul_scalar(data).powi_scalar(2);
+        (input * kept + output.cast(DType::F32) * (noise * data * inner)).cast(dtype)
     }
 
     /// The condition that the blocks see.

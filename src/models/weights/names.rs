@@ -38,11 +38,13 @@ pub(super) fn select(
             }
         }
     }
-    for wrapper in WRAPPERS {
-        if let Some(inner) = part_of(&tensors, wrapper).filter(|inner| inner.len() == tensors.len())
-        {
-            tensors = inner;
-        }
+    // Wrappers may be wrapped.
+    let unwrapped = |tensors: &Tensors| {
+        let of = |wrapper| part_of(tensors, wrapper).filter(|inner| inner.len() == tensors.len());
+        WRAPPERS.into_iter().find_map(of)
+    };
+    while let Some(inner) = unwrapped(&tensors) {
+        tensors = inner;
     }
     Ok(tensors)
 }

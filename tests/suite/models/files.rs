@@ -204,7 +204,10 @@ fn transformers(entries: &Entries, prefix: &str) -> Entries {
 #[test]
 fn weights_are_found_in_the_parts_of_a_file() {
     let (model, entries) = saved(&small(), "parts.safetensors");
-    for part in ["state_dict.", "model.", "model_state_dict.module.", "module.", "_orig_mod."] {
+    let wrapped = "model._orig_mod.module.";
+    for part in
+        ["state_dict.", "model.", "model_state_dict.module.", "module.", "_orig_mod.", wrapped]
+    {
         let mut file = renamed(&entries, |key| format!("{part}{key}"));
         if part != "module." && part != "_orig_mod." {
             let step = Entry { dtype: "I64".into(), shape: vec![], bytes: vec![0; 8] };

@@ -114,6 +114,10 @@ pub fn backward_with(
         gradients.as_ref().map(|KeyValue { key, value }| [key.clone(), value.clone()])
     };
     let dbias = outputs.bias.as_ref().and_then(Option::as_ref);
+    assert!(
+        dbias.is_none() || plan.queries.iter().any(sums_bias),
+        "the plan sums no gradient of the bias"
+    );
     // The kernel that sums a bias' gradient writes that of the queries, too, to memory of its own if nobody wants it.
     let unwanted = || client.empty(ELEMENT * Operand::Query.shape(problem).elements());
     let dq = outputs.query.clone().or_else(|| dbias.map(|_| unwanted()));

@@ -42,6 +42,9 @@ pub fn forward(
 pub fn warm_up(client: &Client, schedule: &Schedule) -> Result<(), KernelError> {
     let device = hopper(client)?;
     Program::Attention(*schedule).load(&device)?;
+    if schedule.has_bias {
+        Program::Bias(schedule.element).load(&device)?;
+    }
     Ok(())
 }
 

@@ -20,8 +20,8 @@ pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_bac
 const SLOTS: usize = 16;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
 const MIN_SCALE: f64 = 1e-6;
-/// Most entries of a head's bias: each warp of a backward kernel sums as many in shared memory.
-const MOST_BIAS: usize = 1200;
+/// Most entries of a head's bias: each warp of a backward kernel sums as many in shared memory, beside two steps.
+const MOST_BIAS: usize = 860;
 /// Multiprocessors of an H100 or H200.
 const MULTIPROCESSORS: f64 = 132.0;
 
@@ -62,7 +62,8 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
         return Some("the slowest of three axes has other queries than keys".into());
     }
-    if problem.has_bias && problem.has_origin() {
+    // With a bias it makes a difference where all keys are seen, too.
+    if problem.has_bias && problem.axes.iter().any(|axis| axis.origin != 0) {
         return Some("there is a position bias, and queries stand elsewhere than keys".into());
     }
     if problem.has_bias && problem.bias_extents().iter().product::<usize>() > MOST_BIAS {
