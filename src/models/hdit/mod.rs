@@ -130,14 +130,15 @@ impl Hdit {
         conditions: HditConditions,
     ) -> Tensor<4> {
         let (batch, dtype) = (sigma.dims()[0], input.dtype());
-        // In f32: the square of a sigma above 255 is infinite in f16.
-        let noise = sigma.clone().cast(DType::F32).reshape([batch, 1, 1, 1]);
+        // The square of a sigma above 255 is infinite in f16.
+        let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
+        let noise = sigma.clone().cast(wide).reshape([batch, 1, 1, 1]);
         let data = self.sigma_data;
         let total = (noise.clone().powi_scalar(2) + data * data).sqrt();
-        let (input, inner) = (input.cast(DType::F32), total.clone().recip());
+        let (input, inner) = (input.cast(wide), total.recip());
         let output = self.forward((input.clone() * inner.clone()).cast(dtype), sigma, conditions);
         let kept = inner.clone().mul_scalar(data).powi_scalar(2);
-        (input * kept + output.cast(DType::F32) * (noise * data * inner)).cast(dtype)
+        (input * kept + output.cast(wide) * (noise * data * inner)).cast(dtype)
     }
 
     /// The condition that the blocks see.
