@@ -5,6 +5,7 @@
 //! | [`windows`] | Which keys does a query see? |
 //! | [`choosing`] | Which window, stride and dilation should a model have, and what do they cost? |
 //! | [`position_bias`] | How do scores depend on where a key stands? |
+//! | [`attention_weights`] | What does a query attend to, and how is that changed? |
 //! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
 //! | [`determinism`] | When do results repeat bit by bit? |
 //! | [`memory`] | What is kept, and what is allocated? |
@@ -15,6 +16,9 @@
 //!
 //! The pages hold no code but their examples, which run as tests.
 
+pub mod attention_weights {
+    #![doc = include_str!("attention_weights.md")]
+}
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
     #![doc = include_str!("../../docs/pictures/tile-map.svg")]
