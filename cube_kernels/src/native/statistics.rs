@@ -29,10 +29,11 @@ pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
 }
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query
-/// and head, twice that with additional tokens. The counters that launches take their tiles from, 4 bytes
-/// each, are left out, and so is what a bias takes: its entries and zeros around them, and a sum of 4 bytes of each entry for
-/// each tile of 64 rows or more.
+/// and head, twice that with additional tokens. With a bias, a sum of 4 bytes of each of its entries for each tile of 64 queries of a
+/// head: what tiles at edges lack is not counted, nor are the bias itself and the counters that launches take their tiles from.
 pub fn backward_workspace(problem: &Problem) -> usize {
     let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
-    statistics_bytes(problem) + additional
+    let tiles = (problem.batch * problem.heads * problem.queries()).div_ceil(64);
+    let sums = size_of::<f32>() * problem.bias_extents().iter().product::<usize>() * tiles;
+    statistics_bytes(problem) + additional + if problem.has_bias { sums } else { 0 }
 }
