@@ -308,6 +308,12 @@ impl Problem {
         self.axes.iter().all(Axis::is_full)
     }
 
+    /// Attention of all queries to the additional tokens alone, which are its keys along one axis. They have no bias.
+    pub fn of_additional(&self) -> Self {
+        let line = Axis::dense(self.queries(), self.additional, false);
+        self.with_axes([line]).with_additional(0).with_bias(false)
+    }
+
     /// Entries of a relative position bias along each axis: one for every distance of a key and a query that sees it.
     pub fn bias_extents(&self) -> [usize; MAX_RANK] {
         self.axes.map(|axis| (2 * axis.kernel_size).saturating_sub(1))

@@ -28,6 +28,20 @@ impl Strided {
         Some(Self { handle: self.handle.clone(), strides })
     }
 
+    /// The same for the problem of the [additional tokens](Problem::of_additional).
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Layout`].
+    pub(crate) fn beside_additional(
+        &self,
+        name: &'static str,
+        shape: Shape,
+    ) -> Result<Self, KernelError> {
+        let reason = "with additional tokens, its own have to lie in one line";
+        self.line(shape).ok_or(KernelError::Layout { name, reason })
+    }
+
     /// Whether it lies without gaps, in order, as one without elements does.
     pub fn is_contiguous(&self, shape: Shape) -> bool {
         let mut all = self.strides.iter().zip(shape.strides()).zip(shape.lengths());

@@ -67,6 +67,16 @@ pub(super) fn is_float<const D: usize>(
     Err(AttentionError::UnsupportedDType { argument, got, note })
 }
 
+/// Fails unless a bias has the dtype of the query and lives on its device.
+pub(super) fn bias_matches<const D: usize>(
+    bias: &Option<DispatchTensor>,
+    query: &Tensor<D>,
+) -> Result<(), AttentionError> {
+    let Some(bias) = bias else { return Ok(()) };
+    // The rank of the type does not matter to what is looked at.
+    matches(("bias", &Tensor::<1>::from_dispatch(bias.clone())), ("query", query))
+}
+
 /// Query, key and value of an attention, checked against each other.
 pub(super) struct Inputs<const D: usize> {
     pub query: Tensor<D>,
@@ -98,11 +108,7 @@ impl<const D: usize> Inputs<D> {
 
     /// The same with a relative position bias, after a check of its dtype and device.
     pub fn with_bias(self, bias: Option<DispatchTensor>) -> Result<Self, AttentionError> {
-        if let Some(bias) = &bias {
-            // The rank of the type does not matter to what is looked at.
-            let bias = Tensor::<1>::from_dispatch(bias.clone());
-            matches(("bias", &bias), ("query", &self.query))?;
-        }
+        bias_matches(&bias, &self.query)?;
         Ok(Self { bias, ..self })
     }
 

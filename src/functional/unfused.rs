@@ -2,7 +2,7 @@ use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::Tensor;
 use burn_natten_kernels::Problem;
 
-use super::inputs::{is_float, matches};
+use super::inputs::{bias_matches, is_float, matches};
 use crate::backend::unfused::{Optional, Tokens, UnfusedOps, UnfusedPlan};
 use crate::options::AttentionOptions;
 use crate::problem::unfused::{self as problem, Additional};
@@ -239,11 +239,7 @@ fn qk<const N: usize, const D: usize>(
     let bias = options.bias.clone();
     let shape = bias.as_ref().map(TensorMetadata::shape);
     let shape = shape.as_ref().map(|shape| shape.as_slice());
-    if let Some(bias) = &bias {
-        // Whatever its rank is: dtype and device are asked for.
-        let bias = Tensor::<1>::from_dispatch(bias.clone());
-        matches(("bias", &bias), ("query", &query))?;
-    }
+    bias_matches(&bias, &query)?;
     let (query_shape, key_shape) = (query.dims(), key.dims());
     let problem =
         problem::qk([&query_shape, &key_shape], shape, additional, options.windows(), scale)?;

@@ -16,7 +16,8 @@ use burn::tensor::{Device, Tensor};
 use super::Features;
 use super::nat::{alternating, check_levels};
 use super::parts::{
-    BlockConfig, NatBlock, PatchEmbed, classifier, classify, drop_path_rates, linear, pad_to,
+    BlockConfig, NatBlock, PatchEmbed, blocks_of_levels, classifier, classify, features, linear,
+    pad_to,
 };
 
 /// Pixels of a token along each side.
@@ -131,19 +132,13 @@ impl DinatSConfig {
         for (field, value) in [("embed_dim", self.embed_dim), ("in_chans", self.in_chans)] {
             assert!(value >= 1, "{field}: is 0, must be at least 1");
         }
-        let blocks = self.depths.iter().sum();
-        let mut rates = drop_path_rates(self.drop_path_rate, blocks).into_iter();
+        let block = |level, block| self.block(level, block);
+        let blocks = blocks_of_levels(&self.depths, self.drop_path_rate, block, device);
         let last = self.depths.len() - 1;
-        let layers = (0..=last).map(|level| {
-            let blocks = (0..self.depths[level]).zip(&mut rates).map(|(block, drop_path)| {
-                let config = BlockConfig { drop_path, ..self.block(level, block) };
-                NatBlock::new(&config, device)
-            });
-            DinatSLevel {
-                blocks: blocks.collect(),
-                downsample: (level < last)
-                    .then(|| PatchMerging::new(self.embed_dim << level, device)),
-            }
+        let layers = blocks.into_iter().enumerate().map(|(level, blocks)| {
+            let dim = self.embed_dim << level;
+            let downsample = (level < last).then(|| PatchMerging::new(dim, device));
+            DinatSLevel { blocks, downsample }
         });
         let dim = self.embed_dim << last;
         let channels = [self.in_chans, self.embed_dim];
@@ -212,16 +207,12 @@ impl DinatS {
     ///   `2^(i + 2)` times smaller, rounded up
     #[track_caller]
     pub fn forward_features(&self, images: Tensor<4>) -> Features {
-        let mut state = self.patch_embed.forward(images);
-        let mut levels = Vec::with_capacity(self.layers.len());
-        for level in &self.layers {
-            state = level.forward_blocks(state);
-            levels.push(state.clone());
-            if let Some(downsample) = &level.downsample {
-                state = downsample.forward(state);
-            }
-        }
-        Features { levels, output: self.norm.forward(state) }
+        let tokens = self.patch_embed.forward(images);
+        let downsample = |level: &DinatSLevel, state| match &level.downsample {
+            Some(downsample) => downsample.forward(state),
+            None => state,
+        };
+        features(tokens, &self.layers, [&DinatSLevel::forward_blocks, &downsample], &self.norm)
     }
 }
 

@@ -23,9 +23,7 @@ pub(crate) fn statistics_bytes(problem: &Problem) -> usize {
 
 /// Attention of all queries to the additional tokens, as one axis; `None` if there are no such tokens.
 pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
-    let line = Axis::dense(problem.queries(), problem.additional, false);
-    (problem.additional > 0)
-        .then_some(problem.with_axes([line]).with_additional(0).with_bias(false))
+    (problem.additional > 0).then(|| problem.of_additional())
 }
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query

@@ -35,6 +35,8 @@ pub mod offline;
 #[cfg(feature = "cube")]
 mod plan;
 #[cfg(feature = "cube")]
+mod reduce;
+#[cfg(feature = "cube")]
 mod rows;
 mod selection;
 #[cfg(feature = "cube")]

@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::super::plan::Launch;
+use super::plan::Launch;
 use crate::cube::buffer;
 
 /// Units to aim for: enough to fill a large GPU.

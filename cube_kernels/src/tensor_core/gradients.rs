@@ -10,7 +10,6 @@ use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
 use super::launch::{
     How, View, address_type, capability, check_instruction, chosen, common_vector, stored, views,
 };
-use super::plan::additional_problem;
 use super::tune::{fastest, representative, shortlist};
 use super::{
     BackwardPlan, Blueprint, Capability, Choice, Pass, backward_candidates, plan_backward,
@@ -122,7 +121,7 @@ pub fn backward_with(
     inputs: &Saved<Strided>,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    let additional = additional_problem(problem);
+    let additional = problem.of_additional();
     for blueprint in [&plan.queries].into_iter().chain(&plan.keys) {
         assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
     }
@@ -138,10 +137,7 @@ pub fn backward_with(
     let lse = results.lse.contiguous_handle("lse", Shape::lse(problem))?;
     let dlse = gradients.lse.contiguous_handle("dlse", Shape::lse(problem))?;
     let dtype = stored(dtype);
-    let line = |name, tensor: &Strided| {
-        let reason = "with additional tokens, its own have to lie in one line";
-        tensor.line(Shape::out(problem)).ok_or(KernelError::Layout { name, reason })
-    };
+    let line = |name, tensor: &Strided| tensor.beside_additional(name, Shape::out(problem));
     let is_joint = plan.blueprints().any(|blueprint| blueprint.has_first && blueprint.has_second);
     let of_keys = KeyGradients { client, problem, size, is_joint };
     let (keys, more) = (of_keys.own(outputs), of_keys.additional(outputs));

@@ -3,7 +3,7 @@
 use super::blueprint::Blueprint;
 use super::{Capability, Compiler, Instruction, Pass, Staging};
 use crate::tiling::{Tiling, boxes};
-use crate::{Axis, Operands, Problem};
+use crate::{Operands, Problem};
 
 /// Scales outside of these would let masked scores through, or take the numbers that stand for them
 /// beyond what f32 holds.
@@ -150,7 +150,7 @@ pub fn plan_backward(
         keys: if problem.keys() > 0 { keys(problem)? } else { vec![] },
         additional: match problem.additional {
             0 => vec![],
-            _ => keys(&additional_problem(problem))?,
+            _ => keys(&problem.of_additional())?,
         },
     })
 }
@@ -174,12 +174,6 @@ pub fn backward_candidates(
 fn key_parts(problem: &Problem) -> &'static [[bool; 2]] {
     let dims = problem.head_dim.next_multiple_of(16) + problem.head_dim_v.next_multiple_of(16);
     if dims <= 256 { &[[true, true]] } else { &[[true, false], [false, true]] }
-}
-
-/// Dense attention of all queries to the additional keys, as the gradients of those see it.
-pub(super) fn additional_problem(problem: &Problem) -> Problem {
-    let line = Axis::dense(problem.queries(), problem.additional, false);
-    problem.with_axes([line]).with_additional(0)
 }
 
 /// A cube's shape: planes, blocks of 16 rows of each, or of each two that work in a pair, and columns of a step.

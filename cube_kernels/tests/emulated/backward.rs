@@ -1,9 +1,9 @@
 //! The backward kernels.
 
+use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{
     Blueprint, Capability, Compiler, Pass, backward_candidates, plan_backward, widest_vector,
 };
-use burn_natten_kernels::{Axis, Problem};
 use test_support::compare::{format, half_ulp, magnitude};
 use test_support::cpp::compiler;
 use test_support::element::Element;
@@ -93,7 +93,7 @@ pub fn gradients_of<'a>(
                 (dout.0, Layout { tokens: line, ..dout.1 }),
             ];
             let rows = [more_key, more_value];
-            let problem = dense(problem);
+            let problem = problem.of_additional();
             let exact: [&[f64]; 2] = [&exact.additional_dk, &exact.additional_dv];
             (
                 Inputs { problem, rows, columns, additional: rows, statistics },
@@ -122,12 +122,6 @@ pub fn gradients_of<'a>(
     all.filter(|(_, is_written)| *is_written)
         .map(|((gradient, (name, exact)), _)| (name, gradient, exact))
         .collect()
-}
-
-/// Attention of all queries to the additional tokens, as one axis.
-fn dense(problem: &Problem) -> Problem {
-    let line = Axis::dense(problem.queries(), problem.additional, false);
-    problem.with_axes([line]).with_additional(0)
 }
 
 /// All problems, with elements of either type in turn.

@@ -8,41 +8,15 @@ use test_support::oracle::{compute, places, visible};
 use test_support::portable::{client, run};
 use test_support::{Data, Results, axis, problem};
 
-use super::check;
+use super::{check, windows};
 
 /// Problems with a bias, by what is special about them.
 fn problems() -> Vec<(&'static str, Problem)> {
     let mut part = axis(20, 4, 2, 2, false).with_origin(6);
     part.queries = 9;
-    let all = [
-        ("1d", problem(&[axis(37, 7, 1, 1, false)], 8)),
-        ("1d even kernel, stride", problem(&[axis(37, 6, 3, 1, false)], 8)),
-        ("1d unequal groups", problem(&[axis(38, 5, 2, 4, false)], 8)),
-        ("1d causal, stride, dilation", problem(&[axis(41, 5, 3, 3, true)], 8)),
-        ("1d self", problem(&[axis(19, 19, 1, 1, false)], 8)),
+    let others = [
         // Windows that cover the space, each with biases of its own.
         ("2d self", problem(&[axis(5, 5, 1, 1, false), axis(4, 4, 1, 1, false)], 8)),
-        ("2d, the last axis of one token", problem(&[axis(9, 3, 1, 1, false), Axis::UNIT], 8)),
-        ("2d mixed", problem(&[axis(9, 3, 2, 2, true), axis(13, 4, 3, 3, false)], 8)),
-        (
-            "3d",
-            problem(&[axis(5, 3, 1, 1, true), axis(7, 3, 2, 2, false), axis(6, 2, 2, 3, false)], 8),
-        ),
-        (
-            "2d, additional, groups of heads, dims",
-            problem(&[axis(9, 3, 1, 2, false), axis(8, 4, 1, 1, true)], 12)
-                .with_heads(6)
-                .with_head_dim_v(20)
-                .with_additional(3),
-        ),
-        (
-            "1d odd dims, one kv head",
-            problem(&[axis(23, 5, 1, 1, false)], 5)
-                .with_heads(3)
-                .with_heads_kv(1)
-                .with_head_dim_v(3)
-                .with_additional(9),
-        ),
         ("slices", problem(&[axis(12, 3, 1, 1, false)], 148).with_batch(1)),
         ("a part of the queries", problem(&[part], 8)),
         (
@@ -50,7 +24,8 @@ fn problems() -> Vec<(&'static str, Problem)> {
             problem(&[Axis::dense(4, 9, false).with_origin(3), axis(3, 2, 1, 1, true)], 8),
         ),
     ];
-    all.map(|(name, problem)| (name, problem.with_bias(true))).to_vec()
+    let all = windows().into_iter().chain(others);
+    all.map(|(name, problem)| (name, problem.with_bias(true))).collect()
 }
 
 #[test]

@@ -3,7 +3,7 @@ use burn::nn::LayerNormConfig;
 use burn::tensor::Device;
 
 use super::{ConvDownsample, ConvEmbed, Nat, NatLevel};
-use crate::models::parts::{BlockConfig, NatBlock, classifier, drop_path_rates};
+use crate::models::parts::{BlockConfig, blocks_of_levels, classifier};
 
 /// Configuration of [`Nat`], NAT without dilations and DiNAT with them.
 ///
@@ -70,19 +70,13 @@ impl NatConfig {
     /// If a field is out of its range.
     pub fn init(&self, device: &Device) -> Nat {
         self.check();
-        let blocks = self.depths.iter().sum();
-        let mut rates = drop_path_rates(self.drop_path_rate, blocks).into_iter();
+        let block = |level, block| self.block(level, block);
+        let blocks = blocks_of_levels(&self.depths, self.drop_path_rate, block, device);
         let last = self.depths.len() - 1;
-        let levels = (0..=last).map(|level| {
+        let levels = blocks.into_iter().enumerate().map(|(level, blocks)| {
             let dim = self.embed_dim << level;
-            let blocks = (0..self.depths[level]).zip(&mut rates).map(|(block, drop_path)| {
-                let config = BlockConfig { drop_path, ..self.block(level, block) };
-                NatBlock::new(&config, device)
-            });
-            NatLevel {
-                blocks: blocks.collect(),
-                downsample: (level < last).then(|| ConvDownsample::new(dim, device)),
-            }
+            let downsample = (level < last).then(|| ConvDownsample::new(dim, device));
+            NatLevel { blocks, downsample }
         });
         let dim = self.embed_dim << last;
         Nat {

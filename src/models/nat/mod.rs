@@ -22,8 +22,8 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, PaddingConfig2d};
 use burn::tensor::{Device, Tensor};
 
 use super::Features;
-use super::parts::classify;
 pub use super::parts::{BiasedAttention, Mlp, NatBlock};
+use super::parts::{classify, features};
 
 /// NAT, or DiNAT, with a head for classification. Made by [`NatConfig`].
 #[derive(Module, Debug)]
@@ -60,16 +60,12 @@ impl Nat {
     ///   `2^(i + 2)` times smaller, rounded up
     #[track_caller]
     pub fn forward_features(&self, images: Tensor<4>) -> Features {
-        let mut state = self.patch_embed.forward(images);
-        let mut levels = Vec::with_capacity(self.levels.len());
-        for level in &self.levels {
-            state = level.forward_blocks(state);
-            levels.push(state.clone());
-            if let Some(downsample) = &level.downsample {
-                state = downsample.forward(state);
-            }
-        }
-        Features { levels, output: self.norm.forward(state) }
+        let tokens = self.patch_embed.forward(images);
+        let downsample = |level: &NatLevel, state| match &level.downsample {
+            Some(downsample) => downsample.forward(state),
+            None => state,
+        };
+        features(tokens, &self.levels, [&NatLevel::forward_blocks, &downsample], &self.norm)
     }
 }
 

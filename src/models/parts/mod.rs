@@ -3,6 +3,7 @@
 mod attention;
 mod block;
 mod head;
+mod levels;
 mod patch;
 
 pub use attention::BiasedAttention;
@@ -11,6 +12,7 @@ pub use patch::PatchEmbed;
 
 pub(super) use block::BlockConfig;
 pub(super) use head::{classifier, classify, drop_path_rates};
+pub(super) use levels::{blocks_of_levels, features};
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};

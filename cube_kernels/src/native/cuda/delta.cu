@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
     const i64 plane = extents[0] * extents[1] * extents[2];
     const i64 index = ((i64)batch * params.heads + head) * plane + (place[0] * extents[1] + place[1]) * extents[2] + place[2];
     const bool is_blind = lse == NEG_INF;
-    const float base_2 = is_blind ? -NEG_INF : lse * 1.4426950408889634f;
+    const float base_2 = is_blind ? -NEG_INF : lse * LOG2_E;
     const bool is_trusted = is_blind || fabsf(base_2) < params.untrusted;
     const float delta = is_blind ? 0.f : sum - dlse;
     params.statistics[index] = make_float4(base_2, delta, is_trusted ? base_2 : __int_as_float(0x7fc00000), delta);

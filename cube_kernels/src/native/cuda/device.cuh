@@ -7,6 +7,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define NEG_INF __int_as_float(0xff800000)
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 #define DEVICE __device__ __forceinline__
 
 // The compiler keeps nothing of memory in registers across it.

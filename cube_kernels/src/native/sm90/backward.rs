@@ -183,10 +183,7 @@ fn additional_keys(
     let (Some(dense), Some(more)) = (dense(problem), &operands.additional) else {
         return Ok(None);
     };
-    let line = |name, tensor: &Strided| {
-        let reason = "with additional tokens, its own have to lie in one line";
-        tensor.line(Shape::out(problem)).ok_or(KernelError::Layout { name, reason })
-    };
+    let line = |name, tensor: &Strided| tensor.beside_additional(name, Shape::out(problem));
     let query = line("query", &operands.query)?;
     let inputs = Saved {
         operands: Operands::new(query, more.key.clone(), more.value.clone()),

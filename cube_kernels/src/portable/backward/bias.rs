@@ -15,6 +15,7 @@ use cubecl::server::Handle;
 
 use super::super::geometry::{Geometry, geometry};
 use super::super::plan::{Launch, RowPlan};
+use super::super::reduce;
 use super::super::rows::{Rows, RowsLaunch, dots};
 use crate::cube::buffer;
 use crate::{Operand, Saved};
@@ -114,25 +115,6 @@ fn partial_kernel<F: Float, N: Size>(
     partial[ABSOLUTE_POS] = sum;
 }
 
-/// Sums the chunks; a unit owns one entry.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn reduce_kernel<F: Float>(
-    partial: &[f32],
-    dbias: &mut [F],
-    units: usize,
-    chunks: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    if ABSOLUTE_POS >= units {
-        terminate!();
-    }
-    let mut sum = 0.0f32;
-    for index in 0..chunks {
-        sum += partial[index * units + ABSOLUTE_POS];
-    }
-    dbias[ABSOLUTE_POS] = F::cast_from(sum);
-}
-
 /// Number of chunks and queries in a chunk; no chunk is empty.
 fn chunks(queries: usize, places: usize) -> (usize, usize) {
     let wanted = TARGET_UNITS.div_ceil(places).min(MAX_CHUNKS);
@@ -173,7 +155,7 @@ pub(super) fn launch(launch: &Launch, inputs: &Saved<Handle>, statistics: &Handl
         // No pair of a query and a key: the reduction writes zeros, and the workspace is never read.
         None => (0, MIN_CHUNK),
     };
-    let partial = launch.client.empty((places * chunks * size_of::<f32>()).max(1));
+    let partial = reduce::workspace(launch, places * chunks);
     if let Some(bias_at) = launch.bias_at() {
         let units = places * chunks;
         let (cube_count, cube_dim) = launch.cubes(units);
@@ -201,21 +183,7 @@ pub(super) fn launch(launch: &Launch, inputs: &Saved<Handle>, statistics: &Handl
             );
         }
     }
-    let (cube_count, cube_dim) = launch.cubes(places);
-    // SAFETY: as above.
-    unsafe {
-        reduce_kernel::launch_unchecked(
-            launch.client,
-            cube_count,
-            cube_dim,
-            launch.address_type,
-            buffer(&partial),
-            buffer(dbias),
-            places,
-            chunks,
-            launch.dtype,
-        );
-    }
+    reduce::launch(launch, &partial, dbias, [places, chunks], 1);
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@ mod dots;
 mod launch;
 mod lines;
 mod offsets;
-mod reduce;
 mod slot;
 mod spread;
 mod sums;

@@ -12,8 +12,8 @@ use cubecl::server::Handle;
 use super::super::geometry::{Geometry, geometry_as_is};
 use super::super::plan::Launch;
 use super::launch::is_strided;
-use super::reduce::{self, Chunks};
 use crate::cube::buffer;
+use crate::portable::reduce::{self, Chunks};
 
 /// Sums over chunks of lines, `[chunks, heads, *offsets]`.
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -12,9 +12,9 @@ use cubecl::server::Handle;
 use super::super::geometry::{Geometry, geometry_as_is};
 use super::super::plan::Launch;
 use super::launch::{is_strided, tensor};
-use super::reduce::{self, Chunks};
 use crate::Strided;
 use crate::cube::{Input, buffer};
+use crate::portable::reduce::{self, Chunks};
 
 #[derive(CubeType, CubeLaunch)]
 struct Inputs<'a, F: Float, N: Size> {

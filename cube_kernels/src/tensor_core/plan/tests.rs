@@ -1,6 +1,6 @@
 use super::*;
 use crate::tensor_core::Compiler;
-use crate::{KeyValue, MAX_RANK, catalogue};
+use crate::{Axis, KeyValue, MAX_RANK, catalogue};
 
 const ARCHITECTURES: [u32; 3] = [80, 89, 90];
 
@@ -31,7 +31,7 @@ fn check(problem: &Problem, capability: &Capability) {
     let vector = widest_vector(problem);
     let forward = plan(problem, capability, vector).expect("a blueprint");
     let backward = plan_backward(problem, capability, vector).expect("a plan");
-    let additional = additional_problem(problem);
+    let additional = problem.of_additional();
     let own = [&forward, &backward.queries].into_iter().chain(&backward.keys);
     let all = own
         .map(|blueprint| (blueprint, problem))

@@ -1,9 +1,9 @@
 //! Plans of the backward pass.
 
+use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90::{
     BackwardPlan, Element, Schedule, backward_candidates, estimate, plan_backward,
 };
-use burn_natten_kernels::{Axis, Problem};
 
 pub fn planned(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))
@@ -20,8 +20,7 @@ pub fn best(problem: &Problem, element: Element, count: usize) -> Vec<BackwardPl
         };
         kernels.iter().map(best).collect()
     };
-    let tokens = Axis::dense(problem.queries(), problem.additional, false);
-    let dense = problem.with_axes([tokens]).with_additional(0);
+    let dense = problem.of_additional();
     let mut plans: Vec<_> = (0..count)
         .map(|n| BackwardPlan {
             queries: nth(&chosen.queries, problem, n),

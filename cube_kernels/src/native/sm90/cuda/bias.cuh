@@ -16,8 +16,6 @@ struct Bias {
   int padding;
 };
 
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-
 // From the entry of a row and a column to that of the same row and another column.
 DEVICE int bias_distance(const Bias& bias, int z, int y, int x) {
   const int distance = z * bias.pitch_z + y * bias.pitch_y + x;

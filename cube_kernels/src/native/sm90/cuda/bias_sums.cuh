@@ -42,11 +42,7 @@ struct BiasSums {
 
   // Row `eighth` of the lane's first or second eight of the warpgroup.
   static DEVICE void row_at(const Tile& tile, int second, int eighth, int (&at)[3]) {
-    const int member = warp() % 4 * 16 + 8 * second + eighth;
-    at[0] = tile.row[0] + member / (ROW_Y * ROW_X);
-    at[1] = tile.row[1] + member / ROW_X % ROW_Y;
-    at[2] = tile.row[2] + member % ROW_X;
-    at[STACK] += warp() / 4 * row_extent(STACK);
+    row_of_warpgroup(tile, warp() / 4, warp() % 4 * 16 + 8 * second + eighth, at);
   }
 
   // Adds the slopes of step `i`, which is at `walk`. What is infinite or NaN may come from pairs that do not see each other:

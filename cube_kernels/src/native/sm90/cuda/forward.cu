@@ -287,7 +287,7 @@ struct Consumer {
       const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
-        params.lse[row] = (softmax.max[r] * (BIAS ? LOG2_E : params.scale_log2) + log2_approx(softmax.sum[r])) * 0.6931471805599453f;
+        params.lse[row] = (softmax.max[r] * (BIAS ? LOG2_E : params.scale_log2) + log2_approx(softmax.sum[r])) * LN_2;
       const float trusted = BIAS ? TRUSTED_SCORE * params.scale_log2 * LN_2 : TRUSTED_SCORE;
       broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < trusted);
     }

@@ -67,5 +67,5 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
 #pragma unroll
   for (int i = 0; i < (DIM_V + 31) / 32; i++)
     if (i * 32 + lane < DIM_V) out[i * 32 + lane] = (u16)pack(sum.out[i] * inverse, 0.f);
-  if (lane == 0) params.lse[row] = (sum.max + log2f(sum.sum)) * 0.6931471805599453f;
+  if (lane == 0) params.lse[row] = (sum.max + log2f(sum.sum)) * LN_2;
 }

@@ -27,16 +27,18 @@ DEVICE void load_box(u32 destination, const TensorMap* map, u32 barrier, int chu
   for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, at[2], at[1], at[0], head);
 }
 
-// Positions of the two rows that a lane of a warpgroup holds.
+// The position of a row of a warpgroup.
+DEVICE void row_of_warpgroup(const Tile& tile, int warpgroup, int member, int (&at)[3]) {
+  at[0] = tile.row[0] + member / (ROW_Y * ROW_X);
+  at[1] = tile.row[1] + member / ROW_X % ROW_Y;
+  at[2] = tile.row[2] + member % ROW_X;
+  at[STACK] += warpgroup * row_extent(STACK);
+}
+
+// Positions of the two rows that a lane holds.
 DEVICE void rows_of_lane(const Tile& tile, int warpgroup, int warp, int lane, int (&at)[2][3]) {
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int member = warp * 16 + lane / 4 + 8 * r;
-    at[r][0] = tile.row[0] + member / (ROW_Y * ROW_X);
-    at[r][1] = tile.row[1] + member / ROW_X % ROW_Y;
-    at[r][2] = tile.row[2] + member % ROW_X;
-    at[r][STACK] += warpgroup * row_extent(STACK);
-  }
+  for (int r = 0; r < 2; r++) row_of_warpgroup(tile, warpgroup, warp * 16 + lane / 4 + 8 * r, at[r]);
 }
 
 // The fragments of a first operand from a swizzled tile: rows `row` and eight below, all k steps.
