@@ -19,5 +19,6 @@ pub(crate) use axis::Interval;
 pub(crate) use cut::Cut;
 pub(crate) use feed::{Feed, FeedPair, Input, InputPair, Tensor, buffer, grid};
 pub(crate) use space::{CubeTile, Space};
-pub(crate) use walk::{Position, Walk};
+
+pub(crate) use walk::{Position, Walk, row_position};
 pub(crate) use windows::{is_inside, write_row_windows, write_window};

@@ -1,4 +1,4 @@
-//! The relative position bias, as kernels add it to scores.
+//! The relative position bias, as row kernels add it to scores; tiles have their own way in `tiled/bias.rs`.
 //!
 //! Whether there is one is known when a kernel is compiled ([`ComptimeOption`]), so that kernels without it have no
 //! trace of it. The forward pass reads it as it is given. Backward it lies as `f32` behind the statistics of query rows, for

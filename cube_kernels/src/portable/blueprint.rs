@@ -48,6 +48,8 @@ pub struct Blueprint {
     pub holds_rows: bool,
     /// Whether there are additional keys.
     pub has_additional: bool,
+    /// Whether there is a relative position bias.
+    pub has_bias: bool,
 }
 
 /// Vectors of rows and of columns that are multiplied with each other.
@@ -219,7 +221,7 @@ impl Blueprint {
             && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.has_origin || !problem.has_origin())
-            && !problem.has_bias
+            && self.has_bias == problem.has_bias
     }
 }
 
@@ -245,6 +247,7 @@ impl fmt::Display for Blueprint {
         f.write_str(if self.holds_rows { "_held" } else { "" })?;
         f.write_str(&causal_suffix(self.is_causal))?;
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
-        f.write_str(if self.has_additional { "_additional" } else { "" })
+        f.write_str(if self.has_additional { "_additional" } else { "" })?;
+        f.write_str(if self.has_bias { "_bias" } else { "" })
     }
 }

@@ -23,7 +23,7 @@ static BACKWARD: Choices<Limits, BackwardPlan> = Choices::new(Default::default);
 /// scores. The bias is that of [`Problem::has_bias`], where there is one.
 ///
 /// By tiles where [`plan()`](super::plan()) expects that to be faster, which on devices other than NVIDIA's has to be
-/// allowed: their compilers have never seen these kernels. By rows elsewhere, and with a bias. A query that sees no key has
+/// allowed: their compilers have never seen these kernels. By rows elsewhere. A query that sees no key has
 /// output 0, logsumexp -inf and no gradient.
 ///
 /// ```no_run

@@ -6,7 +6,8 @@
 //! rows and takes the columns that any of them sees through shared memory. [`plan()`] and
 //! [`plan_backward()`] choose from the problem and the [`Limits`] of a device.
 //!
-//! A relative position bias is added by rows alone; its gradient is summed as everything here is, in a fixed order.
+//! A relative position bias is added by tiles and by rows. Its gradient goes by rows alone, a unit to an offset and a
+//! part of the queries, and is summed as everything here is, in a fixed order.
 //!
 //! What a query does not see cannot reach it, NaN or not: by rows it is never loaded, and rows that tiles
 //! leave with a number that is not finite are computed again by rows.

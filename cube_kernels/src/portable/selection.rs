@@ -20,7 +20,7 @@ pub enum Way {
 pub struct BackwardPlan {
     /// The gradient of the queries.
     pub queries: Way,
-    /// The gradients of keys and values. Those of additional tokens always go by rows.
+    /// The gradients of keys and values. Those of additional tokens and of a position bias always go by rows.
     pub keys: Way,
 }
 
@@ -120,13 +120,11 @@ const SHAPES: [Shape; 7] = [
 /// Registers of a unit that scores and sums may take; a quarter more goes to addresses.
 const REGISTERS: usize = 200;
 
-/// Every tiled kernel for a pass of the problem on a device with these limits; none with a position bias, which only
-/// rows know.
+/// Every tiled kernel for a pass of the problem on a device with these limits.
 pub fn candidates(problem: &Problem, limits: &Limits, pass: Pass) -> Vec<Blueprint> {
     if problem.queries() == 0
         || problem.keys() == 0
         || problem.head_dim.min(problem.head_dim_v) == 0
-        || problem.has_bias
     {
         return vec![];
     }
@@ -159,6 +157,7 @@ pub fn candidates(problem: &Problem, limits: &Limits, pass: Pass) -> Vec<Bluepri
                     depth: 0,
                     holds_rows: true,
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
+                    has_bias: problem.has_bias,
                 };
                 blueprints.extend(in_memory(blueprint, limits));
             }
@@ -248,9 +247,11 @@ pub fn estimate(way: &Way, problem: &Problem, pass: Pass) -> f64 {
     let softmax = rows * columns * 16.0 + rows * 20.0;
     let mask =
         (rows * columns * 5.0 + rows * 25.0) * count.mixed() as f64 / count.visited.max(1) as f64;
+    // Loads, which the first level of cache serves, and where they go.
+    let bias = if blueprint.has_bias { rows * columns * 5.0 + rows * 15.0 } else { 0.0 };
     let staged = (blueprint.columns() * (first.lines + second.lines)) as f64;
     let staging = 20.0 * staged / blueprint.units() as f64;
-    let step = products + softmax + mask + staging + 300.0;
+    let step = products + softmax + mask + bias + staging + 300.0;
     let tile = (blueprint.rows() * (first.lines + second.lines)) as f64 / blueprint.units() as f64
         * 40.0
         + 1000.0;
@@ -281,7 +282,8 @@ mod tests {
         let plane = [side(40, 7), side(50, 9)];
         let space = [side(9, 3), side(12, 5), side(20, 4)];
         for limits in [Limits::WEBGPU, Limits::HOPPER] {
-            for problem in [line(500, 50), problem(30, plane), problem(128, space)] {
+            let biased = problem(30, plane).with_bias(true);
+            for problem in [line(500, 50), problem(30, plane), problem(128, space), biased] {
                 for pass in PASSES {
                     let blueprints = candidates(&problem, &limits, pass);
                     assert!(!blueprints.is_empty(), "{pass:?} on {limits:?}");
@@ -327,10 +329,15 @@ mod tests {
     }
 
     #[test]
-    fn a_bias_goes_by_rows() {
+    fn a_bias_goes_by_tiles_of_its_own() {
         let problem = line(8192, 512).with_bias(true);
-        assert_eq!(plan(&problem, &Limits::HOPPER), Way::Rows);
-        assert_eq!(plan_backward(&problem, &Limits::HOPPER), BackwardPlan::ROWS);
+        for limits in [Limits::WEBGPU, Limits::HOPPER] {
+            let BackwardPlan { queries, keys } = plan_backward(&problem, &limits);
+            for way in [plan(&problem, &limits), queries, keys] {
+                let Way::Tiles(blueprint) = way else { panic!("by rows on {limits:?}") };
+                assert!(blueprint.fits(&problem) && !blueprint.fits(&problem.with_bias(false)));
+            }
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use burn_natten_kernels::{Axis, Problem};
 use cubecl::ir::{ElemType, FloatKind};
 use test_support::cpp::compiler;
 use test_support::oracle::compute;
-use test_support::{Data, Results, error};
+use test_support::{Data, Results, axis, error};
 
 use crate::arguments::{Layout, sizes_of};
 use crate::problems::{all, random};
@@ -18,11 +18,22 @@ const PASSES: [Pass; 3] = [Pass::Forward, Pass::Queries, Pass::Keys];
 
 /// What the kernels walk over: one axis where none restricts anything, as launches do.
 fn merged(problem: &Problem) -> Problem {
-    if !problem.is_full() {
+    if !problem.is_full() || problem.has_bias {
         return *problem;
     }
     let line = Axis::dense(problem.queries(), problem.keys(), false);
     problem.with_axes([line])
+}
+
+/// Sizes of the biases of a problem, the first of which stands at `first`, in the order of the kernel's `Places`.
+fn places(problem: &Problem, first: usize) -> Vec<usize> {
+    let [z, y, x] = problem.bias_extents();
+    let entries = z * y * x;
+    let mut sizes = vec![first + entries / 2, first + problem.heads * entries - 1, entries];
+    for (axis, pitch) in problem.axes.iter().zip([y * x, x, 1]) {
+        sizes.extend([pitch, axis.origin.unsigned_abs() / axis.dilation]);
+    }
+    sizes
 }
 
 /// What a kernel writes, with the names and what is right.
@@ -50,15 +61,22 @@ fn run<'a>(
         Pass::Keys => vec![key, value, query, dout],
     };
     let (is_keys, row_tile) = (blueprint.pass == Pass::Keys, blueprint.row_tile());
-    let (cubes, sizes) = sizes_of(&merged(problem), is_keys, row_tile, blueprint.vector, &layouts);
-    let statistics: Vec<f64> = (exact.lse.iter().zip(&data.dlse).enumerate())
+    let (cubes, mut sizes) =
+        sizes_of(&merged(problem), is_keys, row_tile, blueprint.vector, &layouts);
+    let mut statistics: Vec<f64> = (exact.lse.iter().zip(&data.dlse).enumerate())
         .flat_map(|(row, (lse, dlse))| {
             let (out, dout) = (&exact.out[row * head_dim_v..], &data.dout[row * head_dim_v..]);
             let products = out.iter().zip(dout).take(head_dim_v).map(|(out, dout)| out * dout);
             [*lse, products.sum::<f64>() - dlse]
         })
         .collect();
-    let (inputs, written): (Vec<&Vec<f64>>, Vec<(_, &[f64])>) = match blueprint.pass {
+    if problem.has_bias {
+        // Backward they lie behind the statistics.
+        let is_forward = blueprint.pass == Pass::Forward;
+        sizes.extend(places(problem, if is_forward { 0 } else { statistics.len() }));
+        statistics.extend(&data.bias);
+    }
+    let (mut inputs, written): (Vec<&Vec<f64>>, Vec<(_, &[f64])>) = match blueprint.pass {
         Pass::Forward => (
             vec![&data.query, &data.key, &data.value, more_key, more_value],
             vec![("out", &exact.out), ("lse", &exact.lse)],
@@ -80,6 +98,9 @@ fn run<'a>(
             vec![("dk", &exact.dk), ("dv", &exact.dv)],
         ),
     };
+    if problem.has_bias && blueprint.pass == Pass::Forward {
+        inputs.push(&data.bias);
+    }
     let mut buffers: Vec<_> = inputs.into_iter().map(|values| encode_f32(values)).collect();
     let poisoned = |values: &[f64]| encode_f32(&vec![f64::NAN; values.len()]);
     buffers.extend(written.iter().map(|(_, exact)| poisoned(exact)));
@@ -94,7 +115,8 @@ fn check(compiler: &str, problem: &Problem, blueprint: &Blueprint) {
         .unwrap_or_else(|error| panic!("{blueprint}: {error}"));
     assert!(program.shared_memory <= blueprint.shared_memory() + 64, "{blueprint}");
     let program = Program::compile(compiler, &program, blueprint.to_string(), blueprint.units());
-    let data = Data::random(problem, 1, |x| f64::from(x as f32));
+    let mut data = Data::random(problem, 1, |x| f64::from(x as f32));
+    hide_some(problem, &mut data);
     let exact = compute(problem, &data, |x| x);
     for (name, actual, exact) in run(&program, blueprint, problem, &data, &exact) {
         let error = error(&actual, exact);
@@ -103,10 +125,34 @@ fn check(compiler: &str, problem: &Problem, blueprint: &Blueprint) {
     }
 }
 
+/// Sets the outermost bias of each head to what hides keys: no query has only that one.
+fn hide_some(problem: &Problem, data: &mut Data) {
+    let entries: usize = problem.bias_extents().iter().product();
+    for entry in data.bias.iter_mut().step_by(entries) {
+        *entry = f64::NEG_INFINITY;
+    }
+}
+
+/// The same problems with a bias, those that can have one, and some with queries that stand elsewhere.
+fn with_bias() -> Vec<Problem> {
+    let mut part = axis(90, 9, 2, 2, false).with_origin(6);
+    part.queries = 40;
+    let plane = [Axis::dense(20, 45, false).with_origin(13), axis(6, 2, 1, 2, true)];
+    let others = [
+        Problem::new([part], 4, 12).with_heads_kv(2).with_batch(2),
+        // Every query sees every key, where biases differ.
+        Problem::new([axis(9, 9, 1, 1, false), axis(11, 11, 1, 1, false)], 2, 16),
+        Problem::new(plane, 2, 8).with_additional(3),
+    ];
+    let can_have = |problem: &Problem| problem.axes.iter().all(Axis::is_among_keys);
+    let all = all().into_iter().filter(can_have).chain(others);
+    all.map(|problem| problem.with_bias(true)).collect()
+}
+
 /// One kernel of each pass for every problem, of various shapes.
-fn check_all(limits: &Limits, offset: usize) {
+fn check_all(problems: Vec<Problem>, limits: &Limits, offset: usize) {
     let Some(compiler) = compiler() else { return };
-    for (number, problem) in all().into_iter().enumerate() {
+    for (number, problem) in problems.into_iter().enumerate() {
         for (pass_number, pass) in PASSES.into_iter().enumerate() {
             let blueprints = candidates(&problem, limits, pass);
             assert!(!blueprints.is_empty(), "{pass:?} of {problem:?}");
@@ -118,19 +164,27 @@ fn check_all(limits: &Limits, offset: usize) {
 
 #[test]
 fn tiles_of_a_large_gpu() {
-    check_all(&Limits::HOPPER, 0);
-    check_all(&Limits::HOPPER, 1);
+    check_all(all(), &Limits::HOPPER, 0);
+    check_all(all(), &Limits::HOPPER, 1);
 }
 
 #[test]
 fn tiles_within_the_limits_of_webgpu() {
-    check_all(&Limits::WEBGPU, 0);
+    check_all(all(), &Limits::WEBGPU, 0);
+}
+
+#[test]
+fn tiles_with_a_position_bias() {
+    check_all(with_bias(), &Limits::HOPPER, 0);
+    check_all(with_bias(), &Limits::WEBGPU, 1);
 }
 
 #[test]
 fn random_problems() {
     let Some(compiler) = compiler() else { return };
-    for random in random() {
+    for mut random in random() {
+        let can_have_bias = random.problem.axes.iter().all(Axis::is_among_keys);
+        random.problem.has_bias = can_have_bias && random.pick / 2 % 2 == 0;
         let limits = if random.pick % 2 == 0 { Limits::HOPPER } else { Limits::WEBGPU };
         for pass in PASSES {
             let blueprints = candidates(&random.problem, &limits, pass);

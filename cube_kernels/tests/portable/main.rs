@@ -26,7 +26,7 @@ const ALONE: [[usize; 4]; 2] = [[1, 1, 4, 4], [1, 1, 4, 4]];
 fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) -> Way {
     let [down, across, rows_each, columns_each] = shapes[number];
     // As kernels walk them: the axes that there are come last.
-    let (rank, is_causal) = if problem.is_full() {
+    let (rank, is_causal) = if problem.is_full() && !problem.has_bias {
         (1, [false; 3])
     } else {
         let mut axes = problem.axes;
@@ -75,6 +75,7 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
         },
         holds_rows: number / 2 % 2 == number % 2,
         has_additional: problem.additional > 0 && pass != Pass::Keys,
+        has_bias: problem.has_bias,
     })
 }
 
@@ -82,8 +83,7 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
 fn kernels(client: &Client, problem: &Problem) -> Vec<Kernels> {
     let mut all = vec![Kernels::ROWS];
     let limits = Limits::of(client);
-    // Tiles know no bias.
-    if problem.keys() == 0 || problem.queries() == 0 || problem.has_bias {
+    if problem.keys() == 0 || problem.queries() == 0 {
         return all;
     }
     let shapes = if limits.is_cpu { &ALONE[..] } else { &SMALL[..] };

@@ -13,18 +13,33 @@ use cubecl::server::Handle;
 
 use super::super::blueprint::Blueprint;
 use super::super::plan::{Launch, additional_or};
+use super::bias::{HeadBias, Keys, Places, keys, with_bias};
 use super::grid;
 use super::mask::{Mask, Sight, common, is_common, seen, sees_nothing, write_windows};
 use super::products::{
     Memory, OwnRow, Summed, accumulate, memory, scores, store_row, write_weights, zero_lines,
     zero_scores,
 };
-use super::source::{Source, SourcePair, Work, rows, sources, work};
+use super::source::{Source, Work, rows, sources, work};
 use super::staging::{Stage, stage};
 use super::tensor::Tensors;
 use crate::Operands;
 use crate::cube::forward::{Inputs, InputsLaunch, Outputs, OutputsLaunch};
 use crate::cube::{Input, InputPair, Position, Space, buffer};
+
+/// The bias, and where it stands.
+#[derive(CubeType, CubeLaunch)]
+struct Bias<'a, F: Float> {
+    values: &'a [F],
+    places: Places,
+}
+
+/// What the kernel reads.
+#[derive(CubeType, CubeLaunch)]
+struct BiasedInputs<'a, F: Float, N: Size> {
+    tensors: Inputs<'a, F, N>,
+    bias: ComptimeOption<Bias<'a, F>>,
+}
 
 /// What a unit keeps of its rows.
 #[derive(CubeType)]
@@ -40,7 +55,7 @@ struct State<N: Size> {
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn tiled_forward_kernel<F: Float, N: Size>(
     space: Space,
-    inputs: &Inputs<'_, F, N>,
+    inputs: &BiasedInputs<'_, F, N>,
     outputs: &mut Outputs<F, N>,
     scale: f32,
     #[comptime] blueprint: Blueprint,
@@ -49,7 +64,7 @@ fn tiled_forward_kernel<F: Float, N: Size>(
     let work = work(space, scale, blueprint);
     let (of_rows, rows_each) = comptime!((blueprint.rows(), blueprint.rows_each));
     let mut memory = memory::<N>(blueprint);
-    let queries = rows::<F, N>(&inputs.query, &work);
+    let queries = rows::<F, N>(&inputs.tensors.query, &work);
     if comptime!(blueprint.holds_rows) {
         let of_rows = comptime!(Stage::rows(&blueprint, blueprint.first()));
         stage::<F, N>(&queries, &mut memory.first, work.unit, of_rows);
@@ -75,27 +90,30 @@ fn tiled_forward_kernel<F: Float, N: Size>(
 
     let common = common(&work, blueprint);
     let head = work.tile.head / work.space.group_size;
-    let feed = inputs.columns.columns(&work.space, &work.tile, head);
+    let feed = inputs.tensors.columns.columns(&work.space, &work.tile, head);
+    let bias =
+        inputs.bias.as_ref().map(|bias| HeadBias::new(bias.values, bias.places, work.tile.head));
     for z in 0..work.tile.z.count {
         for y in 0..work.tile.y.count {
             for x in 0..work.tile.x.count {
                 let corner = work.tile.corner(&Position { z, y, x }, comptime!(blueprint.cut()));
                 let is_all = is_common(&common, &corner, blueprint);
                 let sight = Sight { corner, is_all, mask: comptime!(Mask::Windows) };
-                let columns = sources::<F, N>(&feed, corner);
-                step::<F, N>(&queries, &columns, &mut memory, &mut state, &sight, &work, blueprint);
+                let keys = keys::<F, N, F>(sources::<F, N>(&feed, corner), bias);
+                step::<F, N>(&queries, &keys, &mut memory, &mut state, &sight, &work, blueprint);
             }
         }
     }
     if comptime!(blueprint.has_additional) {
         let columns = comptime!(blueprint.columns());
-        let feed = inputs.additional.additional(&work.space, &work.tile);
+        let feed = inputs.tensors.additional.additional(&work.space, &work.tile);
         for number in 0..work.space.additional.div_ceil(columns) {
             let corner = Position { z: 0usize, y: 0usize, x: number * columns };
             let is_all = corner.x + columns <= work.space.additional;
             let sight = Sight { corner, is_all, mask: comptime!(Mask::Count) };
-            let columns = sources::<F, N>(&feed, corner);
-            step::<F, N>(&queries, &columns, &mut memory, &mut state, &sight, &work, blueprint);
+            let none = ComptimeOption::new_None();
+            let keys = keys::<F, N, F>(sources::<F, N>(&feed, corner), none);
+            step::<F, N>(&queries, &keys, &mut memory, &mut state, &sight, &work, blueprint);
         }
     }
     finish::<F, N>(&mut memory, &state, outputs, &work, blueprint);
@@ -105,7 +123,7 @@ fn tiled_forward_kernel<F: Float, N: Size>(
 #[cube]
 fn step<F: Float, N: Size>(
     queries: &Source<'_, F, N>,
-    columns: &SourcePair<'_, F, N>,
+    keys: &Keys<'_, F, N, F>,
     memory: &mut Memory<N>,
     state: &mut State<N>,
     sight: &Sight,
@@ -118,14 +136,19 @@ fn step<F: Float, N: Size>(
     let second = comptime!(blueprint.second());
     let column_tile = comptime!(sight.mask.column_tile(&blueprint));
     let mut weights =
-        scores::<F, N>(queries, &columns.first, memory, unit, false, column_tile, blueprint);
+        scores::<F, N>(queries, &keys.vectors.first, memory, unit, false, column_tile, blueprint);
+    let bias = keys.bias.map(|bias| bias.of_step(&sight.corner, work, blueprint));
     let mut sights = Array::<u32>::new(rows_each);
     #[unroll]
     for i in 0..rows_each {
         sights[i] = u32::MAX;
         #[unroll]
         for j in 0..columns_each {
-            weights[comptime!(i * columns_each + j)] *= work.scale;
+            let at = comptime!(i * columns_each + j);
+            weights[at] *= work.scale;
+            if comptime!(bias.is_some()) {
+                weights[at] = with_bias(weights[at], &bias, i, j);
+            }
         }
     }
     if !sight.is_all {
@@ -153,7 +176,7 @@ fn step<F: Float, N: Size>(
     }
     sync_cube();
     let of_values = comptime!(Stage::columns(&blueprint, second, column_tile, 0));
-    stage::<F, N>(&columns.second, &mut memory.columns, unit, of_values);
+    stage::<F, N>(&keys.vectors.second, &mut memory.columns, unit, of_values);
     for turn in 0..comptime!(rows.div_ceil(units)) {
         let row = unit + turn * units;
         if row < rows {
@@ -201,7 +224,7 @@ fn step<F: Float, N: Size>(
     write_weights(&mut memory.weights, &weights, unit, blueprint);
     sync_cube();
     let summed = comptime!(Summed { operand: second, column_tile, is_staged: true });
-    accumulate::<F, N>(&mut state.sums, &columns.second, memory, unit, summed, blueprint);
+    accumulate::<F, N>(&mut state.sums, &keys.vectors.second, memory, unit, summed, blueprint);
     sync_cube();
 }
 
@@ -261,6 +284,8 @@ pub(in super::super) fn launch(
     let (cube_count, cube_dim) = grid(launch, problem, blueprint);
     let tensors = Tensors::new(problem);
     let more = additional_or(&inputs.query, inputs.additional.as_ref());
+    let bias = inputs.bias.as_ref();
+    let bias = bias.map(|bias| BiasLaunch::new(buffer(bias), Places::argument(problem, 0)));
     let vector = blueprint.vector;
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
@@ -271,10 +296,13 @@ pub(in super::super) fn launch(
             launch.address_type,
             vector,
             Space::argument(problem, &blueprint.cut()),
-            InputsLaunch::new(
-                Input::argument(tensors.query(&inputs.query), vector),
-                InputPair::argument(tensors.keys([&inputs.key, &inputs.value]), vector),
-                InputPair::argument(tensors.additional(more), vector),
+            BiasedInputsLaunch::new(
+                InputsLaunch::new(
+                    Input::argument(tensors.query(&inputs.query), vector),
+                    InputPair::argument(tensors.keys([&inputs.key, &inputs.value]), vector),
+                    InputPair::argument(tensors.additional(more), vector),
+                ),
+                bias.into(),
             ),
             OutputsLaunch::new(buffer(&outputs.out), buffer(&outputs.lse)),
             problem.scale as f32,
@@ -293,12 +321,20 @@ pub(super) fn definition(
     properties: std::sync::Arc<cubecl::ir::DeviceProperties>,
     target: std::sync::Arc<TargetProperties>,
 ) -> KernelDefinition {
+    let bias = BiasCompilationArg {
+        values: BufferCompilationArg { inplace: None },
+        places: Places::compilation(),
+    };
+    let bias = match blueprint.has_bias {
+        true => ComptimeOptionCompilationArg::Some(bias),
+        false => ComptimeOptionCompilationArg::None,
+    };
     let kernel = tiled_forward_kernel::TiledForwardKernel::new(
         settings,
         properties,
         target,
         Space::compilation(&blueprint.cut()),
-        Inputs::compilation(),
+        BiasedInputsCompilationArg { tensors: Inputs::compilation(), bias },
         Outputs::compilation(),
         (),
         blueprint.vector,

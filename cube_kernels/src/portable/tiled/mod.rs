@@ -12,6 +12,7 @@
 //! computed once more, by the kernels that take one row at a time and load nothing that it does not see.
 
 mod backward;
+mod bias;
 mod forward;
 mod mask;
 mod products;

@@ -12,6 +12,7 @@ use cubecl::server::Handle;
 
 use super::super::super::blueprint::Blueprint;
 use super::super::super::plan::Launch;
+use super::super::bias::{HeadBias, Places, with_bias};
 use super::super::grid;
 use super::super::mask::{Mask, Sight, common, is_common, seen, write_windows};
 use super::super::products::{
@@ -30,6 +31,8 @@ struct Inputs<'a, F: Float, N: Size> {
     /// Queries and the output's gradient.
     columns: InputPair<'a, F, N>,
     statistics: &'a [f32],
+    /// Of the bias in `statistics`, if there is one.
+    places: ComptimeOption<Places>,
 }
 
 /// What it writes.
@@ -52,6 +55,7 @@ struct Queries<'a, F: Float, N: Size> {
     vectors: SourcePair<'a, F, N>,
     statistics: &'a [f32],
     head: usize,
+    bias: ComptimeOption<HeadBias<'a, f32>>,
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -85,6 +89,7 @@ fn tiled_key_kernel<F: Float, N: Size>(
     for member in 0..work.space.group_size {
         let head = work.tile.head * work.space.group_size + member;
         let feed = inputs.columns.columns(&work.space, &work.tile, head);
+        let bias = inputs.places.map(|places| HeadBias::new(inputs.statistics, places, head));
         for z in 0..work.tile.z.count {
             for y in 0..work.tile.y.count {
                 for x in 0..work.tile.x.count {
@@ -93,7 +98,7 @@ fn tiled_key_kernel<F: Float, N: Size>(
                     let is_all = is_common(&common, &corner, blueprint);
                     let sight = Sight { corner, is_all, mask: comptime!(Mask::Windows) };
                     let vectors = sources::<F, N>(&feed, corner);
-                    let queries = queries::<F, N>(vectors, inputs.statistics, head);
+                    let queries = queries::<F, N>(vectors, inputs.statistics, head, bias);
                     let (memory, state) = (&mut memory, &mut state);
                     step::<F, N>(&rows, &queries, memory, state, &sight, &work, blueprint);
                 }
@@ -118,8 +123,9 @@ fn queries<'a, F: Float, N: Size>(
     vectors: SourcePair<'a, F, N>,
     statistics: &'a [f32],
     head: usize,
+    bias: ComptimeOption<HeadBias<'a, f32>>,
 ) -> Queries<'a, F, N> {
-    Queries::<'a, F, N> { vectors, statistics, head }
+    Queries::<'a, F, N> { vectors, statistics, head, bias }
 }
 
 /// Adds `ds q` and `p dout` of one tile of queries. Shared memory is free for the next one in the end.
@@ -142,6 +148,7 @@ fn step<F: Float, N: Size>(
     sync_cube();
     let (own, others) = (&rows.second, &queries.vectors.second);
     let mut gradients = scores::<F, N>(own, others, memory, unit, true, tile, blueprint);
+    let bias = queries.bias.map(|bias| bias.of_step(&sight.corner, work, blueprint));
     #[unroll]
     for j in 0..columns_each {
         let column = unit % comptime!(blueprint.across) * columns_each + j;
@@ -153,7 +160,8 @@ fn step<F: Float, N: Size>(
         #[unroll]
         for i in 0..rows_each {
             let at = comptime!(i * columns_each + j);
-            let weight = (weights[at] * work.scale - lse).exp();
+            let score = with_bias(weights[at] * work.scale, &bias, i, j);
+            let weight = (score - lse).exp();
             weights[at] = weight;
             gradients[at] = weight * (gradients[at] - delta);
         }
@@ -209,6 +217,7 @@ pub(in super::super::super) fn launch(
                 InputPair::argument(tensors.keys([&operands.key, &operands.value]), vector),
                 InputPair::argument(tensors.queries([&operands.query, &gradients.out]), vector),
                 buffer(statistics),
+                launch.bias_at().map(|first| Places::argument(problem, first)).into(),
             ),
             OutputsLaunch::new(buffer(&outputs.key), buffer(&outputs.value)),
             problem.scale as f32,
@@ -228,7 +237,9 @@ pub(in super::super) fn definition(
     target: std::sync::Arc<TargetProperties>,
 ) -> KernelDefinition {
     let (pair, buffer) = (InputPair::compilation, || BufferCompilationArg { inplace: None });
-    let inputs = InputsCompilationArg { rows: pair(), columns: pair(), statistics: buffer() };
+    let places = Places::compilation_if(blueprint.has_bias);
+    let (rows, columns) = (pair(), pair());
+    let inputs = InputsCompilationArg { rows, columns, statistics: buffer(), places };
     let kernel = tiled_key_kernel::TiledKeyKernel::new(
         settings,
         properties,

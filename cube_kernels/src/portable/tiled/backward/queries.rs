@@ -12,6 +12,7 @@ use cubecl::server::Handle;
 
 use super::super::super::blueprint::Blueprint;
 use super::super::super::plan::{Launch, additional_or};
+use super::super::bias::{HeadBias, Keys, Places, keys, with_bias};
 use super::super::grid;
 use super::super::mask::{Mask, Sight, common, is_common, seen, write_windows};
 use super::super::products::{
@@ -32,6 +33,8 @@ struct Inputs<'a, F: Float, N: Size> {
     columns: InputPair<'a, F, N>,
     additional: InputPair<'a, F, N>,
     statistics: &'a [f32],
+    /// Of the bias in `statistics`, if there is one.
+    places: ComptimeOption<Places>,
 }
 
 /// What a unit keeps of its rows.
@@ -82,14 +85,15 @@ fn tiled_query_kernel<F: Float, N: Size>(
     let common = common(&work, blueprint);
     let head = work.tile.head / work.space.group_size;
     let feed = inputs.columns.columns(&work.space, &work.tile, head);
+    let bias = inputs.places.map(|places| HeadBias::new(inputs.statistics, places, work.tile.head));
     for z in 0..work.tile.z.count {
         for y in 0..work.tile.y.count {
             for x in 0..work.tile.x.count {
                 let corner = work.tile.corner(&Position { z, y, x }, comptime!(blueprint.cut()));
                 let is_all = is_common(&common, &corner, blueprint);
                 let sight = Sight { corner, is_all, mask: comptime!(Mask::Windows) };
-                let columns = sources::<F, N>(&feed, corner);
-                step::<F, N>(&rows, &columns, &mut memory, &mut state, &sight, &work, blueprint);
+                let keys = keys::<F, N, f32>(sources::<F, N>(&feed, corner), bias);
+                step::<F, N>(&rows, &keys, &mut memory, &mut state, &sight, &work, blueprint);
             }
         }
     }
@@ -100,8 +104,9 @@ fn tiled_query_kernel<F: Float, N: Size>(
             let corner = Position { z: 0usize, y: 0usize, x: number * columns };
             let is_all = corner.x + columns <= work.space.additional;
             let sight = Sight { corner, is_all, mask: comptime!(Mask::Count) };
-            let columns = sources::<F, N>(&feed, corner);
-            step::<F, N>(&rows, &columns, &mut memory, &mut state, &sight, &work, blueprint);
+            let none = ComptimeOption::new_None();
+            let keys = keys::<F, N, f32>(sources::<F, N>(&feed, corner), none);
+            step::<F, N>(&rows, &keys, &mut memory, &mut state, &sight, &work, blueprint);
         }
     }
     #[unroll]
@@ -119,7 +124,7 @@ fn tiled_query_kernel<F: Float, N: Size>(
 #[cube]
 fn step<F: Float, N: Size>(
     rows: &SourcePair<'_, F, N>,
-    columns: &SourcePair<'_, F, N>,
+    keys: &Keys<'_, F, N, f32>,
     memory: &mut Memory<N>,
     state: &mut State<N>,
     sight: &Sight,
@@ -130,17 +135,19 @@ fn step<F: Float, N: Size>(
     let first = comptime!(blueprint.first());
     let unit = work.unit;
     let tile = comptime!(sight.mask.column_tile(&blueprint));
-    let (own, others) = (&rows.second, &columns.second);
+    let (own, others) = (&rows.second, &keys.vectors.second);
     let mut gradients = scores::<F, N>(own, others, memory, unit, true, tile, blueprint);
     sync_cube();
-    let (own, others) = (&rows.first, &columns.first);
+    let (own, others) = (&rows.first, &keys.vectors.first);
     let weights = scores::<F, N>(own, others, memory, unit, false, tile, blueprint);
+    let bias = keys.bias.map(|bias| bias.of_step(&sight.corner, work, blueprint));
     #[unroll]
     for i in 0..rows_each {
         #[unroll]
         for j in 0..columns_each {
             let at = comptime!(i * columns_each + j);
-            let weight = (weights[at] * work.scale - state.lse[i]).exp();
+            let score = with_bias(weights[at] * work.scale, &bias, i, j);
+            let weight = (score - state.lse[i]).exp();
             gradients[at] = weight * (gradients[at] - state.delta[i]);
         }
     }
@@ -160,7 +167,7 @@ fn step<F: Float, N: Size>(
     sync_cube();
     let is_staged = comptime!(first.pieces() == 1);
     let summed = comptime!(Summed { operand: first, column_tile: tile, is_staged });
-    accumulate::<F, N>(&mut state.sums, &columns.first, memory, unit, summed, blueprint);
+    accumulate::<F, N>(&mut state.sums, &keys.vectors.first, memory, unit, summed, blueprint);
     sync_cube();
 }
 
@@ -192,6 +199,7 @@ pub(in super::super::super) fn launch(
                 InputPair::argument(tensors.keys([&operands.key, &operands.value]), vector),
                 InputPair::argument(tensors.additional(more), vector),
                 buffer(statistics),
+                launch.bias_at().map(|first| Places::argument(problem, first)).into(),
             ),
             buffer(dq),
             problem.scale as f32,
@@ -216,6 +224,7 @@ pub(in super::super) fn definition(
         columns: pair(),
         additional: pair(),
         statistics: buffer(),
+        places: Places::compilation_if(blueprint.has_bias),
     };
     let kernel = tiled_query_kernel::TiledQueryKernel::new(
         settings,
