@@ -39,6 +39,11 @@ impl Problem {
         self.slot_axes().iter().product()
     }
 
+    /// Elements of attention weights, `[batch, queries, heads, slots]`, a slot for each additional token included.
+    pub fn weights(&self) -> usize {
+        self.batch * self.queries() * self.heads * (self.slots() + self.additional)
+    }
+
     /// The key in a slot of a window, both numbered row-major; `None` if it is hidden.
     pub fn slot_key(&self, query: usize, slot: usize) -> Option<usize> {
         let at = self.slot_place(query, slot)?;

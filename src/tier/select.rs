@@ -43,7 +43,8 @@ struct Obstacle {
 /// Said where neither of the two tiers that [`Strategy::Portable`] asks for is for the device.
 const NO_DEVICE: &str = "it needs a Flex or a CubeCL device";
 
-const TOO_LARGE: &str = "a tensor has more than 2^31 elements and the device no 64-bit indices";
+pub(crate) const TOO_LARGE: &str =
+    "a tensor has more than 2^31 elements and the device no 64-bit indices";
 
 /// Why a pass of the TensorCore tier does not run unless it is allowed.
 const NEVER_RUN: &str = "its kernels of cooperative matrices have never run on such a device \

@@ -4,7 +4,7 @@ use burn_natten_kernels::Problem;
 use crate::backend::log_once;
 use crate::backend::reference::keys_at_a_time;
 use crate::options::AttentionOptions;
-use crate::tier::{Request, selection};
+use crate::tier::{Request, TOO_LARGE, selection};
 use crate::{AttentionError, Capabilities, Context, Strategy, Tier};
 
 /// A problem and how its products are going to be computed.
@@ -66,15 +66,55 @@ impl UnfusedPlan {
 /// The direct kernels of the device's own backend, or tensor operations: there are no others.
 fn tier(request: &Request<'_>, strategy: Strategy) -> Result<Tier, AttentionError> {
     let first = |strategy| selection(request, strategy).map(|found| found.forward.first());
+    let kernels = || match first(Strategy::Portable)? {
+        // Attention has no tensor of weights, so that the selection does not know of it.
+        Tier::Portable if has_too_many_weights(request) => {
+            let reason = TOO_LARGE.to_string();
+            Err(AttentionError::Strategy { strategy: Strategy::Portable, reason })
+        }
+        tier => Ok(tier),
+    };
     match strategy {
-        Strategy::Auto => Ok(first(Strategy::Portable).unwrap_or_else(|error| {
+        Strategy::Auto => Ok(kernels().unwrap_or_else(|error| {
             log_once(format!("using tensor operations, because {error}"));
             Tier::Reference
         })),
-        Strategy::Portable | Strategy::Reference => first(strategy),
+        Strategy::Portable => kernels(),
+        Strategy::Reference => first(strategy),
         _ => {
             let reason = "the unfused operators have Portable and Reference".to_string();
             Err(AttentionError::Strategy { strategy, reason })
         }
+    }
+}
+
+/// Whether kernels on the device cannot index the weights.
+fn has_too_many_weights(request: &Request<'_>) -> bool {
+    request.problem.weights() > i32::MAX as usize && !request.device.has_wide_indices
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_natten_kernels::Axis;
+
+    use super::*;
+
+    #[test]
+    fn weights_that_kernels_cannot_index_are_an_error_before_anything_is_launched() {
+        let side = Axis::neighborhood(256, 31);
+        let of = |batch, device, strategy| {
+            let problem = Problem::new([side, side], 8, 32).with_batch(batch);
+            assert!(!problem.needs_wide_indices(), "its tensors are small beside the weights");
+            let (dtype, context) = (DType::F32, Context::new());
+            tier(&Request { problem: &problem, dtype, device, context }, strategy)
+        };
+        let narrow = Capabilities::cube();
+        assert_eq!(of(4, narrow, Strategy::Portable), Ok(Tier::Portable));
+        let error = of(5, narrow, Strategy::Portable).expect_err("2.5e9 weights");
+        assert!(error.to_string().contains(TOO_LARGE), "{error}");
+        assert_eq!(of(5, narrow, Strategy::Auto), Ok(Tier::Reference));
+        let wide = narrow.with_wide_indices(true);
+        assert_eq!(of(5, wide, Strategy::Portable), Ok(Tier::Portable));
+        assert_eq!(of(5, Capabilities::flex(), Strategy::Portable), Ok(Tier::Flex));
     }
 }

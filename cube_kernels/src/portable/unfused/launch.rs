@@ -59,7 +59,7 @@ pub fn dots_with(
     weights: &Handle,
 ) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, Some(inputs.rows), Some(&inputs.tokens))?;
-    check_buffer("weights", weights, dtype.size() * weights_of(problem))?;
+    check_buffer("weights", weights, dtype.size() * problem.weights())?;
     if let Some(bias) = inputs.bias {
         check_buffer("bias", bias, dtype.size() * problem.heads * problem.bias_entries())?;
     }
@@ -93,7 +93,7 @@ pub fn sums(
     rows: &Handle,
 ) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, None, Some(tokens))?;
-    check_buffer("weights", weights, dtype.size() * weights_of(problem))?;
+    check_buffer("weights", weights, dtype.size() * problem.weights())?;
     check_buffer("rows", rows, dtype.size() * Operand::Query.shape(problem).elements())?;
     if launch.query_rows() > 0 {
         sums_kernel::launch(&launch, weights, tokens, rows);
@@ -115,7 +115,7 @@ pub fn spread(
     tokens: &Tokens<&Handle>,
 ) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, Some(rows), None)?;
-    check_buffer("weights", weights, dtype.size() * weights_of(problem))?;
+    check_buffer("weights", weights, dtype.size() * problem.weights())?;
     if tokens.additional.is_some() != (problem.additional > 0) {
         return Err(KernelError::Additional(problem.additional));
     }
@@ -146,17 +146,12 @@ pub fn offsets(
     bias: &Handle,
 ) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, None, None)?;
-    check_buffer("weights", weights, dtype.size() * weights_of(problem))?;
+    check_buffer("weights", weights, dtype.size() * problem.weights())?;
     check_buffer("bias", bias, dtype.size() * problem.heads * problem.bias_entries())?;
     if launch.query_rows() > 0 {
         offsets_kernel::launch(&launch, weights, bias);
     }
     Ok(())
-}
-
-/// Elements of the weights.
-fn weights_of(problem: &Problem) -> usize {
-    problem.batch * problem.queries() * problem.heads * (problem.slots() + problem.additional)
 }
 
 /// Checks the device and the tensors that are read as vectors.
@@ -186,7 +181,7 @@ fn prepare<'a>(
         return Err(KernelError::Problem(reason));
     }
     let mut vector = widest_of(client, problem.head_dim, dtype);
-    let mut largest = problem.largest_tensor().max(weights_of(problem));
+    let mut largest = problem.largest_tensor().max(problem.weights());
     for (name, tensor, shape) in views {
         tensor.check(name, shape, dtype.size())?;
         vector = vector.min(tensor.widest(shape, dtype.size()));
