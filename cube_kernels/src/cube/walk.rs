@@ -88,7 +88,7 @@ pub(super) fn nearest(position: usize, last: usize) -> usize {
 
 /// Position of row number `row` of the tile `shape` that begins at `corner`.
 #[cube]
-pub(super) fn row_position(
+pub(crate) fn row_position(
     corner: &Position,
     row: usize,
     #[comptime] shape: [usize; MAX_RANK],

@@ -171,6 +171,8 @@ pub struct Blueprint {
     pub has_keys: bool,
     /// Whether there are additional keys.
     pub has_additional: bool,
+    /// Whether a relative position bias is added to scores. Those of additional keys have none.
+    pub has_bias: bool,
 }
 
 impl Blueprint {
@@ -350,6 +352,7 @@ impl Blueprint {
             && self.rank >= problem.rank()
             && self.has_keys == (problem.keys() > 0)
             && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
+            && self.has_bias == (problem.has_bias && self.has_keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.has_origin || !problem.has_origin())
     }
@@ -394,6 +397,7 @@ impl fmt::Display for Blueprint {
         })?;
         f.write_str(&causal_suffix(self.is_causal))?;
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
-        f.write_str(if self.has_additional { "_additional" } else { "" })
+        f.write_str(if self.has_additional { "_additional" } else { "" })?;
+        f.write_str(if self.has_bias { "_bias" } else { "" })
     }
 }

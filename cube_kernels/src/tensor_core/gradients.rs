@@ -16,7 +16,7 @@ use super::{
 };
 use crate::choices::Choices;
 use crate::view::{KeyGradients, check_gradients, check_saved};
-use crate::{KernelError, KeyValue, Operands, Problem, Saved, Shape, Strided};
+use crate::{KernelError, KeyValue, Operands, Problem, Saved, Shape, Strided, portable};
 
 /// The gradients of attention, by the blueprints that `choice` takes. With the same blueprints results repeat bit by
 /// bit. What sums none that is wanted, one that has a buffer, is not launched. Workspace: 8 bytes for each row of the queries.
@@ -146,6 +146,10 @@ pub fn backward_with(
         Some(_) => Some([line("query", &operands.query)?, line("dout", &gradients.out)?]),
     };
     let rows = problem.batch * problem.queries() * problem.heads;
+    if let Some(Some(dbias)) = &outputs.bias {
+        // The first to be launched, since it alone may be refused.
+        launch_bias(client, problem, dtype, inputs, dbias)?;
+    }
     let statistics = client.empty((rows * STATISTICS * size_of::<f32>()).max(1));
     if rows > 0 {
         launch_statistics(
@@ -164,6 +168,7 @@ pub fn backward_with(
                 columns: [&operands.key, &operands.value],
                 additional: operands.additional.as_ref().map(|more| [&more.key, &more.value]),
                 statistics: &statistics,
+                bias: operands.bias.as_ref(),
                 gradients: [dq, dq],
             };
             launch(client, problem, dtype, &plan.queries, address_type, &tensors);
@@ -177,6 +182,7 @@ pub fn backward_with(
                 columns: [&operands.query, &gradients.out],
                 additional: None,
                 statistics: &statistics,
+                bias: operands.bias.as_ref(),
                 gradients: [dk, dv],
             };
             launch(client, problem, dtype, blueprint, address_type, &tensors);
@@ -194,12 +200,26 @@ pub fn backward_with(
                 columns: [query, dout],
                 additional: None,
                 statistics: &statistics,
+                bias: None,
                 gradients: [dk, dv],
             };
             launch(client, &additional, dtype, blueprint, address_type, &tensors);
         }
     }
     Ok(())
+}
+
+/// Launches what sums the gradient of the bias: the Portable tier's rows.
+fn launch_bias(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    inputs: &Saved<Strided>,
+    dbias: &Handle,
+) -> Result<(), KernelError> {
+    let mut outputs = inputs.operands.as_ref().map(|_, _| None);
+    outputs.bias = Some(Some(dbias.clone()));
+    portable::backward_with(client, &portable::BackwardPlan::ROWS, problem, dtype, inputs, &outputs)
 }
 
 /// All inputs of two or four bytes an element.

@@ -19,6 +19,8 @@
 
 #[cfg(feature = "cube")]
 mod backward;
+#[cfg(feature = "cube")]
+mod bias;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 mod capability;

@@ -9,6 +9,9 @@ use crate::{Operands, Problem};
 /// beyond what f32 holds.
 const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
+/// Most entries of a head's position bias: places in it, and a tile farther, are numbers of 32 bits.
+const MOST_ENTRIES: usize = 1 << 20;
+
 /// How a blueprint is chosen among all that compute a problem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Choice {
@@ -34,9 +37,6 @@ impl Choice {
 
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
-    if problem.has_bias {
-        return Some("there is a position bias".into());
-    }
     let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
     for (name, dim) in dims {
         if dim == 0 || dim > 256 {
@@ -49,6 +49,12 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     }
     if problem.keys() == 0 && problem.additional == 0 {
         return Some("there are no keys".into());
+    }
+    let entries = problem.bias_entries();
+    if problem.has_bias && entries > MOST_ENTRIES {
+        return Some(format!(
+            "the position bias has {entries} entries for a head, more than {MOST_ENTRIES}"
+        ));
     }
     None
 }
@@ -241,6 +247,7 @@ fn candidates_of(
                     exponential: capability.exponential,
                     has_keys: problem.keys() > 0,
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
+                    has_bias: problem.has_bias && problem.keys() > 0,
                 };
                 if blueprint.shared_memory() <= capability.shared_memory {
                     blueprints.push(blueprint);
@@ -326,7 +333,9 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let shared = dims / (8.0 * blueprint.blocks as f64);
     // Half the reads of shared memory are not half the time: planes of a pair wait for each other.
     let waits = if blueprint.is_paired { 1.18 } else { 1.0 };
-    let step = waits * scores * (products + softmax + mask + loads + shared);
+    // A minimum, an address, a load and an addition, and that of the units which wait for it.
+    let bias = if blueprint.has_bias { 8.0 } else { 0.0 };
+    let step = waits * scores * (products + softmax + mask + bias + loads + shared);
     // Units that exchange scores meet six times a step, and a meeting is about 32 slots of each.
     let meetings = match blueprint.instruction {
         Instruction::Mma | Instruction::Tf32 => 0.0,

@@ -24,6 +24,7 @@ struct Inputs<'a> {
     columns: [Tensor<'a>; 2],
     additional: [Tensor<'a>; 2],
     statistics: Vec<u8>,
+    bias: &'a [f64],
 }
 
 /// Base-2 or natural logsumexp, as the kernel's exponentials are, and delta, of each query.
@@ -53,6 +54,9 @@ fn gradients(
     let (cubes, sizes) = sizes(&inputs.problem, blueprint, &layouts);
     let mut buffers: Vec<_> = tensors.iter().map(|(values, _)| encode(element, values)).collect();
     buffers.push(inputs.statistics.clone());
+    if blueprint.has_bias {
+        buffers.push(encode(element, inputs.bias));
+    }
     for (values, _) in inputs.rows {
         buffers.push(encode(element, &vec![f64::NAN; values.len()]));
     }
@@ -85,6 +89,7 @@ pub fn gradients_of<'a>(
     let more_key: Tensor<'_> = (&data.additional_key, layout(more, heads_kv, head_dim));
     let more_value: Tensor<'_> = (&data.additional_value, layout(more, heads_kv, head_dim_v));
     let statistics = statistics(blueprint, problem, data, exact);
+    let bias = &data.bias;
     let (inputs, names) = match (blueprint.pass, of_additional) {
         (Pass::Keys, true) => {
             let line = [1, 1, problem.queries()];
@@ -96,14 +101,14 @@ pub fn gradients_of<'a>(
             let problem = problem.of_additional();
             let exact: [&[f64]; 2] = [&exact.additional_dk, &exact.additional_dv];
             (
-                Inputs { problem, rows, columns, additional: rows, statistics },
+                Inputs { problem, rows, columns, additional: rows, statistics, bias },
                 [("additional dk", exact[0]), ("additional dv", exact[1])],
             )
         }
         (Pass::Keys, false) => {
             let (rows, columns) = ([key, value], [query, dout]);
             (
-                Inputs { problem: *problem, rows, columns, additional: rows, statistics },
+                Inputs { problem: *problem, rows, columns, additional: rows, statistics, bias },
                 [("dk", &exact.dk[..]), ("dv", &exact.dv[..])],
             )
         }
@@ -111,7 +116,7 @@ pub fn gradients_of<'a>(
             let (rows, columns) = ([query, dout], [key, value]);
             let additional = if additional > 0 { [more_key, more_value] } else { rows };
             (
-                Inputs { problem: *problem, rows, columns, additional, statistics },
+                Inputs { problem: *problem, rows, columns, additional, statistics, bias },
                 [("dq", &exact.dq[..]), ("", &[][..])],
             )
         }
@@ -137,7 +142,7 @@ fn check(capability: &Capability, elements: [Element; 2]) {
 
 /// Which kernels of a problem run; those of the additional tokens are as planned.
 #[derive(Clone, Copy)]
-enum Pick {
+pub enum Pick {
     /// As planned.
     Planned,
     /// The ones at this share of all.
@@ -147,7 +152,7 @@ enum Pick {
 }
 
 /// All kernels of one problem.
-fn check_one(
+pub fn check_one(
     compiler: &str,
     capability: &Capability,
     problem: &Problem,

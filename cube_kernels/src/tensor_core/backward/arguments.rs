@@ -6,6 +6,8 @@
 use cubecl::prelude::*;
 
 use crate::cube::InputPair;
+#[cfg(feature = "cuda")]
+use crate::cube::optional_buffer;
 
 /// What the kernels read. Vectors of the rows stay in shared memory, those of the columns pass through it.
 #[derive(CubeType, CubeLaunch)]
@@ -15,6 +17,7 @@ pub(super) struct Inputs<'a, F: Float, N: Size> {
     pub additional: InputPair<'a, F, N>,
     /// Of each query the scaled logsumexp and delta.
     pub statistics: &'a [f32],
+    pub bias: ComptimeOption<&'a [F]>,
 }
 
 /// Gradients of the rows' first and second vectors.
@@ -27,10 +30,11 @@ pub(super) struct Outputs<F: Float, NO: Size> {
 #[cfg(feature = "cuda")]
 impl<F: Float, N: Size> Inputs<'static, F, N> {
     /// What a kernel is compiled for.
-    pub fn compilation() -> InputsCompilationArg<'static, F, N> {
+    pub fn compilation(has_bias: bool) -> InputsCompilationArg<'static, F, N> {
         let pair = InputPair::compilation;
         let statistics = BufferCompilationArg { inplace: None };
-        InputsCompilationArg { rows: pair(), columns: pair(), additional: pair(), statistics }
+        let bias = optional_buffer(has_bias);
+        InputsCompilationArg { rows: pair(), columns: pair(), additional: pair(), statistics, bias }
     }
 }
 

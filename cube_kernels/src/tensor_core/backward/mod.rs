@@ -91,6 +91,7 @@ pub(super) struct Tensors<'a> {
     pub columns: [&'a Strided; 2],
     pub additional: Option<[&'a Strided; 2]>,
     pub statistics: &'a Handle,
+    pub bias: Option<&'a Strided>,
     pub gradients: [&'a Handle; 2],
 }
 
@@ -107,6 +108,7 @@ pub(super) fn launch(
     let columns = if blueprint.has_keys { tensors.columns } else { tensors.rows };
     let more = tensors.additional.unwrap_or(tensors.rows);
     let (cut, vector) = (blueprint.cut(), blueprint.vector);
+    let bias = tensors.bias.filter(|_| blueprint.has_bias);
     let [first, second] = tensors.gradients;
     macro_rules! launch {
         ($kernel:path) => {
@@ -123,6 +125,7 @@ pub(super) fn launch(
                     InputPair::argument(columns.map(tensor), vector),
                     InputPair::argument(more.map(tensor), vector),
                     buffer(tensors.statistics),
+                    bias.map(|bias| buffer(&bias.handle)).into(),
                 ),
                 OutputsLaunch::new(buffer(first), buffer(second)),
                 blueprint.exponential.factor(problem.scale),
@@ -157,7 +160,7 @@ pub(super) fn definition(
                 properties,
                 target,
                 Space::compilation(&blueprint.cut()),
-                Inputs::compilation(),
+                Inputs::compilation(blueprint.has_bias),
                 Outputs::compilation(),
                 (),
                 (),
