@@ -3,11 +3,14 @@
 // `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
 #![allow(missing_docs)]
 
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::plan::Launch;
 use crate::cube::buffer;
+use crate::{KernelError, Problem};
 
 /// Units to aim for: enough to fill a large GPU.
 const TARGET_UNITS: usize = 1 << 17;
@@ -40,6 +43,70 @@ fn reduce_kernel<F: Float, N: Size>(
         sum += partial[chunk * count + ABSOLUTE_POS];
     }
     results[ABSOLUTE_POS] = Vector::cast_from(sum);
+}
+
+/// How the sums of tiles are shared among units.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Tiles {
+    chunks: Chunks,
+    /// Entries of a head, and heads.
+    entries: usize,
+    heads: usize,
+    /// Of a head of a sample, and of all samples.
+    tiles: usize,
+    parts: usize,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn tiles_kernel(sums: &[f32], partial: &mut [f32], tiles: Tiles) {
+    if ABSOLUTE_POS >= tiles.chunks.units {
+        terminate!();
+    }
+    let result = ABSOLUTE_POS % tiles.chunks.results;
+    let (head, entry) = (result / tiles.entries, result % tiles.entries);
+    let first = ABSOLUTE_POS / tiles.chunks.results * tiles.chunks.chunk;
+    let mut sum = 0.0f32;
+    for part in first..min(first + tiles.chunks.chunk, tiles.parts) {
+        let of_head = part / tiles.tiles * tiles.heads + head;
+        sum += sums[(of_head * tiles.tiles + part % tiles.tiles) * tiles.entries + entry];
+    }
+    partial[ABSOLUTE_POS] = sum;
+}
+
+/// Adds up the sums `[batch, heads, tiles, entries]` of a bias' gradient over samples and tiles, in a fixed order.
+///
+/// # Errors
+///
+/// If the device lacks the type.
+pub(crate) fn reduce_tiles(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    sums: &Handle,
+    to: &Handle,
+    tiles: usize,
+) -> Result<(), KernelError> {
+    let by = Launch::new(client, problem, dtype)?;
+    let (entries, heads, parts) = (problem.bias_entries(), problem.heads, problem.batch * tiles);
+    let results = heads * entries;
+    let (argument, chunks) = chunks(results, parts);
+    let partial = workspace(&by, results * chunks);
+    let (cube_count, cube_dim) = by.cubes(results * chunks);
+    // SAFETY: the workspaces were made for these sizes.
+    unsafe {
+        tiles_kernel::launch_unchecked(
+            client,
+            cube_count,
+            cube_dim,
+            AddressType::from_len_signed(results * parts).max(by.address_type),
+            buffer(sums),
+            buffer(&partial),
+            TilesLaunch::new(argument, entries, heads, tiles, parts),
+        );
+    }
+    launch(&by, &partial, to, [results, chunks], 1);
+    Ok(())
 }
 
 /// Launch argument for so many results of so many parts each, and the number of chunks, none of which is empty.

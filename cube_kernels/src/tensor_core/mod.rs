@@ -43,6 +43,8 @@ mod launch;
 mod mask;
 #[cfg(feature = "cube")]
 mod meeting;
+#[cfg_attr(not(feature = "cube"), allow(dead_code))]
+mod near;
 #[cfg(feature = "cuda")]
 pub mod offline;
 mod plan;

@@ -248,10 +248,12 @@ fn candidates_of(
                     has_keys: problem.keys() > 0,
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
                     has_bias: problem.has_bias && problem.keys() > 0,
+                    bias_sums: 0,
                 };
-                if blueprint.shared_memory() <= capability.shared_memory {
-                    blueprints.push(blueprint);
-                }
+                let fits =
+                    |blueprint: &Blueprint| blueprint.shared_memory() <= capability.shared_memory;
+                let summing = blueprint.with_bias_sums(problem).filter(fits);
+                blueprints.extend(summing.or_else(|| Some(blueprint).filter(fits)));
             }
         }
     }
@@ -334,7 +336,12 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     // Half the reads of shared memory are not half the time: planes of a pair wait for each other.
     let waits = if blueprint.is_paired { 1.18 } else { 1.0 };
     // A minimum, an address, a load and an addition, and that of the units which wait for it.
-    let bias = if blueprint.has_bias { 8.0 } else { 0.0 };
+    let mut bias = if blueprint.has_bias { 8.0 } else { 0.0 };
+    if blueprint.bias_sums > 0 {
+        // A store, and for each distance and row a load and an addition.
+        let distances = blueprint.near().count() as f64 / blueprint.columns() as f64;
+        bias += 3.0 + 2.0 * distances + 2.0;
+    }
     let step = waits * scores * (products + softmax + mask + bias + loads + shared);
     // Units that exchange scores meet six times a step, and a meeting is about 32 slots of each.
     let meetings = match blueprint.instruction {
@@ -343,7 +350,12 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     };
     let tile = blueprint.rows() as f64 * dims * 24.0;
     let heads = (problem.batch * heads) as f64;
-    heads * (count.visited as f64 * (step + meetings) + count.q_tiles as f64 * tile)
+    let mut pairs = 0.0;
+    if blueprint.has_bias && blueprint.pass == Pass::Queries && blueprint.bias_sums == 0 {
+        // Products of rows that load each number, and whether each query sees a key at each distance.
+        pairs = problem.pairs() as f64 * (4.0 * dims + 100.0);
+    }
+    heads * (count.visited as f64 * (step + meetings) + count.q_tiles as f64 * tile + pairs)
 }
 
 #[cfg(test)]

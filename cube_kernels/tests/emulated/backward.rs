@@ -12,7 +12,7 @@ use test_support::{Data, Results};
 
 use crate::arguments::{Layout, factor, sizes};
 use crate::problems::{BACKWARD, FORWARD, all, random, spoiled};
-use crate::program::{Program, decode, encode, encode_f32};
+use crate::program::{Program, decode, decode_f32, encode, encode_f32};
 
 /// Vectors of some tokens: the elements and where they lie.
 type Tensor<'a> = (&'a [f64], Layout);
@@ -28,27 +28,35 @@ struct Inputs<'a> {
 }
 
 /// Base-2 or natural logsumexp, as the kernel's exponentials are, and delta, of each query.
-fn statistics(blueprint: &Blueprint, problem: &Problem, data: &Data, exact: &Results) -> Vec<u8> {
+fn statistics(
+    blueprint: &Blueprint,
+    problem: &Problem,
+    element: Element,
+    data: &Data,
+    exact: &Results,
+) -> Vec<u8> {
+    // Of the output as it is stored.
+    let round = format(element).round;
     let factor = factor(blueprint.exponential, 1.0);
     let dim = problem.head_dim_v;
     let rows = exact.lse.iter().zip(&data.dlse).enumerate();
     let numbers: Vec<f64> = rows
         .flat_map(|(row, (lse, dlse))| {
             let pairs = exact.out[row * dim..][..dim].iter().zip(&data.dout[row * dim..][..dim]);
-            let delta = pairs.map(|(out, dout)| out * dout).sum::<f64>() - dlse;
+            let delta = pairs.map(|(out, dout)| round(*out) * dout).sum::<f64>() - dlse;
             [factor * lse, delta]
         })
         .collect();
     encode_f32(&numbers)
 }
 
-/// The gradients of the rows' first and second vectors, poisoned where the kernel writes none.
+/// The gradients of the rows' first and second vectors, and of the bias, poisoned where the kernel writes none.
 fn gradients(
     program: &Program,
     blueprint: &Blueprint,
     element: Element,
     inputs: &Inputs<'_>,
-) -> [Vec<f64>; 2] {
+) -> [Vec<f64>; 3] {
     let tensors = [inputs.rows, inputs.columns, inputs.additional].concat();
     let layouts: Vec<_> = tensors.iter().map(|(_, layout)| *layout).collect();
     let (cubes, sizes) = sizes(&inputs.problem, blueprint, &layouts);
@@ -62,8 +70,25 @@ fn gradients(
     }
     let scale = inputs.problem.scale;
     let factors = [factor(blueprint.exponential, scale), scale];
-    let written = program.run(cubes, (&sizes, &factors), &buffers, 2);
-    [decode(element, &written[0]), decode(element, &written[1])]
+    let entries = inputs.problem.bias_entries();
+    let is_summing = blueprint.bias_sums > 0;
+    if is_summing {
+        buffers.push(encode_f32(&vec![f64::NAN; cubes * entries]));
+    }
+    let written = program.run(cubes, (&sizes, &factors), &buffers, if is_summing { 3 } else { 2 });
+    let mut dbias = vec![f64::NAN; inputs.bias.len()];
+    if is_summing {
+        let Problem { batch, heads, .. } = inputs.problem;
+        let sums = decode_f32(&written[2]);
+        dbias = (0..heads * entries)
+            .map(|place| {
+                let (head, entry) = (place / entries, place % entries);
+                let of_head = |cube: &usize| cube / (cubes / (batch * heads)) % heads == head;
+                (0..cubes).filter(of_head).map(|cube| sums[cube * entries + entry]).sum()
+            })
+            .collect();
+    }
+    [decode(element, &written[0]), decode(element, &written[1]), dbias]
 }
 
 /// The name of a gradient with what the kernel gave and what is right.
@@ -88,7 +113,7 @@ pub fn gradients_of<'a>(
     let more = [1, 1, additional];
     let more_key: Tensor<'_> = (&data.additional_key, layout(more, heads_kv, head_dim));
     let more_value: Tensor<'_> = (&data.additional_value, layout(more, heads_kv, head_dim_v));
-    let statistics = statistics(blueprint, problem, data, exact);
+    let statistics = statistics(blueprint, problem, element, data, exact);
     let bias = &data.bias;
     let (inputs, names) = match (blueprint.pass, of_additional) {
         (Pass::Keys, true) => {
@@ -102,14 +127,14 @@ pub fn gradients_of<'a>(
             let exact: [&[f64]; 2] = [&exact.additional_dk, &exact.additional_dv];
             (
                 Inputs { problem, rows, columns, additional: rows, statistics, bias },
-                [("additional dk", exact[0]), ("additional dv", exact[1])],
+                [("additional dk", exact[0]), ("additional dv", exact[1]), ("", &[][..])],
             )
         }
         (Pass::Keys, false) => {
             let (rows, columns) = ([key, value], [query, dout]);
             (
                 Inputs { problem: *problem, rows, columns, additional: rows, statistics, bias },
-                [("dk", &exact.dk[..]), ("dv", &exact.dv[..])],
+                [("dk", &exact.dk[..]), ("dv", &exact.dv[..]), ("", &[][..])],
             )
         }
         _ => {
@@ -117,12 +142,12 @@ pub fn gradients_of<'a>(
             let additional = if additional > 0 { [more_key, more_value] } else { rows };
             (
                 Inputs { problem: *problem, rows, columns, additional, statistics, bias },
-                [("dq", &exact.dq[..]), ("", &[][..])],
+                [("dq", &exact.dq[..]), ("", &[][..]), ("dbias", &exact.dbias[..])],
             )
         }
     };
     let gradients = gradients(program, blueprint, element, &inputs);
-    let is_written = [blueprint.has_first, blueprint.has_second];
+    let is_written = [blueprint.has_first, blueprint.has_second, blueprint.bias_sums > 0];
     let all = gradients.into_iter().zip(names).zip(is_written);
     all.filter(|(_, is_written)| *is_written)
         .map(|((gradient, (name, exact)), _)| (name, gradient, exact))

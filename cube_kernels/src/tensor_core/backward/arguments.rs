@@ -20,11 +20,13 @@ pub(super) struct Inputs<'a, F: Float, N: Size> {
     pub bias: ComptimeOption<&'a [F]>,
 }
 
-/// Gradients of the rows' first and second vectors.
+/// Gradients of the rows' first and second vectors, and of the bias.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Outputs<F: Float, NO: Size> {
     pub first: Box<[Vector<F, NO>]>,
     pub second: Box<[Vector<F, NO>]>,
+    /// Sums of the gradient of the bias, `[batch, heads, tiles, entries]`.
+    pub sums: ComptimeOption<Box<[f32]>>,
 }
 
 #[cfg(feature = "cuda")]
@@ -41,8 +43,9 @@ impl<F: Float, N: Size> Inputs<'static, F, N> {
 #[cfg(feature = "cuda")]
 impl<F: Float, NO: Size> Outputs<F, NO> {
     /// What a kernel is compiled for.
-    pub fn compilation() -> OutputsCompilationArg<F, NO> {
+    pub fn compilation(has_sums: bool) -> OutputsCompilationArg<F, NO> {
         let buffer = || BufferCompilationArg { inplace: None };
-        OutputsCompilationArg { first: buffer(), second: buffer() }
+        let sums = optional_buffer(has_sums);
+        OutputsCompilationArg { first: buffer(), second: buffer(), sums }
     }
 }

@@ -23,6 +23,7 @@ mod kernel;
 mod pair;
 mod part;
 mod repair;
+mod slopes;
 mod statistics;
 mod step;
 mod store;
@@ -93,6 +94,7 @@ pub(super) struct Tensors<'a> {
     pub statistics: &'a Handle,
     pub bias: Option<&'a Strided>,
     pub gradients: [&'a Handle; 2],
+    pub sums: Option<&'a Handle>,
 }
 
 /// Launches the kernel of a blueprint.
@@ -127,7 +129,7 @@ pub(super) fn launch(
                     buffer(tensors.statistics),
                     bias.map(|bias| buffer(&bias.handle)).into(),
                 ),
-                OutputsLaunch::new(buffer(first), buffer(second)),
+                OutputsLaunch::new(buffer(first), buffer(second), tensors.sums.map(buffer).into()),
                 blueprint.exponential.factor(problem.scale),
                 problem.scale as f32,
                 *blueprint,
@@ -161,7 +163,7 @@ pub(super) fn definition(
                 target,
                 Space::compilation(&blueprint.cut()),
                 Inputs::compilation(blueprint.has_bias),
-                Outputs::compilation(),
+                Outputs::compilation(blueprint.bias_sums > 0),
                 (),
                 (),
                 blueprint.vector,

@@ -12,6 +12,7 @@ use super::super::mask::{Sight, mask_windows};
 use super::super::power::power;
 use super::super::products::{self, accumulate, add_scores, no_scores};
 use super::super::work::Work;
+use super::slopes::{Slopes, add_slopes};
 use super::statistics::STATISTICS;
 
 /// What a plane keeps of its rows.
@@ -94,6 +95,7 @@ pub(super) fn take<F: Float, N: Size>(
     columns: &Columns<'_, F, N>,
     rows: &Rows<'_, F, N>,
     sums: &mut Sums,
+    slopes: &mut Slopes,
     work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -113,6 +115,9 @@ pub(super) fn take<F: Float, N: Size>(
                 mask_windows(&mut weights, 0.0, windows, corner, work, blueprint);
             }
             mask_windows(&mut gradients, 0.0, windows, corner, work, blueprint);
+        }
+        if comptime!(blueprint.bias_sums > 0) {
+            add_slopes(slopes.index_mut(0), &gradients, corner, work, blueprint);
         }
         if comptime!(blueprint.has_second) {
             accumulate::<F, N>(&mut sums.second, &weights, columns.second, work.lane, second);

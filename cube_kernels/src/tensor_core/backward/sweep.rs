@@ -109,7 +109,7 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
         match comptime!(part.role) {
             Role::Both => {
                 if sight.is_any {
-                    take::<F, N>(&at, rows, sums, work, blueprint);
+                    take::<F, N>(&at, rows, sums, &mut tiles.slopes, work, blueprint);
                 }
             }
             Role::Values => {
