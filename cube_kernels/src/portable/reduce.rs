@@ -167,4 +167,34 @@ mod tests {
             }
         }
     }
+
+    #[cfg(feature = "cpu")]
+    #[test]
+    fn sums_of_tiles_are_added_up_by_head_and_entry() {
+        use cubecl::ir::FloatKind;
+
+        let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
+        let problem = Problem::new([crate::Axis::neighborhood(9, 3)], 2, 8).with_batch(3);
+        let problem = problem.with_bias(true);
+        // 111 parts of ten results, of whole numbers that no sum rounds.
+        let (heads, tiles, entries) = (2, 37, 5);
+        let sums: Vec<f32> =
+            (0..3 * heads * tiles * entries).map(|i| (i * i % 97) as f32).collect();
+        let upload = |values: &[f32]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            client.create_from_slice(&bytes)
+        };
+        let (from, to) = (upload(&sums), upload(&[f32::NAN; 10]));
+        let f32 = ElemType::Float(FloatKind::F32);
+        reduce_tiles(&client, &problem, f32, &from, &to, tiles).expect("launched");
+        let bytes = client.read_one(to).expect("the kernels ran");
+        let (words, _) = bytes.as_chunks::<4>();
+        let actual: Vec<f32> = words.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        let mut expected = vec![0.0; heads * entries];
+        for (place, sum) in sums.iter().enumerate() {
+            let head = place / (tiles * entries) % heads;
+            expected[head * entries + place % entries] += sum;
+        }
+        assert_eq!(actual, expected);
+    }
 }

@@ -19,7 +19,8 @@ use crate::view::{KeyGradients, check_gradients, check_saved};
 use crate::{KernelError, KeyValue, Operand, Operands, Problem, Saved, Shape, Strided, portable};
 
 /// The gradients of attention, by the blueprints that `choice` takes. With the same blueprints results repeat bit by
-/// bit. What sums none that is wanted, one that has a buffer, is not launched. Workspace: 8 bytes for each row of the queries.
+/// bit. What sums none that is wanted, one that has a buffer, is not launched. Workspace: 8 bytes for each row of the queries, and
+/// for the gradient of a bias at most 1 GiB of sums, or what the [Portable tier](crate::portable::backward) takes for it.
 ///
 /// Returns when the work is enqueued; the first use of a blueprint compiles it.
 ///

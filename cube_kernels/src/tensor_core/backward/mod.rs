@@ -8,6 +8,7 @@
 //! dq = scale * sum over keys of ds k        a cube per tile of queries
 //! dk = scale * sum over queries of ds q     a cube per tile of keys,
 //! dv =         sum over queries of p dout     over the queries and heads that see them
+//! dbias =      sum over queries of ds       by the cubes of dq, see `slopes.rs`
 //! ```
 //!
 //! Both are one kernel that keeps rows, queries or keys, and sweeps over columns, the others: seven
