@@ -319,6 +319,15 @@ impl Problem {
         self.axes.map(|axis| (2 * axis.kernel_size).saturating_sub(1))
     }
 
+    /// [`Axis::shift`] of each axis. Where every query sees every key, a relative position bias alone makes it matter where
+    /// queries stand, which is among the keys.
+    pub fn shifts(&self) -> [(usize, usize); MAX_RANK] {
+        self.axes.map(|axis| match self.has_bias {
+            true => (axis.origin.unsigned_abs() / axis.dilation, 0),
+            false => axis.shift(),
+        })
+    }
+
     /// Whether [`Axis::has_origin`] holds for any axis.
     pub fn has_origin(&self) -> bool {
         self.axes.iter().any(Axis::has_origin)
@@ -366,7 +375,7 @@ impl Problem {
         let queries = self.queries() * self.heads;
         let keys = self.keys().max(self.additional) * self.heads_kv;
         let bias = match self.has_bias {
-            true => self.heads * self.bias_extents().iter().product::<usize>(),
+            true => self.heads * self.bias_entries(),
             false => 0,
         };
         let vectors = self.batch * queries.max(keys) * self.head_dim.max(self.head_dim_v).max(2);

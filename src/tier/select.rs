@@ -56,14 +56,10 @@ impl Tier {
     fn knows(self, operand: Operand) -> bool {
         match operand {
             Operand::Query | Operand::Key | Operand::Value => true,
-            Operand::AdditionalKey | Operand::AdditionalValue => match self {
+            Operand::AdditionalKey | Operand::AdditionalValue | Operand::Bias => match self {
                 Self::Hopper | Self::TensorCore | Self::Flex | Self::Portable | Self::Reference => {
                     true
                 }
-            },
-            Operand::Bias => match self {
-                Self::TensorCore => false,
-                Self::Hopper | Self::Flex | Self::Portable | Self::Reference => true,
             },
         }
     }

@@ -307,7 +307,7 @@ fn views_of_a_bias_are_like_contiguous_ones(
         true => [window(3, 3, 1, 1, 0), window(4, 4, 1, 1, 0)],
         false => [window(6, 3, 2, 1, 0), window(7, 4, 1, 1, 1)],
     };
-    let problem = with_bias(Problem { dim: 4, dim_v: 4, ..problem(&axes) });
+    let problem = with_bias(Problem { dim: 8, dim_v: 8, ..problem(&axes) });
     let (mut inputs, shape) = (problem.inputs(58), [2, 5, 7]);
     if let View::Expanded = view {
         let (first, second) = inputs.bias.split_at_mut(35);
@@ -317,7 +317,11 @@ fn views_of_a_bias_are_like_contiguous_ones(
         inputs = crate::support::run::rounded(inputs, dtype);
     }
     for device in devices().into_iter().filter(|device| device.supports(dtype)) {
-        for strategy in device.bias_strategies() {
+        let strategies = match dtype {
+            DType::BF16 => device.half_bias_strategies(),
+            _ => device.bias_strategies(),
+        };
+        for strategy in strategies {
             let setup = Setup::new(&device.device).strategy(strategy).dtype(dtype);
             let setup = setup.loss(Loss::Out);
             let want = run(&problem, &inputs, &setup).expect("valid");
@@ -325,7 +329,7 @@ fn views_of_a_bias_are_like_contiguous_ones(
             let (leaf, bias) = bias_as(view, &inputs.bias, shape, (ad, dtype));
             // Query, key and value with height and width exchanged in memory.
             let space = problem.axes.iter().map(Axis::queries).collect::<Vec<_>>();
-            let rows = [2, space[0], space[1], 2, 4];
+            let rows = [2, space[0], space[1], 2, 8];
             let swapped = |values: &[f64]| {
                 let rows = tensor::<5>(values, rows, ad, dtype);
                 (rows.swap_dims(1, 2) * 1.0).swap_dims(1, 2)

@@ -120,7 +120,7 @@ fn with_a_bias_too(
     problem: Problem,
 ) {
     let problem = Problem { bias: true, ..problem };
-    as_good_as_rounding(&problem, dtype, TestDevice::bias_strategies);
+    as_good_as_rounding(&problem, dtype, TestDevice::half_bias_strategies);
 }
 
 #[test]

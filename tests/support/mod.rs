@@ -58,6 +58,14 @@ impl TestDevice {
         }
     }
 
+    /// Those, and the tiers that know it in f16 and bf16.
+    pub fn half_bias_strategies(&self) -> Vec<Strategy> {
+        let is_native =
+            |strategy: &Strategy| matches!(strategy, Strategy::Hopper | Strategy::TensorCore);
+        let native = self.half_strategies().into_iter().filter(is_native);
+        native.chain(self.bias_strategies()).collect()
+    }
+
     /// The strategies that compute in f64. CubeCL's kernels do not: there, `Auto` goes on to tensor
     /// operations, with a line that fails the test.
     pub fn f64_strategies(&self) -> Vec<Strategy> {

@@ -53,6 +53,13 @@ fn variations() -> Vec<Problem> {
     // Queries that stand elsewhere than keys.
     let line = Axis::dense(500, 900, true);
     problems.push(problems[0].with_axes([line]));
+    // Scores with a bias: of NAT's vectors, and of such whose planes work in pairs.
+    let image = [axis(56, 7, false), axis(56, 7, false)];
+    for (axes, head_dim) in [(&image[..], 32), (&plane, 64), (&[axis(900, 99, true)], 128)] {
+        problems.push(Problem::new(axes, 4, head_dim).with_additional(3).with_bias(true));
+    }
+    let space = [axis(9, 3, false); MAX_RANK];
+    problems.push(Problem::new(space, 4, 32).with_heads_kv(2).with_bias(true));
     problems
 }
 
@@ -134,7 +141,7 @@ fn kinds(kernel: &Kernel) -> Vec<String> {
     let Blueprint { pass, rank, planes, is_paired, blocks, holds_rows, .. } = kernel.blueprint;
     let Blueprint { has_first, has_second, instruction, staging, .. } = kernel.blueprint;
     let Blueprint { vector, is_causal, head_dim, has_keys, .. } = kernel.blueprint;
-    let Blueprint { has_origin, has_additional, .. } = kernel.blueprint;
+    let Blueprint { has_origin, has_additional, has_bias, bias_sums, .. } = kernel.blueprint;
     let of_pass = [
         format!("{rank}d"),
         format!("{planes} planes {is_paired}"),
@@ -142,6 +149,7 @@ fn kinds(kernel: &Kernel) -> Vec<String> {
         format!("{has_first} {has_second}"),
         format!("{instruction:?} {}", matches!(staging, Staging::Async(_))),
         format!("{has_keys} {has_additional} {has_origin}"),
+        format!("bias {has_bias} {} {instruction:?}", bias_sums > 0),
     ];
     let of_any =
         [format!("{vector} elements"), format!("{is_causal:?}"), format!("dim {head_dim}")];

@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 
 use super::cut::Cut;
 use super::walk::nearest;
-use crate::Axis;
 use crate::window::{group_length, shifted, visitor_end, visitor_start, window_end, window_start};
+use crate::{Axis, Problem};
 
 /// One axis: lengths and parameters at run time, so that they do not cost a compilation.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -19,7 +19,7 @@ pub(crate) struct AxisSpace {
     kernel_size: usize,
     stride: usize,
     pub dilation: usize,
-    /// By how many positions queries stand ahead of keys of the same number. Read where there is an origin only.
+    /// By how many positions queries stand ahead of keys of the same number. Read where there is an origin, or a bias, only.
     ahead: usize,
     /// By how many they stand behind them; one of both is 0.
     behind: usize,
@@ -100,6 +100,17 @@ impl AxisSpace {
         Interval { start: self.sees(tile, last).start, end: self.sees(tile, tile.row).end }
     }
 
+    /// Entries of a relative position bias.
+    pub fn distances(&self) -> u32 {
+        (2 * self.kernel_size - 1) as u32
+    }
+
+    /// Which of them a query and a key at the same position have; of a query that stands far ahead it is below zero, and
+    /// wraps.
+    pub fn no_distance(&self) -> u32 {
+        (self.kernel_size - 1) as u32 - self.ahead as u32
+    }
+
     /// The columns that the row at `position` sees. There may be none.
     pub fn sees(&self, tile: &AxisTile, position: usize) -> Interval {
         if comptime!(self.is_inverse) {
@@ -147,11 +158,12 @@ impl AxisSpace {
 }
 
 impl AxisSpace {
-    /// Launch argument for axis number `index`.
-    pub fn argument(axis: &Axis, index: usize, cut: &Cut) -> AxisSpaceLaunch {
+    /// Launch argument for axis number `index` of a problem.
+    pub fn argument(problem: &Problem, index: usize, cut: &Cut) -> AxisSpaceLaunch {
+        let axis = &problem.axes[index];
         let [rows, columns] = cut.sides(axis);
         let Axis { kernel_size, stride, dilation, is_causal, .. } = *axis;
-        let (ahead, behind) = axis.shift();
+        let (ahead, behind) = problem.shifts()[index];
         let tiles = cut.tiles(axis, index);
         AxisSpaceLaunch::new(
             rows,

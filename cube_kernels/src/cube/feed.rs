@@ -119,6 +119,18 @@ pub(crate) fn buffer(handle: &Handle) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(handle.clone(), 0) }
 }
 
+/// What a kernel is compiled for in place of a buffer that there may be.
+#[cfg(feature = "cuda")]
+pub(crate) fn optional_buffer<T>(is_there: bool) -> ComptimeOptionCompilationArg<T>
+where
+    T: LaunchArg<CompilationArg = BufferCompilationArg>,
+{
+    match is_there {
+        true => ComptimeOptionCompilationArg::Some(BufferCompilationArg { inplace: None }),
+        false => ComptimeOptionCompilationArg::None,
+    }
+}
+
 /// A grid of at least `cubes` cubes.
 pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
     let (widest, _, _) = client.properties().hardware.max_cube_count;

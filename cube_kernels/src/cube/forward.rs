@@ -5,14 +5,17 @@
 
 use cubecl::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::feed::optional_buffer;
 use super::feed::{Input, InputPair};
 
-/// What the kernels read: queries, and keys with their values.
+/// What the kernels read: queries, keys with their values, and a relative position bias `[heads, z, y, x]`.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Inputs<'a, F: Float, N: Size> {
     pub query: Input<'a, F, N>,
     pub columns: InputPair<'a, F, N>,
     pub additional: InputPair<'a, F, N>,
+    pub bias: ComptimeOption<&'a [F]>,
 }
 
 /// What they write.
@@ -25,9 +28,10 @@ pub(crate) struct Outputs<F: Float, NO: Size> {
 #[cfg(feature = "cuda")]
 impl<F: Float, N: Size> Inputs<'static, F, N> {
     /// What a kernel is compiled for.
-    pub fn compilation() -> InputsCompilationArg<'static, F, N> {
+    pub fn compilation(has_bias: bool) -> InputsCompilationArg<'static, F, N> {
         let (query, pair) = (Input::compilation(), InputPair::compilation);
-        InputsCompilationArg { query, columns: pair(), additional: pair() }
+        let bias = optional_buffer(has_bias);
+        InputsCompilationArg { query, columns: pair(), additional: pair(), bias }
     }
 }
 

@@ -17,6 +17,8 @@ mod windows;
 
 pub(crate) use axis::Interval;
 pub(crate) use cut::Cut;
+#[cfg(feature = "cuda")]
+pub(crate) use feed::optional_buffer;
 pub(crate) use feed::{Feed, FeedPair, Input, InputPair, Tensor, buffer, grid};
 pub(crate) use space::{CubeTile, Space};
 

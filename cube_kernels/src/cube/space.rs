@@ -221,7 +221,7 @@ impl CubeTile {
 impl Space {
     /// Launch argument for a problem.
     pub fn argument(problem: &Problem, cut: &Cut) -> SpaceLaunch {
-        let [z, y, x] = std::array::from_fn(|i| AxisSpace::argument(&problem.axes[i], i, cut));
+        let [z, y, x] = std::array::from_fn(|i| AxisSpace::argument(problem, i, cut));
         let (heads, cubes) = (cut.heads(problem), cut.cubes(problem));
         SpaceLaunch::new(z, y, x, heads, problem.group_size(), problem.additional, cubes)
     }

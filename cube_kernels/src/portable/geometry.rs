@@ -260,14 +260,11 @@ pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
 
 /// Launch argument for `problem`, with the axes that it has.
 pub(super) fn geometry_as_is(problem: &Problem) -> GeometryLaunch {
-    let [z, y, x] = problem.axes.map(|axis| {
-        // Where every query sees every key, it is for the bias alone that it matters where queries stand.
+    let shifts = problem.shifts();
+    let [z, y, x] = std::array::from_fn(|index| {
+        let axis = problem.axes[index];
         let has_origin = axis.has_origin() || problem.has_bias && axis.origin != 0;
-        let (ahead, behind) = match problem.has_bias {
-            // They stand among the keys, as was checked.
-            true => (axis.origin.unsigned_abs() / axis.dilation, 0),
-            false => axis.shift(),
-        };
+        let (ahead, behind) = shifts[index];
         AxisGeometryLaunch::new(
             axis.queries,
             axis.keys,

@@ -48,4 +48,6 @@ pub mod unfused;
 pub use blueprint::Blueprint;
 #[cfg(feature = "cube")]
 pub use launch::{backward, backward_with, forward, forward_with, has_wide_indices};
+#[cfg(feature = "cube")]
+pub(crate) use reduce::reduce_tiles;
 pub use selection::{BackwardPlan, Limits, Way, candidates, estimate, plan, plan_backward};

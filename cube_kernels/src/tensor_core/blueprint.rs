@@ -171,6 +171,10 @@ pub struct Blueprint {
     pub has_keys: bool,
     /// Whether there are additional keys.
     pub has_additional: bool,
+    /// Whether a relative position bias is added to scores. Those of additional keys have none.
+    pub has_bias: bool,
+    /// Room for so many sums of the gradient of a head's bias; 0 where the kernel sums none. In the queries' pass only.
+    pub bias_sums: usize,
 }
 
 impl Blueprint {
@@ -339,6 +343,7 @@ impl Blueprint {
         self.rows() * (row + windows + exchange)
             + of_planes
             + handed
+            + self.sums_words() * size_of::<f32>()
             + self.stages() * self.columns() * column
             + IDLE
     }
@@ -350,6 +355,8 @@ impl Blueprint {
             && self.rank >= problem.rank()
             && self.has_keys == (problem.keys() > 0)
             && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
+            && self.has_bias == (problem.has_bias && self.has_keys)
+            && (self.bias_sums == 0 || self.bias_sums >= problem.bias_entries())
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.has_origin || !problem.has_origin())
     }
@@ -394,6 +401,8 @@ impl fmt::Display for Blueprint {
         })?;
         f.write_str(&causal_suffix(self.is_causal))?;
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
-        f.write_str(if self.has_additional { "_additional" } else { "" })
+        f.write_str(if self.has_additional { "_additional" } else { "" })?;
+        f.write_str(if self.has_bias { "_bias" } else { "" })?;
+        if self.bias_sums > 0 { write!(f, "_sums{}", self.bias_sums) } else { Ok(()) }
     }
 }

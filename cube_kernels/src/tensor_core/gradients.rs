@@ -16,10 +16,11 @@ use super::{
 };
 use crate::choices::Choices;
 use crate::view::{KeyGradients, check_gradients, check_saved};
-use crate::{KernelError, KeyValue, Operands, Problem, Saved, Shape, Strided};
+use crate::{KernelError, KeyValue, Operand, Operands, Problem, Saved, Shape, Strided, portable};
 
 /// The gradients of attention, by the blueprints that `choice` takes. With the same blueprints results repeat bit by
-/// bit. What sums none that is wanted, one that has a buffer, is not launched. Workspace: 8 bytes for each row of the queries.
+/// bit. What sums none that is wanted, one that has a buffer, is not launched. Workspace: 8 bytes for each row of the queries, and
+/// for the gradient of a bias at most 1 GiB of sums, or what the [Portable tier](crate::portable::backward) takes for it.
 ///
 /// Returns when the work is enqueued; the first use of a blueprint compiles it.
 ///
@@ -82,6 +83,7 @@ fn measure(
             let (inputs, mut outputs) = (inputs.clone(), outputs.every());
             if pass == Pass::Keys {
                 outputs.query = None;
+                outputs.bias = outputs.bias.map(|_| None);
             } else {
                 (outputs.key, outputs.value) = (None, None);
             }
@@ -146,6 +148,16 @@ pub fn backward_with(
         Some(_) => Some([line("query", &operands.query)?, line("dout", &gradients.out)?]),
     };
     let rows = problem.batch * problem.queries() * problem.heads;
+    let is_summed = plan.queries.bias_sums > 0 && rows > 0;
+    let summing = match &outputs.bias {
+        Some(Some(_)) if is_summed => Some(plan.queries),
+        Some(Some(dbias)) => {
+            // The first to be launched, since it may be refused.
+            launch_bias(client, problem, dtype, inputs, dbias)?;
+            None
+        }
+        _ => None,
+    };
     let statistics = client.empty((rows * STATISTICS * size_of::<f32>()).max(1));
     if rows > 0 {
         launch_statistics(
@@ -158,15 +170,27 @@ pub fn backward_with(
             [&results.out, &gradients.out],
             [lse, dlse, &statistics],
         );
-        if let Some(dq) = &outputs.query {
+        let (queries, sums) = match summing {
+            Some(queries) => (queries, Some(sums_of(client, problem, &queries))),
+            None => (Blueprint { bias_sums: 0, ..plan.queries }, None),
+        };
+        // The kernel that sums the gradient of the bias writes that of the queries in any case.
+        let unwanted = || client.empty(size * Operand::Query.shape(problem).elements());
+        if let Some(dq) = outputs.query.clone().or_else(|| sums.as_ref().map(|_| unwanted())) {
             let tensors = Tensors {
                 rows: [&operands.query, &gradients.out],
                 columns: [&operands.key, &operands.value],
                 additional: operands.additional.as_ref().map(|more| [&more.key, &more.value]),
                 statistics: &statistics,
-                gradients: [dq, dq],
+                bias: operands.bias.as_ref(),
+                gradients: [&dq, &dq],
+                sums: sums.as_ref(),
             };
-            launch(client, problem, dtype, &plan.queries, address_type, &tensors);
+            launch(client, problem, dtype, &queries, address_type, &tensors);
+        }
+        if let (Some(sums), Some(Some(dbias))) = (&sums, &outputs.bias) {
+            let tiles = queries.query_tiles(problem);
+            portable::reduce_tiles(client, problem, dtype, sums, dbias, tiles)?;
         }
     }
     let plan = plan.wanted(&outputs.as_ref().map(|_, gradient| gradient.is_some()));
@@ -177,7 +201,9 @@ pub fn backward_with(
                 columns: [&operands.query, &gradients.out],
                 additional: None,
                 statistics: &statistics,
+                bias: operands.bias.as_ref(),
                 gradients: [dk, dv],
+                sums: None,
             };
             launch(client, problem, dtype, blueprint, address_type, &tensors);
         }
@@ -194,12 +220,32 @@ pub fn backward_with(
                 columns: [query, dout],
                 additional: None,
                 statistics: &statistics,
+                bias: None,
                 gradients: [dk, dv],
+                sums: None,
             };
             launch(client, &additional, dtype, blueprint, address_type, &tensors);
         }
     }
     Ok(())
+}
+
+/// Memory for the sums of all cubes.
+fn sums_of(client: &Client, problem: &Problem, blueprint: &Blueprint) -> Handle {
+    client.empty((blueprint.all_sums(problem) * size_of::<f32>()).max(1))
+}
+
+/// Launches what sums the gradient of the bias where the kernel of the queries has no room for it: the Portable tier's rows.
+fn launch_bias(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    inputs: &Saved<Strided>,
+    dbias: &Handle,
+) -> Result<(), KernelError> {
+    let mut outputs = inputs.operands.as_ref().map(|_, _| None);
+    outputs.bias = Some(Some(dbias.clone()));
+    portable::backward_with(client, &portable::BackwardPlan::ROWS, problem, dtype, inputs, &outputs)
 }
 
 /// All inputs of two or four bytes an element.

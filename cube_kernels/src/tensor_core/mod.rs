@@ -19,6 +19,8 @@
 
 #[cfg(feature = "cube")]
 mod backward;
+#[cfg(feature = "cube")]
+mod bias;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 mod capability;
@@ -41,6 +43,8 @@ mod launch;
 mod mask;
 #[cfg(feature = "cube")]
 mod meeting;
+#[cfg_attr(not(feature = "cube"), allow(dead_code))]
+mod near;
 #[cfg(feature = "cuda")]
 pub mod offline;
 mod plan;

@@ -9,6 +9,9 @@ use crate::{Operands, Problem};
 /// beyond what f32 holds.
 const SCALES: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
+/// Most entries of a head's position bias: places in it, and a tile farther, are numbers of 32 bits.
+const MOST_ENTRIES: usize = 1 << 20;
+
 /// How a blueprint is chosen among all that compute a problem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Choice {
@@ -34,9 +37,6 @@ impl Choice {
 
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
-    if problem.has_bias {
-        return Some("there is a position bias".into());
-    }
     let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
     for (name, dim) in dims {
         if dim == 0 || dim > 256 {
@@ -49,6 +49,12 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     }
     if problem.keys() == 0 && problem.additional == 0 {
         return Some("there are no keys".into());
+    }
+    let entries = problem.bias_entries();
+    if problem.has_bias && entries > MOST_ENTRIES {
+        return Some(format!(
+            "the position bias has {entries} entries for a head, more than {MOST_ENTRIES}"
+        ));
     }
     None
 }
@@ -241,10 +247,13 @@ fn candidates_of(
                     exponential: capability.exponential,
                     has_keys: problem.keys() > 0,
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
+                    has_bias: problem.has_bias && problem.keys() > 0,
+                    bias_sums: 0,
                 };
-                if blueprint.shared_memory() <= capability.shared_memory {
-                    blueprints.push(blueprint);
-                }
+                let fits =
+                    |blueprint: &Blueprint| blueprint.shared_memory() <= capability.shared_memory;
+                let summing = blueprint.with_bias_sums(problem).filter(fits);
+                blueprints.extend(summing.or_else(|| Some(blueprint).filter(fits)));
             }
         }
     }
@@ -326,7 +335,14 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     let shared = dims / (8.0 * blueprint.blocks as f64);
     // Half the reads of shared memory are not half the time: planes of a pair wait for each other.
     let waits = if blueprint.is_paired { 1.18 } else { 1.0 };
-    let step = waits * scores * (products + softmax + mask + loads + shared);
+    // A minimum, an address, a load and an addition, and that of the units which wait for it.
+    let mut bias = if blueprint.has_bias { 8.0 } else { 0.0 };
+    if blueprint.bias_sums > 0 {
+        // A store, and for each distance and row a load and an addition.
+        let distances = blueprint.near().count() as f64 / blueprint.columns() as f64;
+        bias += 3.0 + 2.0 * distances + 2.0;
+    }
+    let step = waits * scores * (products + softmax + mask + bias + loads + shared);
     // Units that exchange scores meet six times a step, and a meeting is about 32 slots of each.
     let meetings = match blueprint.instruction {
         Instruction::Mma | Instruction::Tf32 => 0.0,
@@ -334,7 +350,12 @@ pub fn estimate(blueprint: &Blueprint, problem: &Problem) -> f64 {
     };
     let tile = blueprint.rows() as f64 * dims * 24.0;
     let heads = (problem.batch * heads) as f64;
-    heads * (count.visited as f64 * (step + meetings) + count.q_tiles as f64 * tile)
+    let mut pairs = 0.0;
+    if blueprint.has_bias && blueprint.pass == Pass::Queries && blueprint.bias_sums == 0 {
+        // Products of rows that load each number, and whether each query sees a key at each distance.
+        pairs = problem.pairs() as f64 * (4.0 * dims + 100.0);
+    }
+    heads * (count.visited as f64 * (step + meetings) + count.q_tiles as f64 * tile + pairs)
 }
 
 #[cfg(test)]

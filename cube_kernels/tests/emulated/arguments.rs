@@ -38,9 +38,9 @@ pub fn sizes_of(
     let heads = if is_keys { problem.heads_kv } else { problem.heads };
     let mut cubes = problem.batch * heads;
     let mut sizes = vec![];
-    for (axis, tile) in problem.axes.into_iter().zip(row_tile) {
+    for (index, (axis, tile)) in problem.axes.into_iter().zip(row_tile).enumerate() {
         let Axis { queries, keys, kernel_size, stride, dilation, .. } = axis;
-        let (ahead, behind) = axis.shift();
+        let (ahead, behind) = problem.shifts()[index];
         let (rows, columns) = if is_keys { (keys, queries) } else { (queries, keys) };
         let tiles = rows.div_ceil(dilation).div_ceil(tile);
         cubes *= dilation * tiles;

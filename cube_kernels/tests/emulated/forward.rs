@@ -37,6 +37,9 @@ pub fn attend(
     };
     let inputs = [&data.query, &data.key, &data.value, more_key, more_value];
     let mut buffers: Vec<_> = inputs.iter().map(|values| encode(element, values)).collect();
+    if blueprint.has_bias {
+        buffers.push(encode(element, &data.bias));
+    }
     buffers.push(encode(element, &vec![f64::NAN; rows * head_dim_v]));
     buffers.push(encode_f32(&vec![f64::NAN; rows]));
     let factors = [factor(blueprint.exponential, problem.scale), problem.scale];
@@ -56,7 +59,7 @@ fn check(capability: &Capability, elements: [Element; 2]) {
 }
 
 /// One problem, by the blueprint that is planned or by the one at this share of all.
-fn check_one(
+pub fn check_one(
     compiler: &str,
     capability: &Capability,
     problem: &Problem,

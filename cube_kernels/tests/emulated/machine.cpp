@@ -136,6 +136,7 @@ std::vector<char> read_file(const std::string& name) {
 extern "C" {
 
 void machine_sync() { meet(cube, live); }
+void machine_sync_plane() { meet_plane(); }
 void machine_meet(unsigned barrier, unsigned expected) { meet(barriers[barrier], expected); }
 void machine_arrive(unsigned barrier, unsigned expected) { arrive(barriers[barrier], expected); }
 unsigned machine_lane() { return me % PLANE; }

@@ -18,6 +18,8 @@ extern "C" {
 extern Index threadIdx, blockIdx, blockDim, gridDim;
 // All units of the cube meet.
 void machine_sync();
+// Those of the plane.
+void machine_sync_plane();
 // As many units meet at a barrier, some of which may only arrive there.
 void machine_meet(unsigned barrier, unsigned units);
 void machine_arrive(unsigned barrier, unsigned units);
@@ -36,6 +38,7 @@ unsigned machine_shared_address(const void* pointer);
 }
 
 static inline void __syncthreads() { machine_sync(); }
+static inline void __syncwarp() { machine_sync_plane(); }
 static inline unsigned __activemask() { return ~0u; }
 static inline unsigned __cvta_generic_to_shared(const void* pointer) { return machine_shared_address(pointer); }
 

@@ -8,6 +8,7 @@
 mod arguments;
 mod assembly;
 mod backward;
+mod bias;
 mod forward;
 mod portable;
 mod precision;

@@ -23,6 +23,26 @@ pub fn all() -> Vec<Problem> {
     ]
 }
 
+/// The same with a position bias: even and odd windows, strides, dilation, causal axes, shared heads, additional tokens,
+/// windows that cover the space, and a part of the queries.
+pub fn biased() -> Vec<Problem> {
+    let part = |axis: Axis, queries| {
+        let mut part = axis.with_origin(6);
+        part.queries = queries;
+        part
+    };
+    let full = [axis(5, 5, 1, 1, false), axis(9, 9, 1, 1, false)];
+    let parts = [axis(5, 3, 2, 1, false), part(axis(40, 4, 2, 2, false), 29)];
+    let covered = [part(axis(23, 23, 1, 1, false), 11), axis(6, 3, 1, 1, true)];
+    let others = [
+        Problem::new(full, 2, 16).with_heads_kv(1).with_additional(3),
+        Problem::new(parts, 2, 16).with_heads_kv(1).with_head_dim_v(24),
+        Problem::new(covered, 2, 8).with_head_dim_v(16),
+        Problem::new([part(axis(90, 21, 1, 3, false), 70)], 2, 16).with_additional(4),
+    ];
+    all()[..3].iter().copied().chain(others).map(|problem| problem.with_bias(true)).collect()
+}
+
 /// A problem and how to compute it.
 pub struct Random {
     pub problem: Problem,
@@ -67,6 +87,8 @@ fn random_problem(rng: &mut StdRng) -> Random {
         .with_heads_kv(heads_kv)
         .with_head_dim_v(head_dim_v)
         .with_additional(additional);
+    let has_bias = rng.random_bool(0.4) && problem.axes.iter().all(Axis::is_among_keys);
+    let problem = problem.with_bias(has_bias);
     let element = Element::ALL[rng.random_range(0..Element::ALL.len())];
     Random { problem, element, pick: rng.random_range(0..1000), share: rng.random() }
 }
@@ -78,14 +100,18 @@ pub enum Input {
     Key,
     Value,
     Dout,
+    /// An entry of the bias, where there is one.
+    Bias,
 }
 
 /// What the forward pass is tried with.
-pub const FORWARD: [(f64, Input); 4] = [
+pub const FORWARD: [(f64, Input); 6] = [
     (f64::NAN, Input::Key),
     (f64::NAN, Input::Value),
     (f64::INFINITY, Input::Key),
     (f64::INFINITY, Input::Value),
+    (f64::NAN, Input::Bias),
+    (f64::NEG_INFINITY, Input::Bias),
 ];
 /// What the backward pass is tried with besides.
 pub const BACKWARD: [(f64, Input); 2] = [(f64::NAN, Input::Query), (f64::INFINITY, Input::Dout)];
@@ -93,15 +119,18 @@ pub const BACKWARD: [(f64, Input); 2] = [(f64::NAN, Input::Query), (f64::INFINIT
 /// The data, and the same with each of these numbers in one vector.
 pub fn spoiled(problem: &Problem, clean: &Data, poisons: &[(f64, Input)]) -> Vec<(String, Data)> {
     let mut all = vec![("clean".to_string(), clean.clone())];
-    for (poison, input) in poisons {
+    let is_there = |input: &Input| problem.has_bias || !matches!(input, Input::Bias);
+    for (poison, input) in poisons.iter().filter(|(_, input)| is_there(input)) {
         let mut data = clean.clone();
         let (values, dim) = match input {
             Input::Query => (&mut data.query, problem.head_dim),
             Input::Key => (&mut data.key, problem.head_dim),
             Input::Value => (&mut data.value, problem.head_dim_v),
             Input::Dout => (&mut data.dout, problem.head_dim_v),
+            Input::Bias => (&mut data.bias, 1),
         };
-        let row = values.len() / dim / 2;
+        // In the bias of the first head, away from the middle that all queries see.
+        let row = values.len() / dim / if let Input::Bias = input { 5 } else { 2 };
         values[row * dim + dim / 2] = *poison;
         all.push((format!("{poison} in a vector of {input:?}"), data));
     }

@@ -6,6 +6,7 @@
 
 mod attend;
 mod backward;
+mod bias;
 mod choice;
 mod edges;
 mod isolation;

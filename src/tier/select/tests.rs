@@ -51,19 +51,23 @@ fn a_position_bias_is_for_tiers_that_know_it() {
     let of = |strategy, device| select(&problem, strategy, DType::BF16, device, Context::new());
     assert_eq!(of(Strategy::Auto, FLEX), Ok(Tier::Flex));
     assert_eq!(of(Strategy::Auto, cuda(90)), Ok(Tier::Hopper));
-    assert_eq!(of(Strategy::Auto, cuda(80)), Ok(Tier::Portable));
-    assert_eq!(
-        of(Strategy::TensorCore, cuda(90)).expect_err("it has no bias").to_string(),
-        "strategy: TensorCore cannot run here, there is a position bias"
-    );
+    assert_eq!(of(Strategy::Auto, cuda(80)), Ok(Tier::TensorCore));
+    assert_eq!(of(Strategy::TensorCore, cuda(90)), Ok(Tier::TensorCore));
     // Sums of its gradient have to fit beside the tiles.
     let side = Axis::neighborhood(40, 19);
     let large = Problem::new([side, side], 2, 64).with_bias(true);
     let of = |strategy| select(&large, strategy, DType::BF16, cuda(90), Context::new());
-    assert_eq!(of(Strategy::Auto), Ok(Tier::Portable));
+    assert_eq!(of(Strategy::Auto), Ok(Tier::TensorCore));
     assert_eq!(
         of(Strategy::Hopper).expect_err("37 x 37 entries").to_string(),
         "strategy: Hopper cannot run here, the position bias has more than 860 entries for a head"
+    );
+    let long = Problem::new([Axis::neighborhood(1 << 20, (1 << 19) + 1)], 2, 64).with_bias(true);
+    let of = |strategy| select(&long, strategy, DType::BF16, cuda(80), Context::new());
+    assert_eq!(of(Strategy::Auto), Ok(Tier::Portable));
+    assert_eq!(
+        of(Strategy::TensorCore).expect_err("2^20 + 1 entries").to_string(),
+        "strategy: TensorCore cannot run here, the position bias has 1048577 entries for a head, more than 1048576"
     );
 }
 

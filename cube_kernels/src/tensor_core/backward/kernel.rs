@@ -16,6 +16,7 @@ use super::super::work::{Work, work};
 use super::arguments::{Inputs, Outputs};
 use super::part::{Part, Role};
 use super::repair::repair;
+use super::slopes::{Slopes, clear_sums, slopes, store_sums};
 use super::statistics::STATISTICS;
 use super::step::{RowStatistics, Rows, Sums, row_statistics};
 use super::store::store;
@@ -38,6 +39,8 @@ pub(super) struct Tiles<F: Float, N: Size> {
     pub statistics: Shared<[f32]>,
     /// Weights that one plane of a pair hands to the other.
     pub handed: Shared<[Pair<f32>]>,
+    /// What the gradient of the bias is summed in.
+    pub slopes: Slopes,
 }
 
 /// First vectors are queries and keys, second ones the output's gradient and values.
@@ -51,6 +54,9 @@ pub(super) fn backward_kernel<F: Float, N: Size, NO: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
+    if comptime!(blueprint.bias_sums > 0) {
+        clear_sums(outputs.sums.as_mut().unwrap(), &space, blueprint);
+    }
     let work = work(space, factor, scale, blueprint);
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let (of_rows, columns) = comptime!((blueprint.rows(), blueprint.columns()));
@@ -81,6 +87,7 @@ pub(super) fn backward_kernel<F: Float, N: Size, NO: Size>(
         second: second_columns,
         statistics,
         handed: Shared::new_slice(comptime!(blueprint.handed())),
+        slopes: slopes(&work, blueprint),
     };
     let column_tile = comptime!(blueprint.column_tile());
     let cleared = comptime!(Stage { tile: column_tile, ..first_stage });
@@ -140,6 +147,9 @@ fn run<'a, F: Float, N: Size, NO: Size>(
     let mut sums = Sums { first: zeros(pieces), second: zeros(pieces_second) };
     if comptime!(blueprint.has_keys) {
         sweep_windows::<F, N>(inputs, &rows, tiles, &mut sums, work, part);
+    }
+    if comptime!(blueprint.bias_sums > 0) {
+        store_sums(tiles.slopes.index(0), outputs.sums.as_mut().unwrap(), work, blueprint);
     }
     if comptime!(blueprint.has_additional) {
         let feed = inputs.additional.additional(&work.space, &work.tile);

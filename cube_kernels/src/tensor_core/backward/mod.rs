@@ -8,6 +8,7 @@
 //! dq = scale * sum over keys of ds k        a cube per tile of queries
 //! dk = scale * sum over queries of ds q     a cube per tile of keys,
 //! dv =         sum over queries of p dout     over the queries and heads that see them
+//! dbias =      sum over queries of ds       by the cubes of dq, see `slopes.rs`
 //! ```
 //!
 //! Both are one kernel that keeps rows, queries or keys, and sweeps over columns, the others: seven
@@ -23,6 +24,7 @@ mod kernel;
 mod pair;
 mod part;
 mod repair;
+mod slopes;
 mod statistics;
 mod step;
 mod store;
@@ -91,7 +93,9 @@ pub(super) struct Tensors<'a> {
     pub columns: [&'a Strided; 2],
     pub additional: Option<[&'a Strided; 2]>,
     pub statistics: &'a Handle,
+    pub bias: Option<&'a Strided>,
     pub gradients: [&'a Handle; 2],
+    pub sums: Option<&'a Handle>,
 }
 
 /// Launches the kernel of a blueprint.
@@ -107,6 +111,7 @@ pub(super) fn launch(
     let columns = if blueprint.has_keys { tensors.columns } else { tensors.rows };
     let more = tensors.additional.unwrap_or(tensors.rows);
     let (cut, vector) = (blueprint.cut(), blueprint.vector);
+    let bias = tensors.bias.filter(|_| blueprint.has_bias);
     let [first, second] = tensors.gradients;
     macro_rules! launch {
         ($kernel:path) => {
@@ -123,8 +128,9 @@ pub(super) fn launch(
                     InputPair::argument(columns.map(tensor), vector),
                     InputPair::argument(more.map(tensor), vector),
                     buffer(tensors.statistics),
+                    bias.map(|bias| buffer(&bias.handle)).into(),
                 ),
-                OutputsLaunch::new(buffer(first), buffer(second)),
+                OutputsLaunch::new(buffer(first), buffer(second), tensors.sums.map(buffer).into()),
                 blueprint.exponential.factor(problem.scale),
                 problem.scale as f32,
                 *blueprint,
@@ -157,8 +163,8 @@ pub(super) fn definition(
                 properties,
                 target,
                 Space::compilation(&blueprint.cut()),
-                Inputs::compilation(),
-                Outputs::compilation(),
+                Inputs::compilation(blueprint.has_bias),
+                Outputs::compilation(blueprint.bias_sums > 0),
                 (),
                 (),
                 blueprint.vector,

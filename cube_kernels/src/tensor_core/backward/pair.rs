@@ -10,6 +10,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::bias::add_bias;
 use super::super::blueprint::{Blueprint, COLUMNS, PLANE};
 use super::super::fragments::{Fragments, Pair};
 use super::super::mask::mask_windows;
@@ -34,6 +35,7 @@ pub(super) fn take_values<F: Float, N: Size>(
     let mut weights = no_scores(first);
     if sight.is_any {
         add_scores::<F, N>(&mut weights, &rows.first, columns.first, work, first);
+        add_bias::<F>(&mut weights, columns.bias, &sight.corner, work, blueprint);
         weigh(&mut weights, columns.statistics, work, blueprint);
         if !sight.is_all {
             mask_windows(&mut weights, 0.0, &rows.windows, &sight.corner, work, blueprint);

@@ -8,6 +8,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::bias::{Bias, of_pair};
 use super::super::blueprint::{Blueprint, PLANE, Pass, ROWS};
 use super::super::geometry::{FeedPair, Position};
 use super::super::power::power;
@@ -96,6 +97,13 @@ fn visit<F: Float, N: Size>(
         let along_x = space.x.sees(&tile.x, row.x);
         for member in 0..members {
             let feed = inputs.columns.columns(space, tile, head + member);
+            let bias = inputs.bias.map(|values| {
+                if comptime!(is_keys) {
+                    Bias::of_head(values, head + member, space)
+                } else {
+                    Bias::of_head(values, tile.head, space)
+                }
+            });
             for z in along_z.start..along_z.end {
                 for y in along_y.start..along_y.end {
                     for x in along_x.start..along_x.end {
@@ -105,7 +113,9 @@ fn visit<F: Float, N: Size>(
                             let heads = space.heads * space.group_size;
                             query = space.column_place(tile, &at, head + member, heads);
                         }
-                        add::<F, N>(one, &feed, &at, inputs.statistics, query, work, blueprint);
+                        let more = of_pair_in::<F>(bias, row, &at, is_keys);
+                        let numbers = inputs.statistics;
+                        add::<F, N>(one, &feed, &at, numbers, query, more, work, blueprint);
                     }
                 }
             }
@@ -115,12 +125,25 @@ fn visit<F: Float, N: Size>(
         let feed = inputs.additional.additional(space, tile);
         for x in 0..space.additional {
             let at = Position { z: 0usize, y: 0usize, x };
-            add::<F, N>(one, &feed, &at, inputs.statistics, place, work, blueprint);
+            let none = ComptimeOption::new_None();
+            add::<F, N>(one, &feed, &at, inputs.statistics, place, none, work, blueprint);
         }
     }
 }
 
-/// Takes the column at a position into the sums of the row; `query` is the place of the statistics.
+/// The bias of a row and a column, where there is one.
+#[cube]
+fn of_pair_in<F: Float>(
+    bias: ComptimeOption<Bias<'_, F>>,
+    row: &Position,
+    column: &Position,
+    #[comptime] is_keys: bool,
+) -> ComptimeOption<f32> {
+    if comptime!(is_keys) { of_pair(bias, column, row) } else { of_pair(bias, row, column) }
+}
+
+/// Takes the column at a position into the sums of the row, with what is added to its score; `query` is the place of the
+/// statistics.
 #[cube]
 fn add<F: Float, N: Size>(
     one: &mut OneRow<N>,
@@ -128,6 +151,7 @@ fn add<F: Float, N: Size>(
     at: &Position,
     statistics: &[f32],
     query: usize,
+    bias: ComptimeOption<f32>,
     work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -148,6 +172,8 @@ fn add<F: Float, N: Size>(
         product_second += (one.second[slice] * second[slice]).vector_sum();
     }
     let score = plane_sum(product);
+    let biased: ComptimeOption<f32> = bias.map(|bias| score + bias / work.scale);
+    let score = biased.unwrap_or(score);
     let argument = fma(score, work.factor, -statistics[STATISTICS * query]);
     let weight = power(argument, comptime!(blueprint.exponential));
     let gradient = weight * (plane_sum(product_second) - statistics[STATISTICS * query + 1]);

@@ -5,12 +5,14 @@
 
 use cubecl::prelude::*;
 
+use super::super::bias::{Bias, add_bias};
 use super::super::blueprint::{Blueprint, COLUMNS, Pass};
 use super::super::fragments::Fragments;
 use super::super::mask::{Sight, mask_windows};
 use super::super::power::power;
 use super::super::products::{self, accumulate, add_scores, no_scores};
 use super::super::work::Work;
+use super::slopes::{Slopes, add_slopes};
 use super::statistics::STATISTICS;
 
 /// What a plane keeps of its rows.
@@ -30,6 +32,8 @@ pub(super) struct Columns<'a, F: Float, N: Size> {
     pub second: &'a [Vector<F, N>],
     /// Of columns that are queries: their logsumexps, then their deltas.
     pub statistics: &'a [f32],
+    /// Of the scores with rows.
+    pub bias: ComptimeOption<Bias<'a, F>>,
     pub sight: Sight,
 }
 
@@ -38,9 +42,10 @@ pub(super) fn columns<'a, F: Float, N: Size>(
     first: &'a [Vector<F, N>],
     second: &'a [Vector<F, N>],
     statistics: &'a [f32],
+    bias: ComptimeOption<Bias<'a, F>>,
     sight: Sight,
 ) -> Columns<'a, F, N> {
-    Columns::<'a, F, N> { first, second, statistics, sight }
+    Columns::<'a, F, N> { first, second, statistics, bias, sight }
 }
 
 /// Sums of the gradients of the rows' first and second vectors.
@@ -90,6 +95,7 @@ pub(super) fn take<F: Float, N: Size>(
     columns: &Columns<'_, F, N>,
     rows: &Rows<'_, F, N>,
     sums: &mut Sums,
+    slopes: &mut Slopes,
     work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -99,6 +105,7 @@ pub(super) fn take<F: Float, N: Size>(
     let (statistics, own) = (columns.statistics, rows.statistics);
     let mut weights = no_scores(first);
     add_scores::<F, N>(&mut weights, &rows.first, columns.first, work, first);
+    add_bias::<F>(&mut weights, columns.bias, corner, work, blueprint);
     if comptime!(blueprint.has_first) {
         let mut gradients = no_scores(second);
         add_scores::<F, N>(&mut gradients, &rows.second, columns.second, work, second);
@@ -108,6 +115,9 @@ pub(super) fn take<F: Float, N: Size>(
                 mask_windows(&mut weights, 0.0, windows, corner, work, blueprint);
             }
             mask_windows(&mut gradients, 0.0, windows, corner, work, blueprint);
+        }
+        if comptime!(blueprint.bias_sums > 0) {
+            add_slopes(slopes.index_mut(0), &gradients, corner, work, blueprint);
         }
         if comptime!(blueprint.has_second) {
             accumulate::<F, N>(&mut sums.second, &weights, columns.second, work.lane, second);

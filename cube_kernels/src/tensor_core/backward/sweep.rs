@@ -5,6 +5,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::bias::Bias;
 use super::super::blueprint::{Blueprint, Pass};
 use super::super::geometry::{FeedPair, Position};
 use super::super::mask::{mask_behind, sight};
@@ -70,6 +71,13 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
         let now = step % 2;
         let then = 1 - now;
         let is_more = step + 1 < steps;
+        let bias = inputs.bias.map(|values| {
+            if comptime!(is_keys) {
+                Bias::of_head(values, head, space)
+            } else {
+                Bias::of_head(values, tile.head, space)
+            }
+        });
         tile.advance(&mut number, cut);
         if comptime!(is_keys) && number.x + number.y + number.z == 0 && is_more {
             head += 1;
@@ -95,12 +103,13 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
             &tiles.first[now * first_size..now * first_size + first_size],
             &tiles.second[now * second_size..now * second_size + second_size],
             &tiles.statistics[now * numbers..now * numbers + numbers],
+            bias,
             sight,
         );
         match comptime!(part.role) {
             Role::Both => {
                 if sight.is_any {
-                    take::<F, N>(&at, rows, sums, work, blueprint);
+                    take::<F, N>(&at, rows, sums, &mut tiles.slopes, work, blueprint);
                 }
             }
             Role::Values => {

@@ -6,6 +6,7 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::bias::{Bias, add_bias};
 use super::super::blueprint::Blueprint;
 use super::super::geometry::{FeedPair, Position, Space};
 use super::super::mask::{mask_behind, mask_windows, sight, words, write_windows};
@@ -61,7 +62,8 @@ pub(super) fn forward_kernel<F: Float, N: Size, NO: Size>(
     if comptime!(blueprint.has_keys) {
         let head = work.tile.head / work.space.group_size;
         let feed = inputs.columns.columns(&work.space, &work.tile, head);
-        sweep_windows::<F, N>(&feed, &rows, &mut tiles, &mut state, &work, blueprint);
+        let bias = inputs.bias.map(|values| Bias::of_head(values, work.tile.head, &work.space));
+        sweep_windows::<F, N>(&feed, &rows, &mut tiles, &mut state, bias, &work, blueprint);
     }
     if comptime!(blueprint.has_additional) {
         let feed = inputs.additional.additional(&work.space, &work.tile);
@@ -79,6 +81,7 @@ fn sweep_windows<F: Float, N: Size>(
     rows: &Rows<F, N>,
     tiles: &mut Tiles<F, N>,
     state: &mut Softmax,
+    bias: ComptimeOption<Bias<'_, F>>,
     work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -110,6 +113,7 @@ fn sweep_windows<F: Float, N: Size>(
         let mut weights = no_scores(first);
         if sight.is_any {
             add_scores::<F, N>(&mut weights, rows, &tiles.key, work, first);
+            add_bias::<F>(&mut weights, bias, &corner, work, blueprint);
             if !sight.is_all {
                 let masked = f32::min_value();
                 mask_windows(&mut weights, masked, &tiles.windows, &corner, work, blueprint);

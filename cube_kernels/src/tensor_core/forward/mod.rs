@@ -33,11 +33,12 @@ pub(super) fn launch(
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) {
-    let Operands { query, key, value, additional, bias: _ } = inputs;
+    let Operands { query, key, value, additional, bias } = inputs;
     // Empty buffers cannot be bound.
     let columns = if problem.keys() > 0 { [key, value] } else { [query, query] };
     let more = additional.as_ref().map_or(columns, |more| [&more.key, &more.value]);
     let (cut, vector) = (blueprint.cut(), blueprint.vector);
+    let bias = bias.as_ref().filter(|_| blueprint.has_bias);
     macro_rules! launch {
         ($kernel:path) => {
             $kernel(
@@ -52,6 +53,7 @@ pub(super) fn launch(
                     Input::argument(tensor(query), vector),
                     InputPair::argument(columns.map(tensor), vector),
                     InputPair::argument(more.map(tensor), vector),
+                    bias.map(|bias| buffer(&bias.handle)).into(),
                 ),
                 forward::OutputsLaunch::new(buffer(&outputs.out), buffer(&outputs.lse)),
                 blueprint.exponential.factor(problem.scale),
@@ -86,7 +88,7 @@ pub(super) fn definition(
                 properties,
                 target,
                 Space::compilation(&blueprint.cut()),
-                forward::Inputs::compilation(),
+                forward::Inputs::compilation(blueprint.has_bias),
                 forward::Outputs::compilation(),
                 (),
                 (),

@@ -10,6 +10,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::bias::{Bias, of_pair};
 use super::super::blueprint::{Blueprint, PLANE, ROWS};
 use super::super::geometry::{FeedPair, Position};
 use super::super::results::{load_vectors, no_sums, write_vectors};
@@ -60,6 +61,7 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
             if comptime!(blueprint.has_keys) {
                 let head = tile.head / space.group_size;
                 let feed = inputs.columns.columns(space, tile, head);
+                let bias = inputs.bias.map(|values| Bias::of_head(values, tile.head, space));
                 let along_z = space.z.sees(&tile.z, at.z);
                 let along_y = space.y.sees(&tile.y, at.y);
                 let along_x = space.x.sees(&tile.x, at.x);
@@ -67,7 +69,9 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                 for z in along_z.start..along_z.end {
                     for y in along_y.start..along_y.end {
                         for x in along_x.start..along_x.end {
-                            attend::<F, N>(&mut one, &feed, &Position { z, y, x }, work, blueprint);
+                            let key = Position { z, y, x };
+                            let bias = of_pair(bias, &at, &key);
+                            attend::<F, N>(&mut one, &feed, &key, bias, work, blueprint);
                         }
                     }
                 }
@@ -77,7 +81,8 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
                 seen += space.additional;
                 for x in 0..space.additional {
                     let at = Position { z: 0usize, y: 0usize, x };
-                    attend::<F, N>(&mut one, &feed, &at, work, blueprint);
+                    let none = ComptimeOption::new_None();
+                    attend::<F, N>(&mut one, &feed, &at, none, work, blueprint);
                 }
             }
             let place = space.row_place(tile, &at);
@@ -95,12 +100,13 @@ pub(super) fn repair<F: Float, N: Size, NO: Size>(
     }
 }
 
-/// Takes the key at a position into the softmax of the row.
+/// Takes the key at a position into the softmax of the row, with what is added to its score.
 #[cube]
 fn attend<F: Float, N: Size>(
     one: &mut OneRow<N>,
     feed: &FeedPair<'_, F, N>,
     at: &Position,
+    bias: ComptimeOption<f32>,
     work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -114,6 +120,8 @@ fn attend<F: Float, N: Size>(
         product += (one.query[slice] * elements[slice]).vector_sum();
     }
     let score = plane_sum(product) * work.scale;
+    let biased: ComptimeOption<f32> = bias.map(|bias| score + bias);
+    let score = biased.unwrap_or(score);
     let maximum = max(one.state[MAXIMUM], score);
     let decay = (one.state[MAXIMUM] - maximum).exp();
     let weight = (score - maximum).exp();

@@ -174,3 +174,26 @@ fn what_nobody_wants_is_not_launched() {
         assert_eq!(count([false, false, false, true]), (0, 1));
     }
 }
+
+#[test]
+fn a_bias_gradient_is_summed_where_there_is_room() {
+    let problem = plane(32, 32).with_bias(true);
+    let of = |length, kernel_size| Axis::neighborhood(length, kernel_size);
+    let wide = problem.with_axes([of(100, 90), of(100, 90)]);
+    let many = problem.with_batch(1 << 20);
+    for capability in capabilities() {
+        check(&problem, &capability);
+        let planned = |problem| plan_backward(problem, &capability, 8).expect("a plan");
+        let plan = planned(&problem);
+        assert!(plan.queries.has_bias && plan.keys.iter().all(|kernel| kernel.has_bias));
+        assert!(plan.keys.iter().all(|kernel| kernel.bias_sums == 0));
+        assert!(plan.additional.iter().all(|kernel| !kernel.has_bias));
+        // 9 x 13 entries, in multiples of 64.
+        let room = if capability.instruction.is_mma() { 128 } else { 0 };
+        assert_eq!(plan.queries.bias_sums, room, "{}", plan.queries);
+        assert!(plan.queries.fits(&problem.with_axes([of(20, 5), of(30, 5)])));
+        assert!(room == 0 || !plan.queries.fits(&problem.with_axes([of(20, 9), of(30, 9)])));
+        assert!(!plan.queries.fits(&problem.with_bias(false)));
+        assert_eq!([planned(&wide), planned(&many)].map(|plan| plan.queries.bias_sums), [0; 2]);
+    }
+}

@@ -6,19 +6,33 @@
 use cubecl::prelude::*;
 
 use super::{Share, Sums, Tiles};
+use crate::tensor_core::bias::{Bias, add_to_shared};
 use crate::tensor_core::blueprint::{Blueprint, Pass};
 use crate::tensor_core::cooperative::{accumulate, score};
+use crate::tensor_core::geometry::Position;
 use crate::tensor_core::power::power;
 use crate::tensor_core::work::Work;
 
-/// What is seen of a tile of columns.
+/// What is seen of a tile of columns, and what is added to its scores.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-pub(super) struct Seen {
+pub(super) struct Seen<'a, F: Float> {
     /// A bit for each of this unit's scores.
     pub visible: u32,
     /// Whether any of the plane's rows sees a column.
     pub is_any: bool,
+    pub corner: Position,
+    pub bias: ComptimeOption<Bias<'a, F>>,
+}
+
+#[cube]
+pub(super) fn seen<'a, F: Float>(
+    visible: u32,
+    is_any: bool,
+    corner: Position,
+    bias: ComptimeOption<Bias<'a, F>>,
+) -> Seen<'a, F> {
+    Seen::<'a, F> { visible, is_any, corner, bias }
 }
 
 /// Takes the tile of columns that has been put into shared memory into the sums, if any of the plane's rows sees one of
@@ -28,7 +42,7 @@ pub(super) fn take<F: Float, N: Size>(
     tiles: &mut Tiles<F, N>,
     share: &Share,
     sums: &mut Sums,
-    seen: &Seen,
+    seen: &Seen<'_, F>,
     work: &Work,
     #[comptime] blueprint: Blueprint,
 ) {
@@ -42,6 +56,10 @@ pub(super) fn take<F: Float, N: Size>(
     }
     sync_cube();
     if seen.is_any {
+        if comptime!(seen.bias.is_some()) {
+            let scores = &mut tiles.scores;
+            add_to_shared(scores, seen.bias, &share.place, &seen.corner, work, blueprint);
+        }
         weigh::<F, N>(tiles, share, &mut weights, seen.visible, work, blueprint);
     }
     sync_cube();

@@ -6,10 +6,11 @@
 use cubecl::prelude::*;
 
 use super::super::arguments::Inputs;
-use super::step::{Seen, take};
+use super::step::{seen, take};
 use super::{Share, Sums, Tiles};
 use crate::MAX_RANK;
 use crate::tensor_core::backward::STATISTICS;
+use crate::tensor_core::bias::Bias;
 use crate::tensor_core::blueprint::{Blueprint, Pass};
 use crate::tensor_core::geometry::{FeedPair, Position};
 use crate::tensor_core::mask::{WORDS, sees, sight};
@@ -66,7 +67,14 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
                     }
                 }
             }
-            let seen = Seen { visible, is_any: sight.is_any };
+            let bias = inputs.bias.map(|values| {
+                if comptime!(is_keys) {
+                    Bias::of_head(values, head + member, space)
+                } else {
+                    Bias::of_head(values, tile.head, space)
+                }
+            });
+            let seen = seen::<F>(visible, sight.is_any, corner, bias);
             take::<F, N>(tiles, share, sums, &seen, work, blueprint);
         }
     }
@@ -97,7 +105,8 @@ pub(super) fn sweep_additional<F: Float, N: Size>(
                 visible |= comptime!(1u32 << turn);
             }
         }
-        let seen = Seen { visible, is_any: true };
+        let bias = ComptimeOption::new_None();
+        let seen = seen::<F>(visible, true, corner, bias);
         take::<F, N>(tiles, share, sums, &seen, work, blueprint);
     }
 }

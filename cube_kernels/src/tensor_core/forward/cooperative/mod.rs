@@ -14,6 +14,7 @@ mod sweep;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::bias::Bias;
 use super::super::blueprint::Blueprint;
 use super::super::cooperative::{Place, Sums, no_sums, place};
 use super::super::geometry::Space;
@@ -102,7 +103,8 @@ pub(super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
         if comptime!(blueprint.has_keys) {
             let head = work.tile.head / work.space.group_size;
             let feed = inputs.columns.columns(&work.space, &work.tile, head);
-            sweep_windows::<F, N>(&feed, &mut tiles, &mut share, &work, sweep, blueprint);
+            let bias = inputs.bias.map(|values| Bias::of_head(values, work.tile.head, &work.space));
+            sweep_windows::<F, N>(&feed, &mut tiles, &mut share, bias, &work, sweep, blueprint);
         }
         if comptime!(blueprint.has_additional) {
             let feed = inputs.additional.additional(&work.space, &work.tile);

@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 use super::softmax::{take_statistics, weigh};
 use super::{Share, Sweep, Tiles};
 use crate::MAX_RANK;
+use crate::tensor_core::bias::{Bias, add_to_shared};
 use crate::tensor_core::blueprint::Blueprint;
 use crate::tensor_core::cooperative::{accumulate, score};
 use crate::tensor_core::geometry::{FeedPair, Position};
@@ -21,6 +22,7 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
     feed: &FeedPair<'_, F, N>,
     tiles: &mut Tiles<F, N>,
     share: &mut Share,
+    bias: ComptimeOption<Bias<'_, F>>,
     work: &Work,
     #[comptime] sweep: Sweep,
     #[comptime] blueprint: Blueprint,
@@ -36,6 +38,9 @@ pub(super) fn sweep_windows<F: Float, N: Size>(
         bring_step::<F, N>(feed, &corner, tiles, work, sweep, shape, blueprint);
         score_step::<F, N>(tiles, sight.is_any, work, blueprint);
         let word = share.place.row * WORDS;
+        if comptime!(blueprint.has_bias) && sight.is_any {
+            add_to_shared(&mut tiles.scores, bias, &share.place, &corner, work, blueprint);
+        }
         // Scores that the row does not see give way to the lowest number.
         if sight.is_any && !sight.is_all {
             for turn in 0..comptime!(blueprint.columns() / stripes) {
