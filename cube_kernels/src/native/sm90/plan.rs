@@ -191,7 +191,7 @@ fn candidates_of(
                 is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
                 has_origin: problem.has_origin(),
                 has_additional: problem.additional > 0 && pass != Pass::Keys,
-                has_bias: problem.has_bias,
+                bias: problem.has_bias.then(|| problem.bias_extents()),
                 q_tile,
                 kv_tile,
                 stack,
@@ -205,10 +205,9 @@ fn candidates_of(
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);
             let schedule = Schedule { mask, is_strided, ..schedule };
-            // Entries of a bias come in pairs along the fastest axis.
-            let pairs = !problem.has_bias || schedule.column_tile()[MAX_RANK - 1] > 1;
-            let fits =
-                pairs && (mask != Mask::OneHot || slots(&schedule) <= SLOTS) && !spills(&schedule);
+            let fits = schedule.sums_bias()
+                && (mask != Mask::OneHot || slots(&schedule) <= SLOTS)
+                && !spills(&schedule);
             schedules.extend(schedule.with_stages().filter(|_| fits));
         }
     }

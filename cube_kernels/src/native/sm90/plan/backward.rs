@@ -40,13 +40,13 @@ impl BackwardPlan {
             let is_wanted = |schedule: &&Schedule| {
                 let Gradients { width, value: with_value, bias: with_bias, .. } =
                     schedule.gradients;
-                width > 0 && key || with_value && value || with_bias.is_some() && bias
+                width > 0 && key || with_value && value || with_bias && bias
             };
             kernels.iter().filter(is_wanted).copied().collect()
         };
         let mut queries = of(&self.queries, [query, false]);
         for schedule in &mut queries {
-            schedule.gradients.bias = schedule.gradients.bias.filter(|_| bias);
+            schedule.gradients.bias &= bias;
         }
         Self {
             queries,
@@ -123,7 +123,7 @@ pub fn planned_backward(
 fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
     let Problem { head_dim, head_dim_v, .. } = *problem;
     let with_value = pass == Pass::Keys;
-    let bias = (pass == Pass::Queries && problem.has_bias).then(|| problem.bias_extents());
+    let bias = pass == Pass::Queries && problem.has_bias;
     if head_dim.max(head_dim_v) <= SLICE {
         return vec![Gradients { start: 0, width: head_dim, value: with_value, bias }];
     }
@@ -132,7 +132,7 @@ fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
         width: SLICE.min(head_dim - start),
         value: false,
         // Each slice has all slopes: one of them sums them.
-        bias: bias.filter(|_| start == 0),
+        bias: bias && start == 0,
     });
     slices.chain(with_value.then_some(Gradients { value: true, ..Gradients::NONE })).collect()
 }
@@ -144,7 +144,12 @@ pub fn backward_candidates(
     pass: Pass,
     gradients: Gradients,
 ) -> Vec<Schedule> {
-    let shapes = shapes(pass, problem.head_dim.max(problem.head_dim_v));
+    let dim = problem.head_dim.max(problem.head_dim_v);
+    let mut shapes = shapes(pass, dim);
+    if gradients.bias && dim <= 64 {
+        // The sums of a large bias leave room for two CTAs.
+        shapes.push(Shape { warpgroups: 1, blocks: 1, ctas: 2, is_late: true });
+    }
     candidates_of(problem, element, pass, gradients, &shapes)
 }
 
