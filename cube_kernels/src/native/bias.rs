@@ -207,7 +207,11 @@ mod tests {
                 for additional in [0, 9] {
                     let problem =
                         Problem::new(&axes, 2, dim).with_bias(true).with_additional(additional);
-                    assert_eq!(sm90::unsupported(&problem), None);
+                    let has_room = dim <= 192 || windows.len() < 3;
+                    assert_eq!(sm90::unsupported(&problem).is_none(), has_room, "{problem:?}");
+                    if !has_room {
+                        continue;
+                    }
                     assert!(sm90::plan(&problem, Element::F16).is_some(), "{problem:?}");
                     assert!(plan_backward(&problem, Element::F16, None).is_some(), "{problem:?}");
                 }

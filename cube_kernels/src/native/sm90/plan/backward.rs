@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{How, Shape, candidates_of, chosen, fastest};
+use super::{How, Shape, candidates_of, chosen, fastest, schedules};
 use crate::choices::Choices;
 use crate::native::dense;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
@@ -144,21 +144,28 @@ pub fn backward_candidates(
     pass: Pass,
     gradients: Gradients,
 ) -> Vec<Schedule> {
-    let dim = problem.head_dim.max(problem.head_dim_v);
-    let mut shapes = shapes(pass, dim);
-    if gradients.bias && dim <= 64 {
-        // The sums of a large bias leave room for two CTAs.
-        shapes.push(Shape { warpgroups: 1, blocks: 1, ctas: 2, is_late: true });
-    }
-    candidates_of(problem, element, pass, gradients, &shapes)
+    candidates_of(problem, element, pass, gradients, &shapes(problem, pass, gradients))
 }
 
-/// The shapes for vectors of up to `dim` elements, from registers and shared memory.
-fn shapes(pass: Pass, dim: usize) -> Vec<Shape> {
+/// Whether there are schedules for each of a problem's kernels, which is known but for a bias with long vectors.
+pub(super) fn has_schedules(problem: &Problem) -> bool {
+    [Pass::Queries, Pass::Keys].into_iter().all(|pass| {
+        kernels(problem, pass).into_iter().all(|gradients| {
+            let shapes = shapes(problem, pass, gradients);
+            !schedules(problem, Element::F16, pass, gradients, &shapes).is_empty()
+        })
+    })
+}
+
+/// The shapes for a problem's vectors, from registers and shared memory.
+fn shapes(problem: &Problem, pass: Pass, gradients: Gradients) -> Vec<Shape> {
+    let dim = problem.head_dim.max(problem.head_dim_v);
     let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: false };
     let late = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: true };
     match (pass, dim) {
         (Pass::Keys, ..=64) => vec![late(1, 1, 2)],
+        // The sums of a large bias leave room for two CTAs.
+        (_, ..=64) if gradients.bias => vec![late(1, 1, 2), late(1, 1, 3)],
         (_, ..=64) => vec![shape(1, 2, 2), late(1, 1, 3)],
         (Pass::Keys, 65..=128) => vec![late(2, 1, 1)],
         (_, 65..=128) => vec![shape(2, 1, 1)],
