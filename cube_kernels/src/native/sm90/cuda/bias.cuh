@@ -92,7 +92,7 @@ struct BiasRows {
   // From there to that of score `i` of a block.
   static DEVICE constexpr int place_of(int i) { return table_column(i / 4 * 8 + i % 2) - table_row(i / 2 % 2 * 8); }
 
-  // What the scores of the step at `walk` get: ahead of them, where registers allow, while they are on their way.
+  // What the scores of the step at `walk` get, ahead of them.
   DEVICE void load(const BiasTable& table, const Tile& tile, float (&near)[SCORES]) const {
     Walk walk = this->walk;
 #pragma unroll
@@ -128,7 +128,8 @@ struct BiasRows {
   }
 };
 
-constexpr bool BIAS_AHEAD = BLOCKS == 1 && !ROWS_IN_REGISTERS;
+// Whether entries are read while the scores are on their way: where registers allow.
+constexpr bool BIAS_AHEAD = BLOCKS == 1 && !ROWS_IN_REGISTERS && !(INVERSE && DIM + DIM_V > 128);
 
 DEVICE void add_bias(float (&s)[SCORES], const float (&near)[SCORES]) {
 #pragma unroll
