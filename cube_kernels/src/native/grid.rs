@@ -163,6 +163,11 @@ impl Grid<'_> {
         group * chunk.unwrap_or(pairs)
     }
 
+    /// Whether tiles of several heads come in turn.
+    pub(crate) fn heads_advance_together(&self) -> bool {
+        self.chunk() > 1
+    }
+
     /// The map of the query or of a tensor of its shape, in boxes of the query tile.
     pub(crate) fn query_map(&self, buffer: usize, tensor: &Strided, dim: usize) -> TensorMap {
         let queries = self.problem.axes.map(|axis| axis.queries);

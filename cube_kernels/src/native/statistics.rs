@@ -27,11 +27,13 @@ pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
 }
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query
-/// and head, twice that with additional tokens. With a bias, a sum of 4 bytes of each of its entries for each tile of 64 queries of a
-/// head: what tiles at edges lack is not counted, nor are the bias itself and the counters that launches take their tiles from.
+/// and head, twice that with additional tokens. With a bias, a sum of 4 bytes of each of its entries for each CTA that an H200 runs at
+/// once, or each tile of 64 queries if they are fewer. The counters that launches take their tiles from are not counted.
 pub fn backward_workspace(problem: &Problem) -> usize {
     let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
     let tiles = (problem.batch * problem.heads * problem.queries()).div_ceil(64);
-    let sums = size_of::<f32>() * problem.bias_extents().iter().product::<usize>() * tiles;
+    let ctas = 132 * if problem.head_dim.max(problem.head_dim_v) <= 64 { 3 } else { 1 };
+    let entries = problem.heads * problem.bias_extents().iter().product::<usize>();
+    let sums = size_of::<f32>() * entries * ctas.min(tiles);
     statistics_bytes(problem) + additional + if problem.has_bias { sums } else { 0 }
 }

@@ -46,10 +46,10 @@ struct __align__(128) Tile {
   int blocks[3];                 // blocks of columns from there on
   int steps;                     // of BLOCKS blocks; 0 when no row of the tile exists
   int first;                     // number of its first step among all of the CTA
+  int padding;                   // without it the kernels' loads of a tile are others
 #if ORIGIN
   int shift[3];                  // of the queries along each axis, see window.cuh
 #endif
-  int number;                    // among those of its head and sample; where sums of a bias are kept
 };
 static_assert(sizeof(Tile) == 128, "the kernels' shared memory has 128 bytes for it");
 
@@ -114,7 +114,8 @@ DEVICE bool is_blind(const Space& space, const Tile& tile, const int (&at)[3]) {
 // Finds the tile of an index. From fast to slow: head within its chunk, the fast, middle and slow axis, the
 // dilation group, the chunk. Along a causal axis the rows that see most come first, which are the last
 // queries or the first keys: the tiles that are left for the end of the launch are short ones.
-DEVICE void decode_tile(const Space& space, const int (&shift)[3], int index, Tile& tile) {
+// Where `samples` are given, those of a head follow each other, instead of the heads of a sample.
+DEVICE void decode_tile(const Space& space, const int (&shift)[3], int samples, int index, Tile& tile) {
   int at[3], group[3] = {0, 0, 0};
   const int member = index % space.chunk;
   index /= space.chunk;
@@ -129,8 +130,13 @@ DEVICE void decode_tile(const Space& space, const int (&shift)[3], int index, Ti
     }
   }
   const int pair = index * space.chunk + member;
-  tile.head = pair % space.heads;
-  tile.batch = pair / space.heads;
+  if (samples) {
+    tile.head = pair / samples;
+    tile.batch = pair % samples;
+  } else {
+    tile.head = pair % space.heads;
+    tile.batch = pair / space.heads;
+  }
   // The producer has few registers: where the tile is in shared memory, an axis is written before the next.
   locate<0>(space, shift[0], tile, at[0], group[0]);
   memory_barrier();

@@ -60,7 +60,7 @@ pub fn warm_up_backward(
     for schedule in plan.schedules() {
         Program::Delta(schedule.element, problem.head_dim_v).load(&device)?;
         Program::Attention(*schedule).load(&device)?;
-        if problem.has_bias {
+        if sums_bias(schedule) {
             Program::Bias(schedule.element).load(&device)?;
         }
     }
@@ -126,7 +126,7 @@ pub fn backward_with(
     let mut own = load(&plan.queries, query, &device)?;
     own.extend(load(&plan.keys, pair(&keys), &device)?);
     let more = load(&plan.additional, pair(&more), &device)?;
-    let around_bias = problem.has_bias.then(|| Program::Bias(element).load(&device)).transpose()?;
+    let bias_sum = dbias.map(|_| Program::Bias(element).load(&device)).transpose()?;
     // From here on nothing fails.
     let run = |problem: &Problem, kernels: &[Work<'_>], inputs: &Saved<Strided>| {
         if kernels.is_empty() {
@@ -138,12 +138,10 @@ pub fn backward_with(
                 grids(work.schedule.cut(), problem, &device).map(move |grid| (grid, work))
             })
             .collect();
-        let around_bias = around_bias.as_ref().zip(inputs.operands.bias.as_ref());
-        let bias = around_bias.map(|(cubin, bias)| {
-            let cuts = kernels.iter().map(|work| work.schedule.cut());
+        let bias = inputs.operands.bias.as_ref().map(|bias| {
             let sums = launches.iter().filter(|(_, work)| sums_bias(work.schedule));
             let summing: Vec<_> = sums.map(|(grid, _)| grid).collect();
-            Bias::new(client, cubin, problem, &bias.handle, cuts, &summing)
+            Bias::new(client, problem, &bias.handle, &summing)
         });
         let workspace = Workspace {
             statistics: client.empty(statistics_bytes(problem)),
@@ -151,18 +149,15 @@ pub fn backward_with(
             bias,
         };
         launch_delta(client, &delta, problem, inputs, &workspace, launches.len());
-        let mut summed = 0;
+        let mut row = 0;
         for (number, (grid, work)) in launches.iter().enumerate() {
             let kernel = grid.kernel(&work.cubin, c"attention_backward");
             let buffers = buffers(inputs, &work.outputs, &workspace, number);
             let bias = workspace.bias.as_ref();
-            launch(client, kernel, buffers, arguments(grid, work.schedule, inputs, bias, summed));
-            summed += usize::from(sums_bias(work.schedule));
+            launch(client, kernel, buffers, arguments(grid, work.schedule, inputs, bias, row));
+            row += if sums_bias(work.schedule) { grid.ctas() as usize } else { 0 };
         }
-        if let (Some(bias), Some((cubin, _)), Some(gradient)) =
-            (&workspace.bias, around_bias, dbias)
-            && summed > 0
-        {
+        if let (Some(bias), Some(cubin), Some(gradient)) = (&workspace.bias, &bias_sum, dbias) {
             bias.launch_sum(client, cubin, gradient);
         }
     };
@@ -227,7 +222,7 @@ struct Workspace {
 }
 
 fn sums_bias(schedule: &Schedule) -> bool {
-    schedule.gradients.bias.is_some()
+    schedule.gradients.bias
 }
 
 /// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
@@ -353,7 +348,7 @@ fn arguments(
     schedule: &Schedule,
     inputs: &Saved<Strided>,
     bias: Option<&Bias>,
-    summed: usize,
+    row: usize,
 ) -> Vec<Argument> {
     use Slot::*;
     let has_additional = schedule.has_additional;
@@ -396,6 +391,6 @@ fn arguments(
     // SAFETY: the assertion above counts every byte.
     let params = unsafe { parameters(params, &pointers.map(|slot| slot as usize)) };
     let (at, slots) = (offset_of!(Params, bias), [Entries as usize, Sums as usize]);
-    let params = Bias::address(bias, params, at, slots, summed);
+    let params = Bias::address(bias, params, at, slots, row);
     maps.into_iter().map(Argument::TensorMap).chain([params]).collect()
 }

@@ -42,9 +42,6 @@ pub fn forward(
 pub fn warm_up(client: &Client, schedule: &Schedule) -> Result<(), KernelError> {
     let device = hopper(client)?;
     Program::Attention(*schedule).load(&device)?;
-    if schedule.has_bias {
-        Program::Bias(schedule.element).load(&device)?;
-    }
     Ok(())
 }
 
@@ -81,13 +78,7 @@ pub fn forward_with(
     check_outputs(problem, outputs, ELEMENT)?;
     check_layouts(schedule, problem, inputs)?;
     let cubin = Program::Attention(*schedule).load(&device)?;
-    let bias = match &inputs.bias {
-        Some(bias) => {
-            let cubin = Program::Bias(schedule.element).load(&device)?;
-            Some(Bias::new(client, &cubin, problem, &bias.handle, [schedule.cut()], &[]))
-        }
-        None => None,
-    };
+    let bias = inputs.bias.as_ref().map(|bias| Bias::new(client, problem, &bias.handle, &[]));
     for grid in grids(schedule.cut(), problem, &device) {
         let kernel = grid.kernel(&cubin, c"attention_forward");
         let buffers = buffers(inputs, outputs, bias.as_ref());

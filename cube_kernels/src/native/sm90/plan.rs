@@ -20,7 +20,7 @@ pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_bac
 const SLOTS: usize = 16;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
 const MIN_SCALE: f64 = 1e-6;
-/// Most entries of a head's bias: each warp of a backward kernel sums as many in shared memory, beside two steps.
+/// Most entries of a head's bias: each warp of a backward kernel sums as many in shared memory, beside a table of them and two steps.
 const MOST_BIAS: usize = 860;
 /// Multiprocessors of an H100 or H200.
 const MULTIPROCESSORS: f64 = 132.0;
@@ -68,6 +68,9 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     }
     if problem.has_bias && problem.bias_extents().iter().product::<usize>() > MOST_BIAS {
         return Some(format!("the position bias has more than {MOST_BIAS} entries for a head"));
+    }
+    if problem.has_bias && !has_room_for_bias(problem) {
+        return Some("shared memory has no room for the position bias beside vectors of more than 192 elements".into());
     }
     if problem.keys() == 0 {
         return Some("there are no keys".into());
@@ -159,6 +162,16 @@ fn fastest(schedules: Vec<Schedule>, problem: &Problem) -> Option<Schedule> {
     timed.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, schedule)| schedule)
 }
 
+/// Whether shared memory has room for a bias and the sums of its gradient. Up to [`MOST_BIAS`] entries it has, beside vectors that are
+/// not of the longest.
+fn has_room_for_bias(problem: &Problem) -> bool {
+    let dim = problem.head_dim.max(problem.head_dim_v);
+    let has_forward = || {
+        !schedules(problem, Element::F16, Pass::Forward, Gradients::NONE, &shapes(dim)).is_empty()
+    };
+    dim <= 192 || has_forward() && backward::has_schedules(problem)
+}
+
 /// Every schedule that computes the problem; none where [`unsupported`] says why.
 pub fn candidates(problem: &Problem, element: Element) -> Vec<Schedule> {
     let shapes = shapes(problem.head_dim.max(problem.head_dim_v));
@@ -172,9 +185,20 @@ fn candidates_of(
     gradients: Gradients,
     shapes: &[Shape],
 ) -> Vec<Schedule> {
-    if unsupported(problem).is_some() {
-        return vec![];
+    match unsupported(problem) {
+        None => schedules(problem, element, pass, gradients, shapes),
+        Some(_) => vec![],
     }
+}
+
+/// The same of a problem that is supported.
+fn schedules(
+    problem: &Problem,
+    element: Element,
+    pass: Pass,
+    gradients: Gradients,
+    shapes: &[Shape],
+) -> Vec<Schedule> {
     let rank = problem.rank();
     let mut schedules = vec![];
     for shape in shapes {
@@ -191,7 +215,7 @@ fn candidates_of(
                 is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
                 has_origin: problem.has_origin(),
                 has_additional: problem.additional > 0 && pass != Pass::Keys,
-                has_bias: problem.has_bias,
+                bias: problem.has_bias.then(|| problem.bias_extents()),
                 q_tile,
                 kv_tile,
                 stack,
@@ -205,10 +229,9 @@ fn candidates_of(
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);
             let schedule = Schedule { mask, is_strided, ..schedule };
-            // Entries of a bias come in pairs along the fastest axis.
-            let pairs = !problem.has_bias || schedule.column_tile()[MAX_RANK - 1] > 1;
-            let fits =
-                pairs && (mask != Mask::OneHot || slots(&schedule) <= SLOTS) && !spills(&schedule);
+            let fits = schedule.sums_bias()
+                && (mask != Mask::OneHot || slots(&schedule) <= SLOTS)
+                && !spills(&schedule);
             schedules.extend(schedule.with_stages().filter(|_| fits));
         }
     }

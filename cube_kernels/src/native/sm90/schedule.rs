@@ -28,13 +28,13 @@ pub struct Gradients {
     pub width: usize,
     /// Whether the gradient of the value is among them.
     pub value: bool,
-    /// Entries along each axis of the bias whose gradient is.
-    pub bias: Option<[usize; MAX_RANK]>,
+    /// Whether that of the bias is.
+    pub bias: bool,
 }
 
 impl Gradients {
     /// Of the forward pass.
-    pub const NONE: Self = Self { start: 0, width: 0, value: false, bias: None };
+    pub const NONE: Self = Self { start: 0, width: 0, value: false, bias: false };
 }
 
 /// Rows of a warpgroup's tile, and columns of a block.
@@ -70,8 +70,8 @@ pub struct Schedule {
     pub has_origin: bool,
     /// Whether there are additional tokens.
     pub has_additional: bool,
-    /// Whether a relative position bias is added to the scores.
-    pub has_bias: bool,
+    /// Entries along each axis of the relative position bias that is added to the scores; `None` for none.
+    pub bias: Option<[usize; MAX_RANK]>,
     /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64.
     pub q_tile: [usize; MAX_RANK],
     /// Keys of a block or, where they are rows, of one warpgroup: 64.
@@ -130,8 +130,7 @@ impl Schedule {
             Pass::Queries => {
                 let fits = self.ctas < 3 && (self.is_late || self.warpgroups < 3);
                 // What sums a bias' gradient needs the registers.
-                let sums = self.gradients.bias.is_some();
-                longest <= 128 && self.blocks == 1 && fits && !sums
+                longest <= 128 && self.blocks == 1 && fits && !self.gradients.bias
             }
             Pass::Keys => false,
         }
@@ -179,7 +178,7 @@ impl Schedule {
         };
         match self.pass {
             Pass::Forward => "out, lse".to_string(),
-            Pass::Queries if bias.is_some() => format!("dq{slice}, dbias"),
+            Pass::Queries if bias => format!("dq{slice}, dbias"),
             Pass::Queries => format!("dq{slice}"),
             Pass::Keys if width == 0 => "dv".to_string(),
             Pass::Keys if value => format!("dk{slice}, dv"),
@@ -204,13 +203,42 @@ impl Schedule {
         dim.div_ceil(64)
     }
 
-    /// Distances between eight rows and a block.
-    fn near(&self) -> usize {
-        let ([_, y, x], columns) = (self.row_tile(), self.column_tile());
-        let x = x.min(8);
-        let y = y.min(8 / x);
-        let eight = [8 / (x * y), y, x];
-        eight.iter().zip(columns).map(|(rows, columns)| rows + columns - 1).product()
+    /// Entries along each axis of the table that a CTA has of a bias: those of the bias, and what its rows and the blocks that they
+    /// see reach beyond.
+    pub(crate) fn bias_table(&self) -> Option<[usize; MAX_RANK]> {
+        let (rows, columns) = (self.cta_tile(), self.column_tile());
+        let length = |extents: [usize; MAX_RANK], axis: usize| {
+            // The slowest axis runs on by a block where steps have two.
+            let more = if self.blocks > 1 && axis == self.stack { columns[axis] } else { 0 };
+            extents[axis] + 2 * (rows[axis] - 1) + columns[axis] - 1 + more
+        };
+        self.bias.map(|extents| std::array::from_fn(|axis| length(extents, axis)))
+    }
+
+    /// Bytes of shared memory for a bias and the sums of its gradient.
+    fn bias_bytes(&self) -> usize {
+        let (Some(extents), Some(table)) = (self.bias, self.bias_table()) else { return 0 };
+        let floats = |count: usize| size_of::<f32>() * count.next_multiple_of(4);
+        let table = 16 + floats(table.iter().product());
+        if !self.gradients.bias {
+            return table;
+        }
+        // Lines of eight columns by distance: one more than a block has, for a lane's second row.
+        let [z, y, _] = self.column_tile();
+        let lines = match (self.rank, self.row_tile()) {
+            (1, _) => 9,
+            (3, [_, 1, _]) => (z + 1) * y,
+            _ => z * (y + 1),
+        };
+        let warp = size_of::<f32>() * 8 * ((lines + 2) / 4 * 32 + 8);
+        table + 4 * self.warpgroups * (warp + floats(extents.iter().product::<usize>() + 32))
+    }
+
+    /// Whether it can sum the gradient of a bias, if it has to: the lines of rows and blocks are eight long.
+    pub(super) fn sums_bias(&self) -> bool {
+        let x = MAX_RANK - 1;
+        let is_wide = self.rank == 1 || self.row_tile()[x] == 8 && self.column_tile()[x] == 8;
+        !self.gradients.bias || self.blocks == 1 && is_wide
     }
 
     /// Bytes of shared memory with `stages` steps in flight.
@@ -229,12 +257,11 @@ impl Schedule {
                 (2 * self.row_buffers(), 2 * stages + 2 * self.row_buffers())
             }
         };
-        // Slopes of eight rows, and their sums by distance, of each warp.
-        let sums = self.gradients.bias.map_or(0, |extents| {
-            let entries = extents.iter().product::<usize>().next_multiple_of(4);
-            4 * self.warpgroups * size_of::<f32>() * (8 * self.near() + entries)
-        });
-        rows + stages * (step + statistics) + one_hot + 128 * tiles + 8 * barriers + sums
+        rows + stages * (step + statistics)
+            + one_hot
+            + 128 * tiles
+            + 8 * barriers
+            + self.bias_bytes()
     }
 
     /// Bytes of shared memory.
@@ -270,7 +297,7 @@ impl Schedule {
         let (producer, consumer) = self.registers();
         let [row_z, row_y, row_x] = self.row_tile();
         let [column_z, column_y, column_x] = self.column_tile();
-        let [bias_z, bias_y, bias_x] = self.gradients.bias.unwrap_or([1; MAX_RANK]);
+        let [bias_z, bias_y, bias_x] = self.bias.unwrap_or([1; MAX_RANK]);
         let mut macros = vec![
             ("BF16", usize::from(self.element == Element::Bf16)),
             ("DIM", self.head_dim),
@@ -281,7 +308,10 @@ impl Schedule {
             ("DILATED", usize::from(self.is_dilated)),
             ("ORIGIN", usize::from(self.has_origin)),
             ("ADDITIONAL", usize::from(self.has_additional)),
-            ("BIAS", usize::from(self.has_bias)),
+            ("BIAS", usize::from(self.bias.is_some())),
+            ("BIAS_Z", bias_z),
+            ("BIAS_Y", bias_y),
+            ("BIAS_X", bias_x),
             ("ROW_Z", row_z),
             ("ROW_Y", row_y),
             ("ROW_X", row_x),
@@ -302,10 +332,7 @@ impl Schedule {
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
-                ("SUM_BIAS", usize::from(self.gradients.bias.is_some())),
-                ("BIAS_Z", bias_z),
-                ("BIAS_Y", bias_y),
-                ("BIAS_X", bias_x),
+                ("SUM_BIAS", usize::from(self.gradients.bias)),
                 ("FIRST_START", self.gradients.start),
                 ("FIRST_DIM", self.gradients.width),
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
@@ -327,8 +354,7 @@ impl Schedule {
             && (self.is_strided || problem.axes.iter().all(|axis| axis.stride == 1))
             && (self.is_dilated || problem.axes.iter().all(|axis| axis.dilation == 1))
             && (self.has_origin || !problem.has_origin())
-            && self.has_bias == problem.has_bias
-            && self.gradients.bias.is_none_or(|extents| extents == problem.bias_extents())
+            && self.bias == problem.has_bias.then(|| problem.bias_extents())
     }
 }
 
@@ -365,13 +391,12 @@ impl fmt::Display for Schedule {
             (self.is_dilated, "_dilated"),
             (self.has_origin, "_origin"),
             (self.has_additional, "_additional"),
-            (self.has_bias, "_bias"),
         ] {
             f.write_str(if flag { name } else { "" })?;
         }
-        match bias {
-            Some(extents) => write!(f, "_dbias{}", shape(&extents[first..])),
-            None => Ok(()),
+        if let Some(extents) = self.bias {
+            write!(f, "_bias{}", shape(&extents[first..]))?;
         }
+        f.write_str(if bias { "_dbias" } else { "" })
     }
 }

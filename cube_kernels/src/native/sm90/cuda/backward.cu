@@ -65,13 +65,13 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* slots, const Barriers& barriers) {
   const Space& space = params.space;
   int step = 0, slot = 0;
-  for (int index = blockIdx.x; index < space.tiles; index = gridDim.x + atomicAdd(params.taken, 1)) {
+  // Where sums of a bias are a CTA's, it has the same tiles every time.
+  for (int index = blockIdx.x; index < space.tiles; index = SUM_BIAS ? index + gridDim.x : gridDim.x + atomicAdd(params.taken, 1)) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
-    decode_tile(space, params.shift, index, slots[slot]);
-    if constexpr (SUM_BIAS) slots[slot].number = index / space.chunk % params.bias.tiles;
+    decode_tile(space, params.shift, BIAS ? params.bias.samples : 0, index, slots[slot]);
     step = tile.first;  // so that no register has to hold it meanwhile
     if (tile.steps == 0) continue;
     load_rows(space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
@@ -242,6 +242,16 @@ struct Consumer {
     }
   }
 
+  // Has the bias of a head in shared memory. Sums of another head's are at their end then.
+  DEVICE void find_bias(const Params& params, const BiasTable& table, int head) {
+    const int known = uniform(table.head());
+    if (known == head) return;
+    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+    if (SUM_BIAS && known >= 0) BiasSums::flush(params.bias, known);
+    if (head >= 0) table.fill(params.bias, head, params.scale_log2);
+    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+  }
+
   // A tile whose rows have arrived.
   DEVICE void consume(const Params& params, const Tile& tile) {
     const Space& space = params.space;
@@ -257,6 +267,8 @@ struct Consumer {
     LinearRows linear;
     if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, row_at);
     BiasRows bias;
+    const BiasTable table = {memory + TABLE_OFFSET};
+    float near[SCORES];
     if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, row_at);
     int step = uniform(tile.first);
     Walk walk;
@@ -276,8 +288,12 @@ struct Consumer {
     };
     // From masked scores and dP, which may still be on its way, to what the gradients are summed from, and the
     // sum of `second`.
+    auto has_bias = [&](int i) { return BIAS && (!ADDITIONAL || i < tile.steps); };
+    auto sum_bias = [&](int i) {
+      if (SUM_BIAS && has_bias(i)) bias_sums.add(tile, bias.walk, step + i, table.is_wrong(), lane);
+    };
     auto weigh = [&](int i) {
-      exponentiate(step + i, BIAS ? LOG2_E : params.scale_log2);
+      exponentiate(step + i, params.scale_log2);
       if constexpr (WITH_SECOND) {
         pack_fragments(scores, weights);
         accumulate_second(step + i);
@@ -291,9 +307,8 @@ struct Consumer {
       if constexpr (WITH_FIRST) {
         pin(products);
         differentiate(step + i);
-        if (SUM_BIAS && (!ADDITIONAL || i < tile.steps)) bias_sums.add(tile, bias.walk, products, i, lane);
+        if (SUM_BIAS && has_bias(i)) bias_sums.put(products, lane);
       }
-      if constexpr (BIAS) bias.next(tile);
       wgmma_wait<0>();
       if constexpr (WITH_SECOND) pin(second);
       if constexpr (WITH_FIRST) pack_fragments(products, slopes);
@@ -307,19 +322,23 @@ struct Consumer {
       if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);
       begin_scores(step + i);
       if constexpr (is_early) begin_products(step + i);
+      if constexpr (BIAS) {
+        if (!is_first) {
+          sum_bias(i - 1);
+          bias.next(tile);
+        }
+        if (BIAS_AHEAD && has_bias(i)) bias.load(table, tile, near);
+      }
       aim(i + 1);
       wgmma_wait<is_early ? 1 : 0>();
       pin(scores);
       if (!is_first) release_columns(step + i - 1);
       mask_step(scores, linear, tile, i, params.additional, lane);
-      if constexpr (WITH_FIRST && LATE) begin_products(step + i);
-    };
-    // Between them: from raw scores to scaled ones, if a bias is added.
-    auto add_bias = [&](int i, int head) {
-      if constexpr (BIAS) {
-        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale);
-        else bias.add(params.bias, tile, head, scores, params.scale);
+      if (has_bias(i)) {
+        if (BIAS_AHEAD) add_bias(scores, near);
+        else bias.add(table, tile, scores);
       }
+      if constexpr (WITH_FIRST && LATE) begin_products(step + i);
     };
 
 #pragma unroll
@@ -328,25 +347,24 @@ struct Consumer {
     for (int i = 0; WITH_SECOND && i < DIM_V / 2; i++) second[i] = 0.f;
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
+      if constexpr (BIAS) find_bias(params, table, query_head(params, tile, pass));
       for (int i = 0; i < low; i++) skip(step + i);
       if (low < high) {
         walk.start(tile, low * BLOCKS);
-        if constexpr (BIAS) bias.start_tile(params.bias, tile, row_at, low, lane);
-        if constexpr (SUM_BIAS) bias_sums.start_tile();
+        if constexpr (BIAS) bias.start_tile(tile, row_at, low, lane);
         aim(low);
         fire();
         wait_columns(step + low);
         begin(low, true);
-        add_bias(low, query_head(params, tile, pass));
         weigh(low);
 #pragma unroll 1
         for (int i = low + 1; i < high; i++) {
           begin(i, false);
-          add_bias(i, query_head(params, tile, pass));
           weigh(i);
         }
         if constexpr (WITH_FIRST) {
           accumulate_first(step + high - 1);
+          sum_bias(high - 1);
           wgmma_wait<0>();
           pin(first);
         }
@@ -357,10 +375,6 @@ struct Consumer {
     if constexpr (!ROWS_IN_REGISTERS) {
       __syncwarp();
       release(barriers.rows_empty(slot));
-    }
-    if constexpr (SUM_BIAS) {
-      if (low < high) bias_sums.recount(params, tile, lane);
-      bias_sums.flush(params.bias, tile);
     }
     finish(params, tile);
   }
@@ -417,6 +431,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
       barrier_init(barriers.rows_empty(i), CONSUMER_WARPS);
     }
     barrier_init_fence();
+    if constexpr (BIAS) BiasTable{memory + TABLE_OFFSET}.start();
     tma_prefetch(&map_row_first);
     tma_prefetch(&map_row_second);
     tma_prefetch(&map_column_first);
@@ -437,13 +452,18 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
-    if constexpr (SUM_BIAS) consumer.bias_sums.start(consumer.lane);
+    if constexpr (SUM_BIAS) consumer.bias_sums.start(params.bias, params.heads, consumer.lane);
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
       const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[consumer.slot];
       if (uniform(tile.steps) == 0) break;
       consumer.consume(params, tile);
+    }
+    if constexpr (SUM_BIAS) {
+      const BiasTable table = {memory + TABLE_OFFSET};
+      consumer.find_bias(params, table, -1);
+      if (uniform(table.is_wrong())) consumer.bias_sums.recount(params, *(Tile*)(memory + TILE_OFFSET), consumer.lane);
     }
   }
 }

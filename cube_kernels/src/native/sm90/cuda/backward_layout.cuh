@@ -14,4 +14,7 @@ constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see delta.cu
 constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
 constexpr int TILE_SLOTS = 2 * ROW_BUFFERS;  // results are written when the rows are gone
 constexpr int BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128;
-constexpr int SUMS_OFFSET = BARRIER_OFFSET + 8 * (2 * STAGES + 2 * ROW_BUFFERS);  // of a bias, see bias_sums.cuh
+constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * (2 * STAGES + 2 * ROW_BUFFERS);  // of a bias
+constexpr int SUMS_OFFSET = TABLE_OFFSET + TABLE_BYTES;  // of its gradient, see bias_sums.cuh
+
+extern __shared__ __align__(1024) u8 memory[];

@@ -1,76 +1,121 @@
 // The relative position bias: a score of the row and the column at two positions of a dilation group gets the entry
-// that belongs to their distance. Compile-time parameters: BIAS, and SUM_BIAS where a kernel sums its gradient,
-// with BIAS_Z, BIAS_Y, BIAS_X, the entries along each axis.
+// that belongs to their distance. Compile-time parameters: BIAS, with BIAS_Z, BIAS_Y, BIAS_X, the entries along each axis, and
+// SUM_BIAS where a kernel sums its gradient.
 //
-// Entries come from the table that bias.cu makes, through the first level of cache: those of neighboring rows and columns
-// are neighbors, 15 of them for a warp's 32 scores where boxes are 8 wide.
+// A CTA has the entries of one head in shared memory, as raw scores, by the distance from row to column, with zeros around
+// them for what boxes reach and windows do not. Pitches are known to the compiler, so that a load is one instruction, and
+// scores of a lane that have the same distance share it: 18 for 32 scores where boxes are 8 x 8. Tiles come head by
+// head: a table is made once for many of them.
 
 struct Bias {
-  const u32* table;              // of the first head: each entry and its neighbor along the fastest axis, see bias.cu
-  float* sums;                   // of the tiles of this launch, see bias.cu
-  int pitch_z, pitch_y;          // entries between neighbors
-  int head;                      // entries of a head
-  int origin;                    // the entry of a row's own position
-  int tiles;                     // of this launch, for each head of a sample
-  int places, rows;              // of `sums`, for each head of a sample and for each head
-  int padding;
+  const u16* entries;            // [heads, z, y, x]
+  float* sums;                   // of the CTAs of this launch, see bias.cu
+  int samples;                   // whose tiles come before those of the next head; 0 where heads take turns
+  int rows;                      // of `sums`, for each head
 };
 
-// From the entry of a row and a column to that of the same row and another column.
-DEVICE int bias_distance(const Bias& bias, int z, int y, int x) {
-  const int distance = z * bias.pitch_z + y * bias.pitch_y + x;
-  return INVERSE ? -distance : distance;
+constexpr int BIAS_ENTRIES = BIAS_Z * BIAS_Y * BIAS_X;
+DEVICE constexpr int bias_extent(int a) { return a == 0 ? BIAS_Z : a == 1 ? BIAS_Y : BIAS_X; }
+// Of the table: the rows of a CTA see farther than one of them on both sides, and the last block begins with the last column
+// that is seen. Behind it the slow axis runs on.
+DEVICE constexpr int table_extent(int a) {
+  return bias_extent(a) + 2 * (cta_extent(a) - 1) + column_extent(a) - 1 + (BLOCKS > 1 && a == SLOW ? column_extent(a) : 0);
 }
-// The same from the first column of a block to its column `n`. Extents are powers of two, so that what belongs to the bits of
-// `n` adds up.
-DEVICE int bias_column(const Bias& bias, int n) {
-  return bias_distance(bias, n / (COLUMN_Y * COLUMN_X), n / COLUMN_X % COLUMN_Y, n % COLUMN_X);
-}
+constexpr int TABLE_ENTRIES = table_extent(0) * table_extent(1) * table_extent(2);
+constexpr int TABLE_HEADER = 16;  // bytes: the head that the table is of, and whether sums of the gradient are to be completed
+constexpr int TABLE_BYTES = BIAS ? TABLE_HEADER + (TABLE_ENTRIES + 3) / 4 * 16 : 0;
+
+// From an entry of the table to another.
+DEVICE constexpr int table_distance(int z, int y, int x) { return (z * table_extent(1) + y) * table_extent(2) + x; }
+// The same from the first member of a box to its member `n`. Extents are powers of two, so that what belongs to the bits of `n`
+// adds up.
+DEVICE constexpr int table_column(int n) { return table_distance(n / (COLUMN_Y * COLUMN_X), n / COLUMN_X % COLUMN_Y, n % COLUMN_X); }
+DEVICE constexpr int table_row(int n) { return table_distance(n / (ROW_Y * ROW_X), n / ROW_X % ROW_Y, n % ROW_X); }
+
+// For a row that sees the column.
 DEVICE float bias_of(const Bias& bias, int head, const int (&row)[3], const int (&column)[3]) {
-  const int distance = bias_distance(bias, column[0] - row[0], column[1] - row[1], column[2] - row[2]);
-  return unpack((u16)bias.table[(i64)head * bias.head + bias.origin + distance]);
+  int entry = head;
+#pragma unroll
+  for (int a = 0; a < 3; a++) entry = entry * bias_extent(a) + bias_extent(a) / 2 + (INVERSE ? row[a] - column[a] : column[a] - row[a]);
+  return unpack(bias.entries[entry]);
 }
 
-// Scores as with a bias, where there is none.
-DEVICE void scale_scores(float (&s)[SCORES], float scale) {
+// The table in shared memory.
+struct BiasTable {
+  u8* at;
+
+  DEVICE int& head() const { return ((int*)at)[0]; }
+  DEVICE int& is_wrong() const { return ((int*)at)[1]; }
+  DEVICE float* entries() const { return (float*)(at + TABLE_HEADER); }
+
+  DEVICE void start() const { head() = -1, is_wrong() = 0; }
+
+  // Called by all consumers, between two barriers of theirs.
+  DEVICE void fill(const Bias& bias, int head, float scale_log2) const {
+    const u16* from = bias.entries + (i64)head * BIAS_ENTRIES;
+    const float factor = LOG2_E / scale_log2;
+#pragma unroll 2
+    for (int i = threadIdx.x - 128; i < TABLE_ENTRIES; i += 32 * CONSUMER_WARPS) {
+      int rest = i, place = 0, pitch = 1;
+      bool exists = true;
 #pragma unroll
-  for (int i = 0; i < SCORES; i++) s[i] *= scale;
-}
+      for (int a = 2; a >= 0; a--) {
+        const int n = rest % table_extent(a) - (cta_extent(a) - 1);
+        exists = exists && (u32)n < bias_extent(a);
+        place += n * pitch;
+        pitch *= bias_extent(a);
+        rest /= table_extent(a);
+      }
+      // Where rows are keys it is the other way round.
+      entries()[i] = exists ? unpack(from[INVERSE ? BIAS_ENTRIES - 1 - place : place]) * factor : 0.f;
+    }
+    if (threadIdx.x == 128) this->head() = head;
+  }
+};
+constexpr int BIAS_BARRIER = 8;  // of the consumers
 
 // The two rows that a lane holds.
 struct BiasRows {
   Walk walk;
-  int entry[2];                  // of the lane's first column, if the tile's first block were the next
+  int entry;                     // of the lane's first row and column, if the tile's first block were the next
 
-  DEVICE void start_tile(const Bias& bias, const Tile& tile, const int (&row)[2][3], int step, int lane) {
+  DEVICE void start_tile(const Tile& tile, const int (&row)[2][3], int step, int lane) {
     walk.start(tile, step * BLOCKS);
+    int distance[3];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int distance = bias_distance(bias, tile.column[0] - row[r][0], tile.column[1] - row[r][1], tile.column[2] - row[r][2]);
-      entry[r] = bias.origin + distance + bias_column(bias, lane % 4 * 2);
-    }
+    for (int a = 0; a < 3; a++) distance[a] = tile.column[a] - row[0][a] + bias_extent(a) / 2 + cta_extent(a) - 1;
+    entry = table_distance(distance[0], distance[1], distance[2]) + table_column(lane % 4 * 2);
   }
 
-  // Scales the scores of the step at `walk` and adds the bias of `head`.
-  DEVICE void add(const Bias& bias, const Tile& tile, int head, float (&s)[SCORES], float scale) {
-    const u32* table = bias.table + (i64)head * bias.head;
+  // The entry of the lane's first row and column, if a block were the next.
+  static DEVICE int block_at(const Walk& walk) { return table_distance(walk.at[0] * COLUMN_Z, walk.at[1] * COLUMN_Y, walk.at[2] * COLUMN_X); }
+  // From there to that of score `i` of a block.
+  static DEVICE constexpr int place_of(int i) { return table_column(i / 4 * 8 + i % 2) - table_row(i / 2 % 2 * 8); }
+
+  // What the scores of the step at `walk` get, ahead of them.
+  DEVICE void load(const BiasTable& table, const Tile& tile, float (&near)[SCORES]) const {
     Walk walk = this->walk;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
-      const int block = bias_distance(bias, walk.at[0] * COLUMN_Z, walk.at[1] * COLUMN_Y, walk.at[2] * COLUMN_X);
+      const float* from = table.entries() + entry + block_at(walk);
+#pragma unroll
+      for (int i = 0; i < 32; i++) near[32 * b + i] = from[place_of(i)];
+      walk.next(tile);
+    }
+  }
+
+  // The same for scores that are there.
+  DEVICE void add(const BiasTable& table, const Tile& tile, float (&s)[SCORES]) const {
+    Walk walk = this->walk;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+      const int at = entry + block_at(walk);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        // Addresses computed ahead would take more registers than there are.
-        const int at = opaque(entry[r] + block);
+        // What rows share would take more registers than there are, of two blocks.
+        const float* from = table.entries() + (BLOCKS > 1 ? opaque(at) : at);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-          // Against the direction of the columns where rows are keys.
-          const u32 pair = __ldg(table + (at + bias_column(bias, 8 * j)) - INVERSE);
-          const float low = unpack((u16)pair), high = unpack((u16)(pair >> 16));
-          float* score = &s[32 * b + 4 * j + 2 * r];
-          score[0] = fmaf(score[0], scale, INVERSE ? high : low);
-          score[1] = fmaf(score[1], scale, INVERSE ? low : high);
-        }
+        for (int i = 2 * r; i < 32; i += i % 2 ? 3 : 1) s[32 * b + i] += from[place_of(i)];
       }
       walk.next(tile);
     }
@@ -82,3 +127,11 @@ struct BiasRows {
     for (int b = 0; b < BLOCKS; b++) walk.next(tile);
   }
 };
+
+// Whether entries are read while the scores are on their way: where registers allow.
+constexpr bool BIAS_AHEAD = BLOCKS == 1 && !ROWS_IN_REGISTERS && !(INVERSE && DIM + DIM_V > 128);
+
+DEVICE void add_bias(float (&s)[SCORES], const float (&near)[SCORES]) {
+#pragma unroll
+  for (int i = 0; i < SCORES; i++) s[i] += near[i];
+}

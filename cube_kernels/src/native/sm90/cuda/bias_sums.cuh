@@ -1,37 +1,43 @@
-// The gradient of the bias. Each warp adds up the slopes of its rows by their distance from the columns, eight rows and a
-// block at a time, in shared memory of its own; a tile's sums then become a row of memory, see bias.cu. Compile-time
-// parameters: SUM_BIAS, and BIAS_Z, BIAS_Y, BIAS_X, the entries along each axis.
+// The gradient of the bias. Each warp adds up the slopes of its rows by their distance from the columns, a block at a time, in
+// shared memory of its own; the sums of a CTA's warps become a row of memory for each head, see bias.cu. Rows and blocks are
+// boxes that are eight wide, or of one axis. Compile-time parameters: SUM_BIAS, and those of bias.cuh.
+//
+// A lane has slopes of two rows, which are neighbors along y, or along z, or eight apart: it adds up those that have the same
+// distance. What is left are lines of eight columns for eight rows, x = 0 to 7, which are neighbors along x. Of column c in row x
+// the distance is c - x, so that a lane adds up a diagonal that goes on at the line's begin: first where c >= x, then
+// those behind.
 
-constexpr int SUM_ENTRIES = BIAS_Z * BIAS_Y * BIAS_X;
+constexpr bool PAIRS_ALONG_Z = RANK == 3 && ROW_Y == 1;
+// Lines of a block along y, or of one axis, and lines by distance.
+constexpr int BLOCK_LINES = RANK == 1 ? 8 : COLUMN_Y;
+constexpr int LINES_Y = PAIRS_ALONG_Z ? BLOCK_LINES : BLOCK_LINES + 1;
+constexpr int LINES = LINES_Y * (PAIRS_ALONG_Z ? COLUMN_Z + 1 : COLUMN_Z);
+// The line of a lane's first or second row and of the columns 8 j to 8 j + 7.
+DEVICE constexpr int line_of(int j, int second) {
+  return PAIRS_ALONG_Z ? (j / BLOCK_LINES + 1 - second) * LINES_Y + j % BLOCK_LINES : j / BLOCK_LINES * LINES_Y + j % BLOCK_LINES + 1 - second;
+}
+constexpr int LINE_PITCH = (LINES + 2) / 4 * 32 + 8;  // of a row; eight banks further than the one before
+constexpr int SUM_BYTES = SUM_BIAS ? 4 * (8 * LINE_PITCH + (BIAS_ENTRIES + 35) / 4 * 4) : 0;  // of a warp
+static_assert(!SUM_BIAS || BLOCKS == 1 && (RANK == 1 || ROW_X == 8 && COLUMN_X == 8), "lines are eight wide");
 
-// Eight consecutive rows of a tile are a box.
-constexpr int EIGHT_X = ROW_X < 8 ? ROW_X : 8;
-constexpr int EIGHT_Y = ROW_Y < 8 / EIGHT_X ? ROW_Y : 8 / EIGHT_X;
-constexpr int EIGHT_Z = 8 / (EIGHT_X * EIGHT_Y);
-// Distances between it and a block.
-constexpr int NEAR_X = EIGHT_X + COLUMN_X - 1, NEAR_Y = EIGHT_Y + COLUMN_Y - 1, NEAR_Z = EIGHT_Z + COLUMN_Z - 1;
-constexpr int NEAR = NEAR_X * NEAR_Y * NEAR_Z;
-constexpr int SUM_BYTES = SUM_BIAS ? 4 * (8 * NEAR + (SUM_ENTRIES + 3) / 4 * 4) : 0;  // of a warp
-
-// Where column `n` of a block stands among the distances of the first row.
-DEVICE constexpr int near_of(int n) { return (n / (COLUMN_Y * COLUMN_X) * NEAR_Y + n / COLUMN_X % COLUMN_Y) * NEAR_X + n % COLUMN_X; }
-
-extern __shared__ __align__(1024) u8 memory[];
+constexpr int TURNS = (LINES + 3) / 4;  // of a warp whose eight lanes have a line
 
 struct BiasSums {
-  int wrong_from[2];             // the block from which on slopes of eight rows are to be computed again
+  int wrong_from;                // the step, of all of the CTA, from which on slopes are to be computed again
 
   static DEVICE int warp() { return threadIdx.x / 32 - 4; }
   static DEVICE float* slopes() { return (float*)(memory + SUMS_OFFSET + warp() * SUM_BYTES); }
-  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES) + 8 * NEAR; }
+  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES) + 8 * LINE_PITCH; }
+  // Of this CTA.
+  static DEVICE float* row_of(const Bias& bias, int head) { return bias.sums + ((i64)head * bias.rows + blockIdx.x) * BIAS_ENTRIES; }
 
-  DEVICE void start(int lane) {
-    // Slopes as well: a row never has some of the distances.
-    for (int i = lane; i < SUM_BYTES / 4; i += 32) slopes()[i] = 0.f;
-    __syncwarp();
+  // Sets all sums to zero.
+  DEVICE void start(const Bias& bias, int heads, int lane) {
+    wrong_from = 1 << 30;
+    for (int i = lane; i < BIAS_ENTRIES + 32; i += 32) sums_of(warp())[i] = 0.f;
+    for (int head = 0; head < heads; head++)
+      for (int i = threadIdx.x - 128; i < BIAS_ENTRIES; i += 32 * CONSUMER_WARPS) row_of(bias, head)[i] = 0.f;
   }
-
-  DEVICE void start_tile() { wrong_from[0] = wrong_from[1] = 1 << 30; }
 
   // Where the sum of a distance belongs; -1 where no row sees as far.
   static DEVICE int entry_of(int z, int y, int x) {
@@ -40,101 +46,122 @@ struct BiasSums {
     return exists ? (z * BIAS_Y + y) * BIAS_X + x : -1;
   }
 
-  // Row `eighth` of the lane's first or second eight of the warpgroup.
-  static DEVICE void row_at(const Tile& tile, int second, int eighth, int (&at)[3]) {
-    row_of_warpgroup(tile, warp() / 4, warp() % 4 * 16 + 8 * second + eighth, at);
+  // Row `member` of the warp's sixteen.
+  static DEVICE void row_at(const Tile& tile, int member, int (&at)[3]) {
+    row_of_warpgroup(tile, warp() / 4, warp() % 4 * 16 + member, at);
   }
 
-  // Adds the slopes of step `i`, which is at `walk`. What is infinite or NaN may come from pairs that do not see each other:
-  // from there on the rows' slopes are left to `recount`.
-  DEVICE void add(const Tile& tile, Walk walk, const float (&s)[SCORES], int i, int lane) {
+  // Leaves the slopes of a step for `add`.
+  static DEVICE void put(const float (&s)[SCORES], int lane) {
+    float pairs[2 * LINES];
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) {
-      const int block = i * BLOCKS + b;
+    for (int i = 0; i < 2 * LINES; i++) pairs[i] = 0.f;
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        if (block >= wrong_from[r]) continue;
-        __syncwarp();
-        // Rows lie one under the other by distance, so that sums are those of columns.
-        const int eighth = lane / 4;
-        const int back = (eighth / (EIGHT_Y * EIGHT_X) * NEAR_Y + eighth / EIGHT_X % EIGHT_Y) * NEAR_X + eighth % EIGHT_X;
-        float* to = slopes() + eighth * NEAR + ((EIGHT_Z - 1) * NEAR_Y + EIGHT_Y - 1) * NEAR_X + EIGHT_X - 1 - back + near_of(lane % 4 * 2);
+    for (int i = 0; i < 32; i++) pairs[2 * line_of(i / 4, i / 2 % 2) + i % 2] += s[i];
+    __syncwarp();
+    float* to = slopes() + lane / 4 * LINE_PITCH + lane % 4 * 2;
 #pragma unroll
-        for (int j = 0; j < 8; j++)
+    for (int l = 0; l < LINES; l++) *(float2*)(to + 8 * l) = make_float2(pairs[2 * l], pairs[2 * l + 1]);
+  }
+
+  // Adds the slopes of a step, which is at `walk`. What is infinite or NaN may come from pairs that do not see each other:
+  // from there on slopes are left to `recount`, of which the CTA is told by `is_wrong`.
+  DEVICE void add(const Tile& tile, const Walk& walk, int step, int& is_wrong, int lane) {
+    if (step >= wrong_from) return;
+    // Numbers that are the same in every step would take registers.
+    lane = opaque(lane);
+    __syncwarp();
+    float sums[2 * TURNS];       // of each turn's line: from the diagonal's column in row 0 on, and behind the line's begin
+    float poison = 0.f;
 #pragma unroll
-          for (int e = 0; e < 2; e++) to[near_of(8 * j) + near_of(e)] = s[32 * b + 4 * j + 2 * r + e];
-        __syncwarp();
-        // Numbers that are the same in every step would take registers.
-        const int first = opaque(lane);
-        float near[(NEAR + 31) / 32];
-        bool wrong = false;
+    for (int t = 0; t < TURNS; t++) {
+      const float* line = slopes() + min_(lane / 8 + 4 * t, LINES - 1) * 8;
+      sums[2 * t] = sums[2 * t + 1] = 0.f;
 #pragma unroll
-        for (int t = 0; t < (NEAR + 31) / 32; t++) {
-          near[t] = 0.f;
-          if (first + 32 * t < NEAR)
-#pragma unroll
-            for (int row = 0; row < 8; row++) near[t] += slopes()[row * NEAR + first + 32 * t];
-          wrong = wrong || !(near[t] * 0.f == 0.f);
-        }
-        if (__any_sync(~0u, wrong)) {
-          wrong_from[r] = block;
-          continue;
-        }
-        int row[3];
-        row_at(tile, r, 0, row);
-        int from[3];
-#pragma unroll
-        for (int a = 0; a < 3; a++) from[a] = tile.column[a] + walk.at[a] * column_extent(a) - row[a];
-#pragma unroll
-        for (int t = 0; t < (NEAR + 31) / 32; t++) {
-          const int n = first + 32 * t;
-          const int entry = entry_of(from[0] + n / (NEAR_Y * NEAR_X) - (EIGHT_Z - 1), from[1] + n / NEAR_X % NEAR_Y - (EIGHT_Y - 1), from[2] + n % NEAR_X - (EIGHT_X - 1));
-          if (n < NEAR && entry >= 0) sums_of(warp())[entry] += near[t];
-        }
+      for (int x = 0; x < 8; x++) {
+        const int column = lane + x & 7;
+        const float slope = line[x * LINE_PITCH + column];
+        if (column < x) sums[2 * t + 1] += slope;
+        else sums[2 * t] += slope;
       }
-      walk.next(tile);
+      poison = fmaf(sums[2 * t], 0.f, fmaf(sums[2 * t + 1], 0.f, poison));
+    }
+    if (__any_sync(~0u, !(poison == 0.f))) {
+      wrong_from = step;
+      is_wrong = 1;
+      return;
+    }
+    int from[3];
+    row_at(tile, 0, from);
+#pragma unroll
+    for (int a = 0; a < 3; a++) from[a] = tile.column[a] + walk.at[a] * column_extent(a) - from[a];
+    float* all = sums_of(warp());
+    // Of one axis, what is behind in a line has the distances of the line before, which another lane adds.
+    constexpr int PHASES = RANK == 1 ? 2 : 1;
+#pragma unroll
+    for (int phase = 0; phase < PHASES; phase++) {
+      float* to[2 * TURNS];
+#pragma unroll
+      for (int i = phase; i < 2 * TURNS; i += PHASES) {
+        const int l = lane / 8 + i / 2 * 4, across = l % LINES_Y - !PAIRS_ALONG_Z, x = from[2] + lane % 8 - i % 2 * 8;
+        const int entry = RANK == 1 ? entry_of(0, 0, x + 8 * across) : entry_of(from[0] + l / LINES_Y - PAIRS_ALONG_Z, from[1] + across, x);
+        // What belongs to no entry goes to one of the lane's own.
+        to[i] = all + (l < LINES && entry >= 0 ? entry : BIAS_ENTRIES + lane);
+        sums[i] += *to[i];
+      }
+#pragma unroll
+      for (int i = phase; i < 2 * TURNS; i += PHASES) *to[i] = sums[i];
+      if constexpr (PHASES > 1) __syncwarp();
     }
   }
 
-  // The slopes that `add` has left out, pair by pair.
-  DEVICE void recount(const Params& params, const Tile& tile, int lane) {
-#pragma unroll 1
-    for (int r = 0; r < 2; r++) {
-      const int from = r ? wrong_from[1] : wrong_from[0];
-      if (from >= tile.steps * BLOCKS) continue;
-      __syncwarp();
-      Walk at;
-      at.start(tile, from);
-#pragma unroll 1
-      for (int block = from; block < tile.steps * BLOCKS; block++, at.next(tile))
-#pragma unroll 1
-        for (int pair = 0; pair < 8 * 64; pair++) {
-          int row[3], column[3];
-          row_at(tile, r, pair / 64, row);
-          const int n = pair % 64;
-          column[0] = tile.column[0] + at.at[0] * COLUMN_Z + n / (COLUMN_Y * COLUMN_X);
-          column[1] = tile.column[1] + at.at[1] * COLUMN_Y + n / COLUMN_X % COLUMN_Y;
-          column[2] = tile.column[2] + at.at[2] * COLUMN_X + n % COLUMN_X;
-          if (!row_exists(tile, row) || !is_visible(params.space, tile, row, column)) continue;
-          const float slope = slope_of(params, tile, row, column, lane);
-          if (lane == 0) sums_of(warp())[entry_of(column[0] - row[0], column[1] - row[1], column[2] - row[2])] += slope;
-        }
-    }
-  }
-
-  // The sums of all warps of the CTA become the tile's, and start again from zero.
-  DEVICE void flush(const Bias& bias, const Tile& tile) {
-    float* to = bias.sums + ((i64)tile.head * bias.rows + tile.batch * bias.places + tile.number) * SUM_ENTRIES;
-    named_sync(1, 32 * CONSUMER_WARPS);
-    for (int i = threadIdx.x - 128; i < SUM_ENTRIES; i += 32 * CONSUMER_WARPS) {
+  // Adds the sums of all warps to the CTA's row for a head; they start again from zero. Called by all consumers, between two
+  // barriers of theirs. Each thread has entries of its own.
+  static DEVICE void flush(const Bias& bias, int head) {
+    for (int i = threadIdx.x - 128; i < BIAS_ENTRIES; i += 32 * CONSUMER_WARPS) {
       float sum = 0.f;
 #pragma unroll
       for (int w = 0; w < CONSUMER_WARPS; w++) {
         sum += sums_of(w)[i];
         sums_of(w)[i] = 0.f;
       }
-      to[i] = sum;
+      row_of(bias, head)[i] += sum;
     }
-    named_sync(1, 32 * CONSUMER_WARPS);
+  }
+
+  // The slopes that `add` has left out, pair by pair, when all tiles are done: here it takes no registers from them. `tile` is a
+  // place in shared memory. Called by all consumers.
+  DEVICE void recount(const Params& params, Tile& tile, int lane) const {
+    int first = 0;
+#pragma unroll 1
+    for (int index = blockIdx.x; index < params.space.tiles; index += gridDim.x) {
+      named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+      if (threadIdx.x == 128) decode_tile(params.space, params.shift, params.bias.samples, index, tile);
+      named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+      if (tile.steps == 0) continue;
+      Walk at;
+      at.start(tile, 0);
+#pragma unroll 1
+      for (int i = 0; i < tile.steps; i++, at.next(tile))
+        if (first + i >= wrong_from) recount_step(params, tile, at, lane);
+      first += tile.steps + additional_steps(params.additional);
+      named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+      flush(params.bias, tile.head);
+    }
+  }
+
+  static DEVICE void recount_step(const Params& params, const Tile& tile, const Walk& walk, int lane) {
+#pragma unroll 1
+    for (int pair = 0; pair < 16 * 64; pair++) {
+      int row[3], column[3];
+      row_at(tile, pair / 64, row);
+      const int n = pair % 64;
+      column[0] = tile.column[0] + walk.at[0] * COLUMN_Z + n / (COLUMN_Y * COLUMN_X);
+      column[1] = tile.column[1] + walk.at[1] * COLUMN_Y + n / COLUMN_X % COLUMN_Y;
+      column[2] = tile.column[2] + walk.at[2] * COLUMN_X + n % COLUMN_X;
+      if (!row_exists(tile, row) || !is_visible(params.space, tile, row, column)) continue;
+      const float slope = slope_of(params, tile, row, column, lane);
+      if (lane == 0) sums_of(warp())[entry_of(column[0] - row[0], column[1] - row[1], column[2] - row[2])] += slope;
+    }
   }
 };

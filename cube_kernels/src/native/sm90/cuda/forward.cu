@@ -20,6 +20,9 @@ constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
 constexpr int ONE_HOT_OFFSET = V_OFFSET + STAGES * V_STAGE;
 constexpr int TILE_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
 constexpr int BARRIER_OFFSET = TILE_OFFSET + 128;
+constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * (4 * STAGES + 2);  // of a bias
+
+extern __shared__ __align__(1024) u8 memory[];
 
 struct Barriers {
   u32 base;
@@ -47,7 +50,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* ne
     const int index = tile_index(round);
     if (index >= space.tiles) continue;
     Tile tile;
-    decode_tile(space, params.shift, index, tile);
+    decode_tile(space, params.shift, BIAS ? params.bias.samples : 0, index, tile);
     if (tile.steps == 0) continue;
     const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
@@ -178,6 +181,14 @@ struct Consumer {
     }
   }
 
+  // Has the bias of a head in shared memory.
+  DEVICE void find_bias(const Params& params, const BiasTable& table, int head) {
+    if (uniform(table.head()) == head) return;
+    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+    table.fill(params.bias, head, params.scale_log2);
+    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+  }
+
   // A tile whose Q has arrived and whose first step is number `first` of all.
   DEVICE void consume(const Params& params, const Tile& tile, int first) {
     const Space& space = params.space;
@@ -192,7 +203,12 @@ struct Consumer {
     LinearRows linear;
     if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, query_at);
     BiasRows bias;
-    if constexpr (BIAS) bias.start_tile(params.bias, tile, query_at, low, lane);
+    const BiasTable table = {memory + TABLE_OFFSET};
+    float near[SCORES];
+    if constexpr (BIAS) {
+      find_bias(params, table, tile.head);
+      bias.start_tile(tile, query_at, low, lane);
+    }
     Walk walk;
     if constexpr (MASK == ONE_HOT) {
       walk.start(tile, low * BLOCKS);
@@ -207,14 +223,19 @@ struct Consumer {
     auto fire = [&]() {
       if (MASK == ONE_HOT) one_hot.fire();
     };
+    auto load_bias = [&](int i) {
+      if (BIAS && (!ADDITIONAL || i < tile.steps)) bias.load(table, tile, near);
+    };
     auto weigh = [&](int i) {
       mask_step(scores, linear, tile, i, params.additional, lane);
       if constexpr (BIAS) {
-        if (ADDITIONAL && i >= tile.steps) scale_scores(scores, params.scale_log2 * LN_2);
-        else bias.add(params.bias, tile, tile.head, scores, params.scale_log2 * LN_2);
+        if (!ADDITIONAL || i < tile.steps) {
+          if (BIAS_AHEAD) add_bias(scores, near);
+          else bias.add(table, tile, scores);
+        }
         bias.next(tile);
       }
-      softmax.step(scores, BIAS ? LOG2_E : params.scale_log2);
+      softmax.step(scores, params.scale_log2);
     };
 
 #pragma unroll
@@ -232,6 +253,7 @@ struct Consumer {
       wait_turn();
       first_product(first + low);
       pass_turn();
+      if (BIAS_AHEAD) load_bias(low);
       aim(low + 1);
       wgmma_wait<0>();
       pin(scores);
@@ -247,6 +269,7 @@ struct Consumer {
         wait_value(first + i - 1);
         second_product(first + i - 1);
         pass_turn();
+        if (BIAS_AHEAD) load_bias(i);
         aim(i + 1);
         wgmma_wait<1>();
         pin(scores);
@@ -287,9 +310,8 @@ struct Consumer {
       const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
-        params.lse[row] = (softmax.max[r] * (BIAS ? LOG2_E : params.scale_log2) + log2_approx(softmax.sum[r])) * LN_2;
-      const float trusted = BIAS ? TRUSTED_SCORE * params.scale_log2 * LN_2 : TRUSTED_SCORE;
-      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < trusted);
+        params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * LN_2;
+      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
     }
     for_each_broken(broken, query_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
   }
@@ -299,7 +321,6 @@ extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), CTAS)
 attention_forward(const __grid_constant__ TensorMap map_query, const __grid_constant__ TensorMap map_key,
                   const __grid_constant__ TensorMap map_value, const __grid_constant__ TensorMap map_more_key,
                   const __grid_constant__ TensorMap map_more_value, const __grid_constant__ Params params) {
-  extern __shared__ __align__(1024) u8 memory[];
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
   const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
@@ -314,6 +335,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     barrier_init(barriers.q_full(), 1);
     barrier_init(barriers.q_empty(), CONSUMER_WARPS);
     barrier_init_fence();
+    if constexpr (BIAS) BiasTable{memory + TABLE_OFFSET}.start();
     tma_prefetch(&map_query);
     tma_prefetch(&map_key);
     tma_prefetch(&map_value);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{How, Shape, candidates_of, chosen, fastest};
+use super::{How, Shape, candidates_of, chosen, fastest, schedules};
 use crate::choices::Choices;
 use crate::native::dense;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
@@ -40,13 +40,13 @@ impl BackwardPlan {
             let is_wanted = |schedule: &&Schedule| {
                 let Gradients { width, value: with_value, bias: with_bias, .. } =
                     schedule.gradients;
-                width > 0 && key || with_value && value || with_bias.is_some() && bias
+                width > 0 && key || with_value && value || with_bias && bias
             };
             kernels.iter().filter(is_wanted).copied().collect()
         };
         let mut queries = of(&self.queries, [query, false]);
         for schedule in &mut queries {
-            schedule.gradients.bias = schedule.gradients.bias.filter(|_| bias);
+            schedule.gradients.bias &= bias;
         }
         Self {
             queries,
@@ -123,7 +123,7 @@ pub fn planned_backward(
 fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
     let Problem { head_dim, head_dim_v, .. } = *problem;
     let with_value = pass == Pass::Keys;
-    let bias = (pass == Pass::Queries && problem.has_bias).then(|| problem.bias_extents());
+    let bias = pass == Pass::Queries && problem.has_bias;
     if head_dim.max(head_dim_v) <= SLICE {
         return vec![Gradients { start: 0, width: head_dim, value: with_value, bias }];
     }
@@ -132,7 +132,7 @@ fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
         width: SLICE.min(head_dim - start),
         value: false,
         // Each slice has all slopes: one of them sums them.
-        bias: bias.filter(|_| start == 0),
+        bias: bias && start == 0,
     });
     slices.chain(with_value.then_some(Gradients { value: true, ..Gradients::NONE })).collect()
 }
@@ -144,16 +144,28 @@ pub fn backward_candidates(
     pass: Pass,
     gradients: Gradients,
 ) -> Vec<Schedule> {
-    let shapes = shapes(pass, problem.head_dim.max(problem.head_dim_v));
-    candidates_of(problem, element, pass, gradients, &shapes)
+    candidates_of(problem, element, pass, gradients, &shapes(problem, pass, gradients))
 }
 
-/// The shapes for vectors of up to `dim` elements, from registers and shared memory.
-fn shapes(pass: Pass, dim: usize) -> Vec<Shape> {
+/// Whether there are schedules for each of a problem's kernels, which is known but for a bias with long vectors.
+pub(super) fn has_schedules(problem: &Problem) -> bool {
+    [Pass::Queries, Pass::Keys].into_iter().all(|pass| {
+        kernels(problem, pass).into_iter().all(|gradients| {
+            let shapes = shapes(problem, pass, gradients);
+            !schedules(problem, Element::F16, pass, gradients, &shapes).is_empty()
+        })
+    })
+}
+
+/// The shapes for a problem's vectors, from registers and shared memory.
+fn shapes(problem: &Problem, pass: Pass, gradients: Gradients) -> Vec<Shape> {
+    let dim = problem.head_dim.max(problem.head_dim_v);
     let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: false };
     let late = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: true };
     match (pass, dim) {
         (Pass::Keys, ..=64) => vec![late(1, 1, 2)],
+        // The sums of a large bias leave room for two CTAs.
+        (_, ..=64) if gradients.bias => vec![late(1, 1, 2), late(1, 1, 3)],
         (_, ..=64) => vec![shape(1, 2, 2), late(1, 1, 3)],
         (Pass::Keys, 65..=128) => vec![late(2, 1, 1)],
         (_, 65..=128) => vec![shape(2, 1, 1)],
