@@ -16,8 +16,6 @@ pub const FAINT: Rgb<u8> = Rgb([140, 143, 155]);
 pub const QUERY: Rgb<u8> = Rgb([60, 220, 255]);
 /// The bounds of a window.
 pub const WINDOW: Rgb<u8> = Rgb([235, 235, 235]);
-/// Something that went wrong.
-pub const WRONG: Rgb<u8> = Rgb([255, 105, 97]);
 
 /// Colors of a heat map, evenly spaced from cold to hot (matplotlib's inferno).
 const HEAT: [[u8; 3]; 6] =

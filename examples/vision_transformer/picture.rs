@@ -8,10 +8,13 @@ use image::Rgb;
 
 use crate::Failure;
 use crate::common::attention::Attention;
-use crate::common::panels::{Area, Canvas, FAINT, GLYPH, QUERY, TEXT, WINDOW, WRONG, heat};
+use crate::common::panels::{Area, Canvas, FAINT, GLYPH, QUERY, TEXT, WINDOW, heat};
 use crate::data::{Picture, Pictures};
 use crate::loader::PictureBatcher;
 use crate::model::VisionTransformer;
+
+/// The name of a class that is wrong.
+const WRONG: Rgb<u8> = Rgb([255, 105, 97]);
 
 /// As many pictures as are shown.
 const SHOWN: usize = 10;
