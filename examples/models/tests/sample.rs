@@ -89,19 +89,12 @@ fn with_classes(folder: &Folder) -> String {
     let bytes = fs::read(&file).expect("was written");
     let (length, rest) = bytes.split_at(8);
     let length = u64::from_le_bytes(length.try_into().expect("eight bytes")) as usize;
-    let mut header: Value = serde_json::from_slice(&rest[..length]).expect("is JSON");
+    let (header, numbers) = rest.split_at(length);
+    let mut header: Value = serde_json::from_slice(header).expect("is JSON");
     header["__metadata__"]["config"] = json!(config.to_string());
     let header = header.to_string();
     let length = (header.len() as u64).to_le_bytes();
-    folder.write(
-        "classes.safetensors",
-        [&length[..], header.as_bytes(), &rest[header_end(&bytes)..]].concat(),
-    )
-}
-
-/// Where the header ends, behind its length.
-fn header_end(bytes: &[u8]) -> usize {
-    u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize
+    folder.write("classes.safetensors", [&length[..], header.as_bytes(), numbers].concat())
 }
 
 #[test]
@@ -123,13 +116,16 @@ fn classes_and_guidance_change_the_pictures() {
 }
 
 #[test]
-fn half_types_sample() {
-    let folder = Folder::new("half");
+fn a_model_without_classes_takes_none() {
+    let folder = Folder::new("none");
     let config = folder.write("config.json", plain().to_string());
     let weights = golden("hdit_plain.safetensors");
-    let (text, is_usage) =
-        refused(&["sample", "--weights", &weights, "--config", &config, "--class", "0"]);
-    assert!(is_usage && text == "--class: is given, but the model has no classes", "{text}");
+    for (flag, value) in [("--class", "0"), ("--guidance", "2")] {
+        let (text, is_usage) =
+            refused(&["sample", "--weights", &weights, "--config", &config, flag, value]);
+        let expected = format!("{flag}: is given, but the model has no classes");
+        assert!(is_usage && text == expected, "{text}");
+    }
 }
 
 #[test]
