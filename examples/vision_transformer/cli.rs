@@ -1,12 +1,10 @@
 //! The flags.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::ErrorKind;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 
-use crate::Failure;
+use crate::common::flags::{Backend, Precision, learning_rate, whole};
 
 /// Train a vision transformer of neighborhood attention to classify pictures.
 #[derive(Parser, Clone, Debug)]
@@ -65,82 +63,15 @@ pub struct Args {
     pub image_size: usize,
 }
 
-/// A Burn backend.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// Pure Rust on the CPU
-    Flex,
-    /// CubeCL on the CPU
-    Cpu,
-    /// WebGPU
-    Wgpu,
-    /// CUDA
-    Cuda,
-}
-
-/// A float type.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Precision {
-    /// 32 bits
-    F32,
-    /// 16 bits, IEEE
-    F16,
-    /// 16 bits, bfloat
-    Bf16,
-}
-
-/// What a command line asks for.
-#[derive(Debug)]
-pub enum Parsed {
-    /// To train.
-    Run(Box<Args>),
-    /// To print the help.
-    Text(String),
-}
-
-/// Reads the flags; what is wrong with them fits on one line.
-pub fn parse<T: Into<OsString> + Clone>(
-    arguments: impl IntoIterator<Item = T>,
-) -> Result<Parsed, Failure> {
-    match Args::try_parse_from(arguments) {
-        Ok(args) => Ok(Parsed::Run(Box::new(args))),
-        Err(error) if error.kind() == ErrorKind::DisplayHelp => Ok(Parsed::Text(error.to_string())),
-        Err(error) => Err(Failure::Usage(one_line(&error.to_string()))),
-    }
-}
-
-/// clap's message without its prefix, and without the advice that it ends with.
-fn one_line(message: &str) -> String {
-    let message = message.strip_prefix("error: ").unwrap_or(message);
-    let is_advice =
-        |line: &&str| ["Usage", "tip:", "For more"].iter().any(|start| line.starts_with(start));
-    let lines = message.lines().map(str::trim).take_while(|line| !is_advice(line));
-    let words: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
-    words.join(" ")
-}
-
-fn whole<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if (MIN..=MAX).contains(&number) => Ok(number),
-        _ if MAX == usize::MAX => Err(format!("must be a whole number of at least {MIN}")),
-        _ => Err(format!("must be a whole number from {MIN} to {MAX}")),
-    }
-}
-
-fn learning_rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
-        _ => Err("must be a number above 0 and at most 1".to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Failure;
+    use crate::common::flags::{Parsed, parse};
 
     fn refused(flags: &[&str]) -> String {
         let arguments = ["vision_transformer"].iter().chain(flags);
-        match parse(arguments) {
+        match parse::<Args>(arguments) {
             Err(Failure::Usage(text)) => text,
             other => panic!("{flags:?} gave {other:?}"),
         }
@@ -148,7 +79,7 @@ mod tests {
 
     #[test]
     fn no_flags_are_needed() {
-        let Ok(Parsed::Run(args)) = parse(["vision_transformer"]) else {
+        let Ok(Parsed::Run(args)) = parse::<Args>(["vision_transformer"]) else {
             panic!("the defaults are refused");
         };
         assert_eq!((args.device, args.dtype, args.resume), (Backend::Flex, Precision::F32, false));
@@ -175,7 +106,7 @@ mod tests {
 
     #[test]
     fn help_is_no_error() {
-        let Ok(Parsed::Text(text)) = parse(["vision_transformer", "--help"]) else {
+        let Ok(Parsed::Text(text)) = parse::<Args>(["vision_transformer", "--help"]) else {
             panic!("--help is refused");
         };
         assert!(text.contains("--images"));

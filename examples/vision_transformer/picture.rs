@@ -3,16 +3,18 @@
 use std::path::Path;
 
 use burn::data::dataloader::batcher::Batcher;
-use burn::tensor::{Device, Tensor};
-use burn_natten::na2d;
-use burn_natten::nn::NeighborhoodTransformerBlock;
+use burn::tensor::Device;
 use image::Rgb;
 
 use crate::Failure;
+use crate::common::attention::Attention;
+use crate::common::panels::{Area, Canvas, FAINT, GLYPH, QUERY, TEXT, WINDOW, heat};
 use crate::data::{Picture, Pictures};
 use crate::loader::PictureBatcher;
 use crate::model::VisionTransformer;
-use crate::panels::{Area, BACKGROUND, Canvas, FAINT, GLYPH, QUERY, TEXT, WINDOW, WRONG, heat};
+
+/// The name of a class that is wrong.
+const WRONG: Rgb<u8> = Rgb([255, 105, 97]);
 
 /// As many pictures as are shown.
 const SHOWN: usize = 10;
@@ -21,9 +23,6 @@ const GAP: u32 = 12;
 const MARGIN: u32 = 20;
 const LABELS: u32 = 176;
 const LINE: u32 = 24;
-
-/// Keys whose weights are computed at once; bounds the memory that larger pictures need.
-const KEYS_AT_ONCE: usize = 64;
 
 /// Draws pictures of the test, one of each class where there are enough, and for every block of
 /// the first stage how much a pixel attends to each other.
@@ -64,20 +63,20 @@ pub fn save(
         let mut tokens = model.tokens(batcher.batch(vec![picture.clone()], device).images);
         let side = tokens.dims()[1];
         let query = striking(picture, pictures, side);
-        mark(&mut canvas, top, side, query);
+        canvas.frame(top.cell([side; 2], query), 3, QUERY);
         for (row, block) in model.first.iter().enumerate() {
             let area = panel(row + 1, column);
             draw_pixels(&mut canvas, area, picture, pictures);
-            draw_weights(&mut canvas, area, side, &weights(block, tokens.clone(), query)?);
-            mark(&mut canvas, area, side, query);
+            let [queries, keys, _] =
+                block.attention.query_key_value(block.norm_attention.forward(tokens.clone()));
+            let weights = Attention::of(queries, keys, block.attention.options(), query)?;
+            weights.draw(&mut canvas, area, &weights.mean(), 1.0);
             tokens = block.forward(tokens);
         }
     }
     legend(&mut canvas, MARGIN + 2 * LINE + rows * (PANEL + GAP) + LINE / 2);
     let image = canvas.into_image();
-    image
-        .save(path)
-        .map_err(|error| Failure::Run(format!("{}: cannot be written, {error}", path.display())))
+    image.save(path).map_err(|error| Failure::cannot_write(path, &error))
 }
 
 /// Indices into the test: the first picture of each class, then others.
@@ -109,39 +108,6 @@ fn striking(picture: &Picture, pictures: &Pictures, side: usize) -> [usize; 2] {
         .unwrap_or([side / 2, side / 2])
 }
 
-/// How much `query` attends to each token, row by row, averaged over heads.
-///
-/// Attention returns a mean of values. With the values `[1, 0, ..]`, `[0, 1, ..]`, .. that mean
-/// is the weights themselves, whatever the window is.
-fn weights(
-    block: &NeighborhoodTransformerBlock,
-    tokens: Tensor<4>,
-    [row, column]: [usize; 2],
-) -> Result<Vec<f32>, Failure> {
-    let attention = &block.attention;
-    let [query, key, _] = attention.query_key_value(block.norm_attention.forward(tokens));
-    let [_, height, width, heads, _] = key.dims();
-    let identity = Tensor::<2>::eye(height * width, &key.device());
-    let mut weights = Vec::with_capacity(height * width);
-    for start in (0..height * width).step_by(KEYS_AT_ONCE) {
-        let keys = KEYS_AT_ONCE.min(height * width - start);
-        let value = identity
-            .clone()
-            .narrow(1, start, keys)
-            .reshape([1, height, width, 1, keys])
-            .expand([1, height, width, heads, keys]);
-        let out = na2d(query.clone(), key.clone(), value, attention.options());
-        let mean = out.narrow(1, row, 1).narrow(2, column, 1).mean_dim(3);
-        let mean: Vec<f32> = mean
-            .into_data()
-            .convert::<f32>()
-            .try_to_vec()
-            .map_err(|error| Failure::Run(format!("the weights cannot be read: {error:?}")))?;
-        weights.extend(mean);
-    }
-    Ok(weights)
-}
-
 fn color(picture: &Picture, pictures: &Pictures, row: usize, column: usize) -> Rgb<u8> {
     let side = pictures.side;
     let plane = |channel: usize| {
@@ -152,36 +118,8 @@ fn color(picture: &Picture, pictures: &Pictures, row: usize, column: usize) -> R
 }
 
 fn draw_pixels(canvas: &mut Canvas, area: Area, picture: &Picture, pictures: &Pictures) {
-    for row in 0..pictures.side {
-        for column in 0..pictures.side {
-            let cell = area.cells(pictures.side, [row, row + 1], [column, column + 1]);
-            canvas.fill(cell, color(picture, pictures, row, column));
-        }
-    }
-}
-
-/// Covers the picture with heat where the query looks, and frames its window.
-fn draw_weights(canvas: &mut Canvas, area: Area, side: usize, weights: &[f32]) {
-    let largest = weights.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
-    let (mut rows, mut columns) = ([side, 0], [side, 0]);
-    for (token, weight) in weights.iter().enumerate() {
-        let (row, column) = (token / side, token % side);
-        let cell = area.cells(side, [row, row + 1], [column, column + 1]);
-        if *weight > 0.0 {
-            canvas.fill(cell, heat(weight / largest));
-            rows = [rows[0].min(row), rows[1].max(row + 1)];
-            columns = [columns[0].min(column), columns[1].max(column + 1)];
-        } else {
-            canvas.shade(cell, BACKGROUND, 0.55);
-        }
-    }
-    if rows[0] < rows[1] {
-        canvas.frame(area.cells(side, rows, columns), 2, WINDOW);
-    }
-}
-
-fn mark(canvas: &mut Canvas, area: Area, side: usize, [row, column]: [usize; 2]) {
-    canvas.frame(area.cells(side, [row, row + 1], [column, column + 1]), 3, QUERY);
+    let grid = [pictures.side; 2];
+    canvas.paint(area, grid, |row, column| color(picture, pictures, row, column));
 }
 
 fn label_rows(canvas: &mut Canvas, model: &VisionTransformer, panel: impl Fn(usize) -> Area) {
@@ -214,33 +152,4 @@ fn legend(canvas: &mut Canvas, y: u32) {
         canvas.fill(Area { x: x + step, y, width: 1, height: 16 }, heat(step as f32 / 95.0));
     }
     canvas.write("attention, from none to the most in the panel", [x + 104, y + 4], 1, FAINT);
-}
-
-#[cfg(test)]
-mod tests {
-    use burn::tensor::Distribution;
-
-    use super::*;
-    use crate::model::VisionTransformerConfig;
-
-    #[test]
-    fn weights_sum_to_one_over_the_window() {
-        let device = Device::flex();
-        // 11 x 11 tokens, so that the keys take two rounds.
-        let model = VisionTransformerConfig::new(1, 11, 10, 3, 2).init(&device);
-        let images = Tensor::random([1, 1, 11, 11], Distribution::Default, &device);
-        let tokens = model.tokens(images);
-        let seen = |block: usize, query| -> Vec<[usize; 2]> {
-            let weights = weights(&model.first[block], tokens.clone(), query).expect("is readable");
-            assert_eq!(weights.len(), 121);
-            assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-4);
-            let tokens = (0..121).filter(|token| weights[*token] > 0.0);
-            tokens.map(|token| [token / 11, token % 11]).collect()
-        };
-        let rows_and_columns = |rows: [usize; 3], columns: [usize; 3]| -> Vec<[usize; 2]> {
-            rows.iter().flat_map(|row| columns.map(|column| [*row, column])).collect()
-        };
-        assert_eq!(seen(0, [0, 5]), rows_and_columns([0, 1, 2], [4, 5, 6]));
-        assert_eq!(seen(1, [6, 10]), rows_and_columns([4, 6, 8], [6, 8, 10]));
-    }
 }

@@ -4,7 +4,7 @@ use burn_natten::Axis;
 use burn_natten_kernels::tiling::Tiling;
 
 use crate::drawing::{Drawing, HUES, TINT};
-use crate::{Failure, args, see, tiles, words};
+use crate::{Failure, args, see, tiles, weights, words};
 
 /// File names without their extension, and what is drawn.
 pub fn pictures() -> Result<Vec<(&'static str, Drawing)>, Failure> {
@@ -13,6 +13,7 @@ pub fn pictures() -> Result<Vec<(&'static str, Drawing)>, Failure> {
         ("windows-1d", windows()),
         ("planes-3d", planes()),
         ("tile-map", tile_map()?),
+        ("attention-weights", weights()?),
     ])
 }
 
@@ -86,6 +87,14 @@ fn tile_map() -> Result<Drawing, Failure> {
     let mut below = tiles::legend();
     below.place(words::note(&format!("{title}, in tiles of 16 tokens.")), [0.0, 24.0]);
     Ok(row(panels, 0.0, below))
+}
+
+/// Two axes: weights of one query by features, dilation and position.
+fn weights() -> Result<Drawing, Failure> {
+    let mut below = weights::legend();
+    let note = "Features are those of slanted stripes. softmax(na2d_qk(features, features)).";
+    below.place(words::note(note), [0.0, 24.0]);
+    Ok(row(weights::draw()?, 0.0, below))
 }
 
 #[cfg(test)]

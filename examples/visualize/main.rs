@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Nothing here knows what a window is: visibility comes from [`burn_natten::Axis::window`], tiles
-//! from `burn_natten_kernels::tiling`.
+//! from `burn_natten_kernels::tiling`, weights from [`burn_natten::na2d_qk`].
 
 mod args;
 mod book;
@@ -17,6 +17,7 @@ mod png;
 mod see;
 mod svg;
 mod tiles;
+mod weights;
 mod words;
 
 use std::fs;

@@ -18,6 +18,7 @@
 
 pub mod attention_weights {
     #![doc = include_str!("attention_weights.md")]
+    #![doc = include_str!("../../docs/pictures/attention-weights.svg")]
 }
 pub mod choosing {
     #![doc = include_str!("choosing.md")]

@@ -62,6 +62,8 @@ impl HditAttention {
         }
     }
 
+    /// Attends every token to its neighborhood or to all, and adds the result to the input.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, channels]`
@@ -145,6 +147,8 @@ impl FeedForward {
         }
     }
 
+    /// Adds the gated hidden channels of every token to it.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, channels]`
@@ -158,14 +162,14 @@ impl FeedForward {
 
 /// Attention, then a feed-forward network, each added to its input.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct HditBlock {
     /// Attention.
     pub self_attn: HditAttention,
     /// Feed-forward network.
     pub ff: FeedForward,
 }
 
-impl Block {
+impl HditBlock {
     pub(super) fn new(config: &HditLevelConfig, condition: usize, device: &Device) -> Self {
         Self {
             self_attn: HditAttention::new(config, condition, device),
@@ -173,6 +177,8 @@ impl Block {
         }
     }
 
+    /// Attention, then the feed-forward network.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, channels]`

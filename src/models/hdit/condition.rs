@@ -6,7 +6,7 @@ use burn::tensor::{Device, Distribution, Int, Tensor};
 
 use super::HditMappingConfig;
 use super::block::geglu;
-use super::layers::{RmsNorm, buffer, linear, zero_linear};
+use super::layers::{RmsNorm, buffer, cast, linear, wide, wide_of, zero_linear};
 use crate::nn::dropout;
 
 /// What a [`Hdit`](super::Hdit) is told besides the image and its noise.
@@ -60,15 +60,21 @@ pub struct FourierFeatures {
 impl FourierFeatures {
     pub(super) fn new(inputs: usize, channels: usize, device: &Device) -> Self {
         let normal = Distribution::Normal(0.0, 1.0);
-        Self { weight: buffer(Tensor::random([channels / 2, inputs], normal, device)) }
+        let options = (device, wide_of(device));
+        Self { weight: buffer(Tensor::random([channels / 2, inputs], normal, options)) }
     }
 
+    /// The waves of numbers.
+    ///
     /// # Shapes
     ///
-    /// - input: `[batch, inputs]`
-    /// - output: `[batch, channels]`
+    /// - input: `[batch, inputs]`, of any size
+    /// - output: `[batch, channels]`, from -1 to 1, in f32, or f64 for an input in f64
     pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        let angles = input.matmul(self.weight.val().transpose()) * std::f64::consts::TAU;
+        // Angles are large, and half types keep few digits of them.
+        let wide = wide(input.dtype());
+        let weight = cast(self.weight.val(), wide).transpose();
+        let angles = cast(input, wide).matmul(weight) * std::f64::consts::TAU;
         Tensor::cat(vec![angles.clone().cos(), angles.sin()], 1)
     }
 }
@@ -87,6 +93,8 @@ pub struct MappingBlock {
 }
 
 impl MappingBlock {
+    /// Adds the gated hidden channels to the input.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, mapping width]`
@@ -124,6 +132,8 @@ impl MappingNetwork {
         }
     }
 
+    /// Normalizes, applies the blocks one after the other, and normalizes again.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, mapping width]`

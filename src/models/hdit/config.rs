@@ -3,10 +3,10 @@ use burn::nn::EmbeddingConfig;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-use super::block::Block;
+use super::block::HditBlock;
 use super::condition::{FourierFeatures, MappingNetwork};
 use super::layers::{RmsNorm, linear};
-use super::patches::{Merge, Split};
+use super::patches::{TokenMerge, TokenSplit};
 use super::{AUGMENTATIONS, Hdit};
 
 /// What the tokens of a level attend to.
@@ -136,12 +136,12 @@ impl HditConfig {
         self.check();
         let width = self.mapping.width;
         let (innermost, outer) = self.levels.split_last().expect("there is a level, as checked");
-        let level = |level: &HditLevelConfig| -> Vec<Block> {
-            (0..level.depth).map(|_| Block::new(level, width, device)).collect()
+        let level = |level: &HditLevelConfig| -> Vec<HditBlock> {
+            (0..level.depth).map(|_| HditBlock::new(level, width, device)).collect()
         };
         let pairs = || self.levels.iter().zip(&self.levels[1..]);
         Hdit {
-            patch_in: Merge::new(self.channels, self.levels[0].width, self.patch_size, device),
+            patch_in: TokenMerge::new(self.channels, self.levels[0].width, self.patch_size, device),
             time_emb: FourierFeatures::new(1, width, device),
             time_in_proj: linear(width, width, device),
             aug_emb: FourierFeatures::new(AUGMENTATIONS, width, device),
@@ -153,15 +153,15 @@ impl HditConfig {
             mapping: MappingNetwork::new(&self.mapping, device),
             down_levels: outer.iter().map(level).collect(),
             merges: pairs()
-                .map(|(outer, inner)| Merge::new(outer.width, inner.width, [2, 2], device))
+                .map(|(outer, inner)| TokenMerge::new(outer.width, inner.width, [2, 2], device))
                 .collect(),
             mid_level: level(innermost),
             splits: pairs()
-                .map(|(outer, inner)| Split::of_tokens(inner.width, outer.width, device))
+                .map(|(outer, inner)| TokenSplit::of_tokens(inner.width, outer.width, device))
                 .collect(),
             up_levels: outer.iter().map(level).collect(),
             out_norm: RmsNorm::new(self.levels[0].width, device),
-            patch_out: Split::of_pixels(
+            patch_out: TokenSplit::of_pixels(
                 self.levels[0].width,
                 self.channels,
                 self.patch_size,

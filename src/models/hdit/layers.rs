@@ -17,7 +17,23 @@ pub(super) fn zero_linear(inputs: usize, outputs: usize, device: &Device) -> Lin
     config.with_initializer(Initializer::Zeros).init(device)
 }
 
-/// Keeps a tensor with the module that is no parameter to train.
+/// The type to compute in: f32, or f64 beside f64.
+pub(super) fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { dtype } else { DType::F32 }
+}
+
+/// The type of buffers on a device whose weights may be half.
+pub(super) fn wide_of(device: &Device) -> DType {
+    wide(device.settings().float_dtype.into())
+}
+
+/// A tensor in another type, if it is not in that one.
+pub(super) fn cast<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
+}
+
+/// Keeps a tensor with the module that is no parameter to train. It stays in f32 when the weights
+/// are half.
 pub(super) fn buffer<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
     Param::from_tensor(tensor).set_require_grad(false)
 }
@@ -27,13 +43,8 @@ pub(super) fn buffer<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
 /// Half types are summed in f32: their squares overflow.
 pub(super) fn inverse_norm<const D: usize>(input: Tensor<D>, factor: f64) -> Tensor<D> {
     let dtype = input.dtype();
-    let wide = match dtype {
-        DType::F16 | DType::BF16 => input.cast(DType::F32),
-        _ => input,
-    };
-    let squares = wide.powi_scalar(2).sum_dim(D - 1) * factor;
-    let inverse = (squares + EPSILON).sqrt().recip();
-    if inverse.dtype() == dtype { inverse } else { inverse.cast(dtype) }
+    let squares = cast(input, wide(dtype)).powi_scalar(2).sum_dim(D - 1) * factor;
+    cast((squares + EPSILON).sqrt().recip(), dtype)
 }
 
 fn root_mean_square_norm<const D: usize>(input: Tensor<D>, scale: Tensor<D>) -> Tensor<D> {

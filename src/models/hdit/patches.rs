@@ -8,14 +8,14 @@ use super::layers::{linear, zero_linear};
 
 /// Makes one token of each patch.
 #[derive(Module, Debug)]
-pub struct Merge {
+pub struct TokenMerge {
     /// From the channels of all pixels of a patch, (row, column, channel).
     pub proj: Linear,
     /// Height and width of a patch.
     pub patch_size: [usize; 2],
 }
 
-impl Merge {
+impl TokenMerge {
     pub(super) fn new(
         inputs: usize,
         outputs: usize,
@@ -26,6 +26,8 @@ impl Merge {
         Self { proj: linear(rows * columns * inputs, outputs, device), patch_size }
     }
 
+    /// Merges every patch into a token.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, inputs]`, height and width multiples of the patch
@@ -55,7 +57,7 @@ impl Merge {
 
 /// Makes a patch of each token.
 #[derive(Module, Debug)]
-pub struct Split {
+pub struct TokenSplit {
     /// To the channels of all pixels of a patch, (row, column, channel).
     pub proj: Linear,
     /// How much of the patches is taken where they are mixed with a skip connection, `[1]`.
@@ -64,7 +66,7 @@ pub struct Split {
     pub patch_size: [usize; 2],
 }
 
-impl Split {
+impl TokenSplit {
     /// Of 2 x 2 tokens, which starts at an even mixture with the skip connection.
     pub(super) fn of_tokens(inputs: usize, outputs: usize, device: &Device) -> Self {
         Self {
@@ -85,6 +87,8 @@ impl Split {
         Self { proj: zero_linear(inputs, rows * columns * channels, device), fac: None, patch_size }
     }
 
+    /// Splits every token into a patch, and mixes it with a skip connection.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, inputs]`

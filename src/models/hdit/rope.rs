@@ -3,9 +3,9 @@
 use std::f64::consts::PI;
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
-use super::layers::buffer;
+use super::layers::{buffer, cast, wide, wide_of};
 
 /// The positions of the tokens of a map: the centres of the cells of a grid in a box whose longer
 /// side is `[-1, 1]` and whose shorter one is in proportion.
@@ -28,7 +28,7 @@ pub fn positions(map: &Tensor<4>) -> Tensor<3> {
             values.push(centre(x, width));
         }
     }
-    let dtype = if map.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let dtype = wide(map.dtype());
     let data = TensorData::new(values, [height, width, 2]).convert_dtype(dtype);
     Tensor::from_data(data, (&map.device(), dtype))
 }
@@ -52,7 +52,8 @@ impl AxialRope {
             .map(|index| frequency(index) as f32)
             .collect();
         let data = TensorData::new(values, [num_heads, each]);
-        Self { freqs: buffer(Tensor::from_data(data, device)) }
+        let dtype = wide_of(device);
+        Self { freqs: buffer(Tensor::from_data(data.convert_dtype(dtype), (device, dtype))) }
     }
 
     /// The angles, those of the height before those of the width.
@@ -62,12 +63,12 @@ impl AxialRope {
     /// - positions: `[height, width, 2]`, of [`positions`]
     /// - output: `[height, width, heads, d_head / 4]`, in the type of the positions
     pub fn theta(&self, positions: Tensor<3>) -> Tensor<4> {
-        let freqs = self.freqs.val().cast(positions.dtype()).unsqueeze::<4>();
+        let freqs = cast(self.freqs.val(), positions.dtype()).unsqueeze::<4>();
         let [y, x] = [0, 1].map(|axis| positions.clone().narrow(2, axis, 1).unsqueeze_dim::<4>(3));
         Tensor::cat(vec![y * freqs.clone(), x * freqs], 3)
     }
 
-    /// Rotates the heads by the angles.
+    /// Rotates the heads by the angles, in the type of these.
     ///
     /// # Shapes
     ///
@@ -78,15 +79,16 @@ impl AxialRope {
         let [.., d_head] = heads.dims();
         let quarter = theta.dims()[3];
         let theta = theta.unsqueeze::<5>();
-        let [cos, sin] = [theta.clone().cos(), theta.sin()].map(|part| part.cast(heads.dtype()));
-        let first = heads.clone().narrow(4, 0, quarter);
-        let second = heads.clone().narrow(4, quarter, quarter);
-        let rest = heads.narrow(4, 2 * quarter, d_head - 2 * quarter);
+        let (dtype, wide) = (heads.dtype(), theta.dtype());
+        let [cos, sin] = [theta.clone().cos(), theta.sin()];
+        let part = |start| cast(heads.clone().narrow(4, start, quarter), wide);
+        let (first, second) = (part(0), part(quarter));
         let rotated = [
             first.clone() * cos.clone() - second.clone() * sin.clone(),
             second * cos + first * sin,
         ];
-        let [first, second] = rotated;
+        let [first, second] = rotated.map(|part| cast(part, dtype));
+        let rest = heads.narrow(4, 2 * quarter, d_head - 2 * quarter);
         Tensor::cat(vec![first, second, rest], 4)
     }
 }

@@ -87,6 +87,8 @@ impl ConvEmbed {
         }
     }
 
+    /// Embeds an image of any size.
+    ///
     /// # Shapes
     ///
     /// - image: `[batch, channels, height, width]`
@@ -114,6 +116,8 @@ impl ConvDownsample {
         }
     }
 
+    /// Halves the sides of a map and doubles its channels.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, dim]`

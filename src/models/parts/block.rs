@@ -63,6 +63,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    /// Mixes the channels of each position.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, channels]`
@@ -117,6 +119,8 @@ impl NatBlock {
         }
     }
 
+    /// Attention, then the MLP.
+    ///
     /// # Shapes
     ///
     /// - input: `[batch, height, width, channels]`

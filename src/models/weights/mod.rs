@@ -32,8 +32,9 @@ pub struct LoadOptions {
     pub partial: bool,
     /// Which part of the file holds the weights, such as `model_ema`. Without it, the parts
     /// `state_dict`, `model` and `model_state_dict` are looked for, then the file itself is taken.
+    /// `model` is also taken off inside of a `state_dict`, as Lightning writes it.
     pub top_level_key: Option<String>,
-    /// Keys that begin so are neither loaded nor missed.
+    /// Keys that begin so are neither loaded nor missed. Each must be one of the model or of the file.
     pub without: Vec<String>,
 }
 
@@ -62,11 +63,13 @@ impl LoadOptions {
     }
 
     fn leaves_out(&self, key: &str) -> bool {
-        self.without.iter().any(|without| {
-            key.strip_prefix(without.as_str())
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        })
+        self.without.iter().any(|without| is_below(key, without))
     }
+}
+
+/// Whether a key is this parameter, or one of this module.
+fn is_below(key: &str, module: &str) -> bool {
+    key.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// What was loaded, by key.
@@ -104,6 +107,14 @@ pub enum WeightsError {
         key: String,
         /// The parts that there are.
         found: String,
+    },
+    /// There is nothing to leave out.
+    #[error("without: is {key}, must be a key of the model or of {}", .path.display())]
+    Without {
+        /// The file.
+        path: PathBuf,
+        /// What was to be left out.
+        key: String,
     },
     /// Keys do not fit those of the model.
     #[error("{}: does not fit the model, {}", .path.display(), keys(.missing, .unused))]
@@ -197,9 +208,10 @@ fn keys(missing: &[String], unused: &[String]) -> String {
 /// # Ok(())
 /// # }
 /// ```
-pub trait Weights: Module {
+/// It is sealed: another module may have parts whose keys and shapes in PyTorch are not known here.
+pub trait Weights: Module + sealed::Sealed {
     /// Takes the weights of a `.pth`, `.pt` or `.safetensors` file; which of them it is, its content
-    /// says. Numbers are converted to the float type of the device.
+    /// says. Numbers are converted to the float type of the device; buffers of HDiT stay in f32.
     ///
     /// # Errors
     ///
@@ -240,10 +252,21 @@ pub trait Weights: Module {
     }
 }
 
-impl Weights for super::nat::Nat {}
-impl Weights for super::dinat_s::DinatS {}
-impl Weights for super::isotropic::Isotropic {}
-impl Weights for super::hdit::Hdit {}
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Gives models weights.
+macro_rules! weights {
+    ($($model:ty),+ $(,)?) => {
+        $(
+            impl sealed::Sealed for $model {}
+            impl Weights for $model {}
+        )+
+    };
+}
+
+weights!(super::nat::Nat, super::dinat_s::DinatS, super::isotropic::Isotropic, super::hdit::Hdit,);
 
 /// Defines the short way from a configuration to a model with weights.
 macro_rules! init_from {
@@ -285,6 +308,13 @@ fn load<M: Module>(
     tensors = names::select(tensors, options.top_level_key.as_deref(), &places, path)?;
     tensors = transformers::rename(tensors);
 
+    for without in &options.without {
+        let mut keys = places.iter().map(|(key, _)| key).chain(tensors.keys());
+        if !keys.any(|key| is_below(key, without)) {
+            let (path, key) = (path.to_owned(), without.clone());
+            return Err(WeightsError::Without { path, key });
+        }
+    }
     let mut report = LoadReport::default();
     tensors.retain(|key, _| !options.leaves_out(key));
     for (key, shape) in places {
@@ -330,24 +360,40 @@ fn check(
     Ok(())
 }
 
-/// Puts tensors into the model that fit it. What can still fail is reading their numbers.
+/// Puts tensors into the model that fit it, each in the type of its place. What can still fail is
+/// reading their numbers.
 fn apply<M: Module>(model: &mut M, tensors: Tensors, path: &Path) -> Result<(), WeightsError> {
     let device = model.devices().first().cloned().unwrap_or_default();
-    let dtype: DType = device.settings().float_dtype.into();
-    let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(dtype));
-    let tensors = tensors.into_values().collect();
-    let result = model.apply(tensors, None, Some(Box::new(adapter)), true);
-    match result.errors.into_iter().next() {
-        None => Ok(()),
-        Some(error) => {
+    let default: DType = device.settings().float_dtype.into();
+    let known = shapes::dtypes(model);
+    let mut groups: Vec<(DType, Vec<_>)> = vec![];
+    for (key, tensor) in tensors {
+        let dtype = known.get(&key).copied().unwrap_or(default);
+        match groups.iter_mut().find(|(other, _)| *other == dtype) {
+            Some((_, group)) => group.push(tensor),
+            None => groups.push((dtype, vec![tensor])),
+        }
+    }
+    for (dtype, tensors) in groups {
+        let count = tensors.len();
+        let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(dtype));
+        let result = model.apply(tensors, None, Some(Box::new(adapter)), true);
+        let fail =
+            |key: String, reason| Err(WeightsError::Tensor { path: path.to_owned(), key, reason });
+        if let Some(error) = result.errors.into_iter().next() {
             let key = match &error {
                 ApplyError::ShapeMismatch { path, .. }
                 | ApplyError::DTypeMismatch { path, .. }
                 | ApplyError::AdapterError { path, .. }
                 | ApplyError::LoadError { path, .. } => path.clone(),
             };
-            let reason = read::one_line(&error);
-            Err(WeightsError::Tensor { path: path.to_owned(), key, reason })
+            return fail(key, read::one_line(&error));
         }
+        // What the report says was loaded is what burn-store has put into the model.
+        if let Some(key) = result.unused.into_iter().next() {
+            return fail(key, "it was not put into the model".to_owned());
+        }
+        assert_eq!(result.applied.len(), count, "burn-store applies each tensor once");
     }
+    Ok(())
 }

@@ -9,8 +9,8 @@ use super::read::Tensors;
 /// Parts that training scripts put the weights into.
 const PARTS: [&str; 3] = ["state_dict", "model", "model_state_dict"];
 
-/// What PyTorch's wrappers put before every key.
-const WRAPPERS: [&str; 2] = ["module", "_orig_mod"];
+/// What PyTorch's wrappers put before every key, and Lightning before those of a module's `model`.
+const WRAPPERS: [&str; 3] = ["module", "_orig_mod", "model"];
 
 /// Takes the part of a file that holds the weights, without what leads to it.
 pub(super) fn select(
@@ -38,7 +38,7 @@ pub(super) fn select(
             }
         }
     }
-    // Wrappers may be wrapped.
+    // Wrappers may be wrapped. No model here has a part of such a name.
     let unwrapped = |tensors: &Tensors| {
         let of = |wrapper| part_of(tensors, wrapper).filter(|inner| inner.len() == tensors.len());
         WRAPPERS.into_iter().find_map(of)

@@ -1,7 +1,9 @@
 //! The weights that a model has, without their numbers.
 
+use std::collections::BTreeMap;
+
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 /// Keys and shapes as PyTorch has them, in the order of the model.
 pub(super) fn of<M: Module>(model: &M) -> Vec<(String, Vec<usize>)> {
@@ -10,11 +12,20 @@ pub(super) fn of<M: Module>(model: &M) -> Vec<(String, Vec<usize>)> {
     shapes.found
 }
 
+/// The types of weights that have a value already, by key: buffers, which stay in f32 when the rest
+/// is half, and those of a model that was used or cast.
+pub(super) fn dtypes<M: Module>(model: &M) -> BTreeMap<String, DType> {
+    let mut shapes = Shapes::default();
+    model.visit(&mut shapes);
+    shapes.dtypes
+}
+
 #[derive(Default)]
 struct Shapes {
     path: Vec<String>,
     modules: Vec<String>,
     found: Vec<(String, Vec<usize>)>,
+    dtypes: BTreeMap<String, DType>,
 }
 
 impl ModuleVisitor for Shapes {
@@ -41,6 +52,10 @@ impl ModuleVisitor for Shapes {
                 _ => {}
             }
         }
-        self.found.push((path.join("."), shape));
+        let key = path.join(".");
+        if param.is_initialized() {
+            self.dtypes.insert(key.clone(), param.val().dtype());
+        }
+        self.found.push((key, shape));
     }
 }

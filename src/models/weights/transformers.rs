@@ -102,7 +102,9 @@ fn join(tensors: &mut Tensors, block: &str, parameter: &str) {
         return;
     }
     let mut shape = query.shape.to_vec();
-    shape[0] *= 3;
+    // A header can say anything.
+    let Some(outputs) = shape[0].checked_mul(3) else { return };
+    shape[0] = outputs;
     let dtype = query.dtype;
     let name = format!("{block}attn.qkv.{parameter}");
     for key in &keys {

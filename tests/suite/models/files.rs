@@ -60,6 +60,7 @@ fn load_with(
         WeightsError::DType { key, got, .. } => {
             WeightsError::DType { path: "file".into(), key, got }
         }
+        WeightsError::Without { key, .. } => WeightsError::Without { path: "file".into(), key },
         WeightsError::TopLevelKey { key, found, .. } => {
             WeightsError::TopLevelKey { path: "file".into(), key, found }
         }
@@ -125,6 +126,21 @@ fn names_of_transformers_are_known() {
         "file: does not fit the model, 1 missing (levels.0.blocks.0.attn.qkv.bias) and 2 unused \
          (levels.0.blocks.0.attn.query.bias, levels.0.blocks.0.attn.value.bias)"
     );
+}
+
+/// Its header promises more numbers than there are.
+#[test]
+fn headers_that_lie_are_errors() {
+    let (_, entries) = saved(&small(), "lies.safetensors");
+    for shape in [vec![usize::MAX / 2, 8], vec![usize::MAX], vec![], vec![0]] {
+        let mut file = transformers(&entries, "nat.");
+        for part in ["query", "key", "value"] {
+            let key = format!("nat.encoder.levels.0.layers.0.attention.self.{part}.weight");
+            let lie = file.get_mut(&key).expect("is there");
+            (lie.shape, lie.bytes) = (shape.clone(), vec![]);
+        }
+        assert!(load(&small(), &file).is_err(), "{shape:?}");
+    }
 }
 
 /// The names of NatForImageClassification and DinatForImageClassification of `transformers` 4.40.
@@ -201,13 +217,22 @@ fn transformers(entries: &Entries, prefix: &str) -> Entries {
     found
 }
 
+/// A module's `model`, as Lightning saves it.
+const LIGHTNING: &str = "state_dict.model.";
+
 #[test]
 fn weights_are_found_in_the_parts_of_a_file() {
     let (model, entries) = saved(&small(), "parts.safetensors");
     let wrapped = "model._orig_mod.module.";
-    for part in
-        ["state_dict.", "model.", "model_state_dict.module.", "module.", "_orig_mod.", wrapped]
-    {
+    for part in [
+        "state_dict.",
+        "model.",
+        "model_state_dict.module.",
+        "module.",
+        "_orig_mod.",
+        wrapped,
+        LIGHTNING,
+    ] {
         let mut file = renamed(&entries, |key| format!("{part}{key}"));
         if part != "module." && part != "_orig_mod." {
             let step = Entry { dtype: "I64".into(), shape: vec![], bytes: vec![0; 8] };
@@ -292,6 +317,11 @@ fn what_does_not_fit_is_named() {
     assert_eq!(report.left_out, ["head.bias", "head.weight"]);
     assert_eq!(report.loaded.len(), entries.len() - 2);
     assert_eq!(output(&model).len(), 6);
+
+    // As a word that nothing begins with would leave nothing out.
+    let options = LoadOptions::new().without("head").without("heads");
+    let error = load_with(&classes, &entries, &options).expect_err("there are no heads");
+    assert_eq!(error.to_string(), "without: is heads, must be a key of the model or of file");
 
     // Another model altogether is an error, however much may be missing.
     let stranger = renamed(&entries, |key| format!("stranger.{key}"));

@@ -1,15 +1,19 @@
 //! What the models promise besides what the originals compute.
 
 use burn::config::Config;
-use burn::module::Module;
-use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_natten::models::dinat_s::DinatSConfig;
 use burn_natten::models::hdit::{
-    HditAttentionConfig, HditConditions, HditConfig, HditLevelConfig, HditMappingConfig, positions,
+    Hdit, HditAttentionConfig, HditConditions, HditConfig, HditLevelConfig, HditMappingConfig,
+    positions,
 };
 use burn_natten::models::isotropic::IsotropicConfig;
 use burn_natten::models::nat::NatConfig;
+use burn_natten::models::{LoadOptions, Weights};
 use rstest::rstest;
+
+use super::golden;
 
 fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
@@ -210,6 +214,96 @@ fn hdit_refuses() {
         call([1, 3, 4, 16], classes),
         "kernel_size: axis 0 is 3, must be at most 2 (the length of the axis)"
     );
+    let shapes = |shape: [usize; 4], batch: usize, conditions: fn(&Device) -> HditConditions| {
+        panic_of(move || {
+            let device = Device::flex();
+            let model = hdit().with_mapping_cond_dim(5).init(&device);
+            let sigma = Tensor::ones([batch], &device);
+            model.forward(images(shape, &device), sigma, conditions(&device));
+        })
+    };
+    fn given(classes: usize, mapping: [usize; 2], device: &Device) -> HditConditions {
+        HditConditions::default()
+            .with_class(Tensor::<1, Int>::zeros([classes], device))
+            .with_mapping(Tensor::<2>::zeros(mapping, device))
+    }
+    let right = |device: &Device| given(2, [2, 5], device);
+    assert_eq!(shapes([2, 4, 16, 16], 2, right), "input: has 4 channels, must have 3");
+    assert_eq!(shapes([2, 3, 16, 16], 1, right), "sigma: has shape [1], must have [2]");
+    assert_eq!(
+        shapes([2, 3, 16, 16], 2, |device| given(3, [2, 5], device)),
+        "class: has shape [3], must have [2]"
+    );
+    assert_eq!(
+        shapes([2, 3, 16, 16], 2, |device| given(2, [2, 4], device)),
+        "mapping: has shape [2, 4], must have [2, 5]"
+    );
+    assert_eq!(
+        shapes([2, 3, 16, 16], 2, |device| {
+            given(2, [2, 5], device).with_augmentation(Tensor::<2>::zeros([2, 8], device))
+        }),
+        "augmentation: has shape [2, 8], must have [2, 9]"
+    );
+}
+
+#[rstest]
+fn buffers_of_hdit_stay_wide_when_the_weights_are_half(
+    #[values(DType::F16, DType::BF16)] dtype: DType,
+) {
+    let device = Device::flex();
+    let golden = golden::carried("hdit_plain");
+    let load = |model: Hdit| {
+        let (model, _) = model
+            .load_weights(golden.weights().remove(0), &LoadOptions::new())
+            .expect("the weights fit");
+        model
+    };
+    let exact = load(golden.hdit().init(&device));
+    let half = load(golden.hdit().init(&device).map(&mut ToHalf(dtype)));
+    assert_eq!(half.patch_in.proj.weight.val().dtype(), dtype);
+    assert_eq!(half.time_emb.weight.val().dtype(), DType::F32);
+
+    // The angles are those of the model in f32, to the last bit.
+    let numbers = |model: &Hdit| -> [Vec<f32>; 2] {
+        let noise = Tensor::<2>::from_floats([[-1.2], [0.7]], &device);
+        let map = Tensor::<4>::zeros([1, 48, 64, 32], (&device, dtype));
+        let rope = &model.mid_level[0].self_attn.pos_emb;
+        let waves = model.time_emb.forward(noise).into_data();
+        let theta = rope.theta(positions(&map)).into_data();
+        [waves, theta].map(|data| data.try_to_vec().expect("is f32"))
+    };
+    assert_eq!(numbers(&half), numbers(&exact));
+
+    // The image and sigma need not be half. How near the results are is not asked: the weights are
+    // random, and f32 itself loses seven bits in this model.
+    let sigma = Tensor::<1>::from_floats([0.7], &device);
+    let input = images([1, 1, 48, 64], &device);
+    let got = half.denoise(input, sigma, HditConditions::default());
+    assert_eq!(got.dtype(), DType::F32);
+    assert!(got.is_finite().all().into_scalar::<bool>());
+}
+
+/// Casts all but buffers.
+struct ToHalf(DType);
+
+impl ModuleMapper for ToHalf {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // Buffers have a value from the start.
+        if param.is_initialized() { param } else { param.map(|weights| weights.cast(self.0)) }
+    }
+}
+
+#[test]
+fn the_configurations_of_k_diffusion_can_be_made() {
+    for (config, count) in [
+        (HditConfig::oxford_flowers(), 896),
+        (HditConfig::cifar10(), 768),
+        (HditConfig::mnist(), 256),
+    ] {
+        let model = config.init(&Device::flex());
+        let widths: usize = config.levels.iter().map(|level| level.width).sum();
+        assert_eq!((widths, model.merges.len() + 1), (count, config.levels.len()));
+    }
 }
 
 fn panic_of(call: impl FnOnce() + std::panic::UnwindSafe) -> String {

@@ -192,7 +192,7 @@ fn check_features_of_hdit(
     condition: Tensor<2>,
 ) {
     checked.feature("cond", &condition);
-    let run = |blocks: &[burn_natten::models::hdit::Block], map: Tensor<4>| {
+    let run = |blocks: &[burn_natten::models::hdit::HditBlock], map: Tensor<4>| {
         let positions = positions(&map);
         blocks
             .iter()

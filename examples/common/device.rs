@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, DeviceConfig, FloatDType};
 
-use crate::Failure;
-use crate::cli::{Backend, Precision};
+use super::Failure;
+use super::flags::{Backend, Precision};
 
 /// The device asked for, with the dtype asked for as its default.
 pub fn open(backend: Backend, precision: Precision) -> Result<Device, Failure> {
@@ -23,9 +23,11 @@ pub fn open(backend: Backend, precision: Precision) -> Result<Device, Failure> {
         return Err(Failure::Usage(text.to_lowercase()));
     }
     // Has to come before the first tensor, which locks the defaults.
-    device
-        .configure(DeviceConfig::default().float_dtype(dtype))
-        .map_err(|error| Failure::Run(format!("cannot configure {backend:?}: {error}")))?;
+    if device.settings().float_dtype != dtype {
+        device
+            .configure(DeviceConfig::default().float_dtype(dtype))
+            .map_err(|error| Failure::Run(format!("cannot configure {backend:?}: {error}")))?;
+    }
     Ok(device)
 }
 

@@ -16,8 +16,6 @@ pub const FAINT: Rgb<u8> = Rgb([140, 143, 155]);
 pub const QUERY: Rgb<u8> = Rgb([60, 220, 255]);
 /// The bounds of a window.
 pub const WINDOW: Rgb<u8> = Rgb([235, 235, 235]);
-/// Something that went wrong.
-pub const WRONG: Rgb<u8> = Rgb([255, 105, 97]);
 
 /// Colors of a heat map, evenly spaced from cold to hot (matplotlib's inferno).
 const HEAT: [[u8; 3]; 6] =
@@ -50,17 +48,24 @@ pub struct Area {
 }
 
 impl Area {
-    /// Cells `rows` and `columns` of a grid of `side` x `side` cells over this area.
-    pub fn cells(self, side: usize, rows: [usize; 2], columns: [usize; 2]) -> Self {
+    /// Cells `rows` and `columns` of a grid of `[height, width]` cells over this area.
+    pub fn cells(self, grid: [usize; 2], rows: [usize; 2], columns: [usize; 2]) -> Self {
         // Bounds are rounded one by one, so that cells of uneven size meet without a gap.
-        let at = |cell: usize, size: u32| (cell as u32 * size) / side as u32;
-        let (x, y) = (at(columns[0], self.width), at(rows[0], self.height));
+        let at = |cell: usize, size: u32, cells: usize| (cell as u32 * size) / cells as u32;
+        let at_x = |cell| at(cell, self.width, grid[1]);
+        let at_y = |cell| at(cell, self.height, grid[0]);
+        let (x, y) = (at_x(columns[0]), at_y(rows[0]));
         Self {
             x: self.x + x,
             y: self.y + y,
-            width: at(columns[1], self.width) - x,
-            height: at(rows[1], self.height) - y,
+            width: at_x(columns[1]) - x,
+            height: at_y(rows[1]) - y,
         }
+    }
+
+    /// One of these cells.
+    pub fn cell(self, grid: [usize; 2], [row, column]: [usize; 2]) -> Self {
+        self.cells(grid, [row, row + 1], [column, column + 1])
     }
 }
 
@@ -95,6 +100,15 @@ impl Canvas {
             for x in area.x..(area.x + area.width).min(self.image.width()) {
                 let below = *self.image.get_pixel(x, y);
                 self.image.put_pixel(x, y, mix(below, color, part));
+            }
+        }
+    }
+
+    /// Fills an area with a grid of `[height, width]` colors, by row and column.
+    pub fn paint(&mut self, area: Area, grid: [usize; 2], color: impl Fn(usize, usize) -> Rgb<u8>) {
+        for row in 0..grid[0] {
+            for column in 0..grid[1] {
+                self.fill(area.cell(grid, [row, column]), color(row, column));
             }
         }
     }
@@ -134,7 +148,7 @@ mod tests {
         let area = Area { x: 5, y: 7, width: 100, height: 100 };
         let mut x = 5;
         for column in 0..24 {
-            let cell = area.cells(24, [0, 24], [column, column + 1]);
+            let cell = area.cells([24, 24], [0, 24], [column, column + 1]);
             assert_eq!((cell.x, cell.y, cell.height), (x, 7, 100));
             x += cell.width;
         }

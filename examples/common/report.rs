@@ -1,36 +1,21 @@
 //! How good a model is on pictures that it was not trained on.
 
-use burn::data::dataloader::batcher::Batcher;
-use burn::tensor::Device;
+use burn::tensor::Tensor;
 
-use crate::Failure;
-use crate::data::{Picture, Pictures};
-use crate::loader::PictureBatcher;
-use crate::model::VisionTransformer;
+use super::Failure;
 
 /// A wider matrix does not fit on a screen.
 const LARGEST_MATRIX: usize = 20;
 /// Names of classes are cut to this many characters.
 const LONGEST_NAME: usize = 12;
 
-/// The classes that the model sees in pictures.
-pub fn predict(
-    model: &VisionTransformer,
-    batcher: &PictureBatcher,
-    pictures: &[Picture],
-    batch_size: usize,
-    device: &Device,
-) -> Result<Vec<usize>, Failure> {
-    let mut classes = Vec::with_capacity(pictures.len());
-    for pictures in pictures.chunks(batch_size) {
-        let logits = model.forward(batcher.batch(pictures.to_vec(), device).images);
-        let seen = logits.argmax(1).into_data().convert::<i64>();
-        let seen: Vec<i64> = seen
-            .try_to_vec()
-            .map_err(|error| Failure::Run(format!("the classes cannot be read: {error:?}")))?;
-        classes.extend(seen.into_iter().map(|class| class as usize));
-    }
-    Ok(classes)
+/// The class of the largest logit of each picture, of `[batch, classes]`.
+pub fn largest(logits: Tensor<2>) -> Result<Vec<usize>, Failure> {
+    let seen = logits.argmax(1).into_data().convert::<i64>();
+    let seen: Vec<i64> = seen
+        .try_to_vec()
+        .map_err(|error| Failure::Run(format!("the classes cannot be read: {error:?}")))?;
+    Ok(seen.into_iter().map(|class| class as usize).collect())
 }
 
 /// How often each class was seen as each other.
@@ -41,13 +26,13 @@ pub struct Confusion {
 }
 
 impl Confusion {
-    /// Counts predictions of the test.
-    pub fn new(pictures: &Pictures, seen: &[usize]) -> Self {
+    /// Counts pairs of the class that a picture has and the one it is seen as.
+    pub fn new(classes: &[String], pairs: impl IntoIterator<Item = (usize, usize)>) -> Self {
         let classes: Vec<String> =
-            pictures.classes.iter().map(|name| name.chars().take(LONGEST_NAME).collect()).collect();
+            classes.iter().map(|name| name.chars().take(LONGEST_NAME).collect()).collect();
         let mut counts = vec![vec![0; classes.len()]; classes.len()];
-        for (picture, seen) in pictures.test.iter().zip(seen) {
-            counts[picture.class][*seen] += 1;
+        for (class, seen) in pairs {
+            counts[class][seen] += 1;
         }
         Self { classes, counts }
     }
@@ -96,16 +81,8 @@ mod tests {
 
     #[test]
     fn the_matrix_counts_what_was_seen() {
-        let picture = |class| Picture { pixels: Vec::new(), class };
-        let pictures = Pictures {
-            side: 8,
-            channels: 1,
-            classes: ["cat", "dog", "owl"].map(String::from).to_vec(),
-            train: Vec::new(),
-            valid: Vec::new(),
-            test: [0, 0, 0, 1].map(picture).to_vec(),
-        };
-        let confusion = Confusion::new(&pictures, &[0, 2, 0, 1]);
+        let classes = ["cat", "dog", "owl"].map(String::from);
+        let confusion = Confusion::new(&classes, [(0, 0), (0, 2), (0, 0), (1, 1)]);
         assert_eq!(confusion.right(), (3, 4));
         let expected = "true  cat  dog  owl   right\n\
                         cat     2    ·    1  66.7 %\n\

@@ -1,0 +1,96 @@
+//! Learning rates, and the checkpoints of a training.
+
+use std::path::Path;
+
+use burn::lr_scheduler::LrSchedulerConfig;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
+use burn::module::Module;
+use burn::optim::OptimizerRecord;
+use burn::store::ModuleRecord;
+
+use super::Failure;
+
+/// One in this many steps is for warming up.
+const WARM_UP: usize = 20;
+
+/// Rises for the first steps, then falls along a cosine.
+pub fn schedule(highest: f64, steps: usize) -> Result<ModuleLrScheduler, Failure> {
+    let warm_up = (steps / WARM_UP).max(1);
+    let rest = steps.saturating_sub(warm_up).max(1);
+    let lowest = highest / 100.0;
+    let schedulers = vec![
+        LrSchedulerConfig::Linear(LinearLrSchedulerConfig::new(lowest, highest, warm_up)),
+        LrSchedulerConfig::Cosine(
+            CosineAnnealingLrSchedulerConfig::new(highest, rest).with_min_lr(lowest),
+        ),
+    ];
+    SequentialLrSchedulerConfig::new(schedulers, vec![warm_up])
+        .init()
+        .map_err(|error| Failure::Usage(format!("--learning-rate: {error}")))
+}
+
+/// The newest epoch whose checkpoint in `folder` can be read and fits the model.
+///
+/// A training that is killed while it writes leaves a file that cannot be read; the epoch before
+/// it is still there.
+pub fn newest_checkpoint<M: Module>(
+    folder: &Path,
+    model: impl Fn() -> M,
+) -> Result<usize, Failure> {
+    let folder = folder.join("checkpoint");
+    let mut epochs: Vec<usize> = std::fs::read_dir(&folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| epoch_of(entry.file_name().to_str()?))
+        .collect();
+    epochs.sort_unstable_by(|a, b| b.cmp(a));
+    let is_whole = |epoch: &usize| {
+        let file = |part: &str| folder.join(format!("{part}-{epoch}.bpk"));
+        let fits = ModuleRecord::load(file("model"))
+            .is_ok_and(|record| model().try_load_record(record).is_ok());
+        fits && OptimizerRecord::load(file("optim")).is_ok() && file("scheduler").is_file()
+    };
+    epochs
+        .into_iter()
+        .find(is_whole)
+        .ok_or_else(|| Failure::Usage(format!("--resume: {} has no checkpoint", folder.display())))
+}
+
+fn epoch_of(file: &str) -> Option<usize> {
+    file.strip_prefix("model-")?.strip_suffix(".bpk")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::LinearConfig;
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn the_rate_rises_and_falls() {
+        let mut schedule = schedule(0.1, 200).expect("is in range");
+        let rates: Vec<f64> = (0..200).map(|_| schedule.step().base()).collect();
+        let highest = rates.iter().copied().fold(0.0, f64::max);
+        assert!((highest - 0.1).abs() < 1e-9 && rates[0] < 0.01 && rates[199] < 0.002);
+    }
+
+    #[test]
+    fn epochs_are_read_from_file_names() {
+        assert_eq!(epoch_of("model-12.bpk"), Some(12));
+        assert_eq!(epoch_of("optim-12.bpk"), None);
+        assert_eq!(epoch_of("model-x.bpk"), None);
+    }
+
+    #[test]
+    fn without_a_checkpoint_there_is_nothing_to_resume() {
+        let model = || LinearConfig::new(2, 2).init(&Device::flex());
+        let error = newest_checkpoint(Path::new("no/such/folder"), model);
+        let text = error.expect_err("there is none").to_string();
+        assert!(text.starts_with("--resume: ") && text.ends_with("has no checkpoint"), "{text}");
+    }
+}
