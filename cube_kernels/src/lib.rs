@@ -6,6 +6,7 @@
 //! [`cost`] says what that costs.
 #![warn(missing_docs)]
 
+mod blocks;
 pub mod catalogue;
 mod choices;
 pub mod cost;
@@ -26,6 +27,7 @@ pub mod tiling;
 mod view;
 pub mod window;
 
+pub use blocks::BlockSparse;
 #[cfg(feature = "cube")]
 pub use error::KernelError;
 pub use operands::{KeyValue, Operand, Operands, Outputs, Saved, Shape};
