@@ -113,6 +113,16 @@ pub enum AttentionError {
         /// Keys of a window along the spatial axis `axis - 1`.
         kernel_size: usize,
     },
+    /// There are lists neither for each head of the query nor for each of the key.
+    #[error("blocks: axis 2 (heads) is {got}, must be {heads} as in query or {heads_kv} as in key")]
+    ListHeads {
+        /// Heads that have lists.
+        got: usize,
+        /// Heads of the query.
+        heads: usize,
+        /// Heads of key and value.
+        heads_kv: usize,
+    },
     /// The scale is infinite or not a number.
     #[error("scale: is {got}, must be finite")]
     Scale {

@@ -95,21 +95,24 @@ pub mod profile;
 mod tier;
 mod warm_up;
 
-pub use burn_natten_kernels::{Axis, Problem};
+pub use burn_natten_kernels::{Axis, BlockSparse, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;
 pub use functional::{
-    AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na1d_av, na1d_qk, na2d,
-    na2d_av, na2d_qk, na3d, na3d_av, na3d_qk, try_attention, try_merge_attentions, try_na1d,
-    try_na1d_av, try_na1d_qk, try_na2d, try_na2d_av, try_na2d_qk, try_na3d, try_na3d_av,
-    try_na3d_qk,
+    AttentionOutput, BlockSparseOutput, NeighborhoodOutput, attention, block_sparse1d,
+    block_sparse2d, block_sparse3d, merge_attentions, na1d, na1d_av, na1d_qk, na2d, na2d_av,
+    na2d_qk, na3d, na3d_av, na3d_qk, try_attention, try_block_sparse1d, try_block_sparse2d,
+    try_block_sparse3d, try_merge_attentions, try_na1d, try_na1d_av, try_na1d_qk, try_na2d,
+    try_na2d_av, try_na2d_qk, try_na3d, try_na3d_av, try_na3d_qk,
 };
 pub use names::UnknownName;
 pub use nn::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
-pub use options::{AttentionOptions, CausalAlignment, NeighborhoodOptions, PerAxis, Strategy};
+pub use options::{
+    AttentionOptions, BlockSparseOptions, CausalAlignment, NeighborhoodOptions, PerAxis, Strategy,
+};
 pub use tier::{Capabilities, TensorCores, Tier, select};
 pub use warm_up::{warm_up, warm_up_training};
 

@@ -1,3 +1,5 @@
+mod block_sparse;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -8,6 +10,8 @@ use burn_natten_kernels::Axis;
 use crate::names::{UnknownName, find};
 use crate::problem::{Windows, window_axis};
 use crate::{AttentionError, Context};
+
+pub use block_sparse::BlockSparseOptions;
 
 /// A value for each of `N` spatial axes, slowest first.
 ///

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
+pub(crate) mod block_sparse;
 #[cfg(feature = "cube")]
 mod cube;
 pub(crate) mod extension;

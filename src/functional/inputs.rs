@@ -1,7 +1,7 @@
 //! What every operator does with its tensors: check them, plan, and hand them to the backend.
 
 use burn::backend::{Dispatch, DispatchTensor};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_natten_kernels::{KeyValue, Operands, Problem};
 
 use crate::backend::{AttentionInputs, AttentionOps, Plan};
@@ -41,7 +41,15 @@ pub(super) fn same_device<const D: usize, const E: usize>(
     (argument, tensor): (&'static str, &Tensor<D>),
     (other, like): (&'static str, &Tensor<E>),
 ) -> Result<(), AttentionError> {
-    let (got, expected) = (tensor.device().without_autodiff(), like.device().without_autodiff());
+    is_on((argument, tensor.device()), (other, like.device()))
+}
+
+/// Fails unless what lives on a device lives on that of something else, tracked by autodiff or not.
+pub(super) fn is_on(
+    (argument, device): (&'static str, Device),
+    (other, expected): (&'static str, Device),
+) -> Result<(), AttentionError> {
+    let (got, expected) = (device.without_autodiff(), expected.without_autodiff());
     if got == expected {
         return Ok(());
     }

@@ -2,6 +2,7 @@
 //! a tier has launched it.
 
 #[cfg(feature = "cuda")]
+mod block_sparse;
 mod hopper;
 mod memory;
 mod portable;

@@ -8,6 +8,7 @@
 mod backward;
 mod bias;
 mod block;
+mod block_sparse;
 mod forward;
 mod operand;
 mod simd;
