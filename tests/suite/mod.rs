@@ -1,6 +1,7 @@
 //! The tests, one module for each promise.
 
 mod bias;
+mod block_sparse;
 mod context;
 mod edges;
 mod errors;
