@@ -123,6 +123,26 @@ pub enum AttentionError {
         /// Heads of key and value.
         heads_kv: usize,
     },
+    /// An entry of a list of blocks is neither `-1` nor a block.
+    #[error(
+        "blocks: entry {entry:?} is {got}, must be -1 or less than {key_blocks} (blocks of keys)"
+    )]
+    NoBlock {
+        /// Where it stands: sample, block of queries, head, place in the list.
+        entry: [usize; 4],
+        /// What it is.
+        got: i64,
+        /// Blocks of keys there are.
+        key_blocks: usize,
+    },
+    /// A list of blocks has a block twice, so that its keys count twice.
+    #[error("blocks: list {list:?} has block {block} twice, must have it at most once")]
+    RepeatedBlock {
+        /// The list: sample, block of queries, head.
+        list: [usize; 3],
+        /// The block.
+        block: i64,
+    },
     /// The scale is infinite or not a number.
     #[error("scale: is {got}, must be finite")]
     Scale {

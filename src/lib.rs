@@ -79,6 +79,7 @@
 #![recursion_limit = "256"]
 
 mod backend;
+pub mod block_lists;
 mod context;
 mod error;
 mod functional;
