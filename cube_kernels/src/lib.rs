@@ -21,6 +21,8 @@ pub mod portable;
 mod problem;
 pub mod slicing;
 pub mod slots;
+#[cfg(feature = "cube")]
+pub mod sparse;
 pub mod tensor_core;
 pub mod tiling;
 #[cfg(feature = "cube")]

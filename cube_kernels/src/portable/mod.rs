@@ -22,6 +22,8 @@
 mod backward;
 #[cfg(feature = "cube")]
 mod bias;
+#[cfg(feature = "cube")]
+pub mod blocks;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 #[cfg(feature = "cube")]

@@ -7,13 +7,12 @@ use cubecl::server::Handle;
 
 use super::geometry::window_run;
 use super::rows::Slicing;
+use crate::cube::grid_of_units;
 use crate::slicing::vector_size;
 use crate::{KernelError, KeyValue, Problem};
 
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
-/// Units of a cube on a GPU. Units do not work together, and small cubes spread better.
-const CUBE_UNITS: u32 = 64;
 
 /// Compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -135,14 +134,7 @@ impl<'a> Launch<'a> {
 
     /// The grid for at least `units` units.
     pub fn cubes(&self, units: usize) -> (CubeCount, CubeDim) {
-        let hardware = &self.client.properties().hardware;
-        let cube_dim = if hardware.num_cpu_cores.is_some() {
-            CubeDim::new(self.client, units)
-        } else {
-            CubeDim::new_1d(CUBE_UNITS.min(hardware.max_units_per_cube))
-        };
-        let cube_count = cubecl::calculate_cube_count_elemwise(self.client, units, cube_dim);
-        (cube_count, cube_dim)
+        grid_of_units(self.client, units)
     }
 
     /// Buffers with one row per key, or `other` in their place where there is no key: empty
