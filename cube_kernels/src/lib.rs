@@ -21,7 +21,6 @@ pub mod portable;
 mod problem;
 pub mod slicing;
 pub mod slots;
-#[cfg(feature = "cube")]
 pub mod sparse;
 pub mod tensor_core;
 pub mod tiling;

@@ -35,7 +35,7 @@ mod launch;
 #[cfg(feature = "cuda")]
 pub mod offline;
 #[cfg(feature = "cube")]
-mod plan;
+pub(crate) mod plan;
 #[cfg(feature = "cube")]
 mod reduce;
 #[cfg(feature = "cube")]

@@ -43,7 +43,7 @@ impl RowPlan {
 }
 
 /// A problem on a device.
-pub(super) struct Launch<'a> {
+pub(crate) struct Launch<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
     pub dtype: ElemType,
@@ -96,17 +96,17 @@ impl<'a> Launch<'a> {
     }
 
     /// For kernels that sum value rows, of which a unit holds `lines`.
-    pub fn value_plan(&self, lines: usize) -> RowPlan {
+    pub(super) fn value_plan(&self, lines: usize) -> RowPlan {
         self.plan(1, self.value_lines().div_ceil(lines))
     }
 
     /// For kernels that sum key rows, of which a unit holds `lines`.
-    pub fn key_plan(&self, lines: usize) -> RowPlan {
+    pub(super) fn key_plan(&self, lines: usize) -> RowPlan {
         self.plan(self.key_lines().div_ceil(lines), 1)
     }
 
     /// For kernels that sum both, in slices of one number, of which a unit holds `lines` of each.
-    pub fn gather_plan(&self, lines: usize) -> RowPlan {
+    pub(super) fn gather_plan(&self, lines: usize) -> RowPlan {
         let slices = self.key_lines().max(self.value_lines()).div_ceil(lines);
         self.plan(slices, slices)
     }
@@ -159,7 +159,7 @@ pub(super) fn additional_or<'a>(
 
 /// Rows to take at once from runs of mostly `run` rows: as many as leave the fewest to be taken one
 /// by one.
-pub(super) fn block_size(run: usize) -> usize {
+pub(crate) fn block_size(run: usize) -> usize {
     (2..=MAX_BLOCK)
         .filter(|block| *block <= run)
         .min_by_key(|block| (run % block, MAX_BLOCK - block))

@@ -17,6 +17,6 @@ mod backward;
 mod forward;
 mod launch;
 mod space;
-mod vectors;
+pub(crate) mod vectors;
 
 pub use launch::{backward, forward};

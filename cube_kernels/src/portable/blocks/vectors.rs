@@ -10,7 +10,7 @@ use super::super::rows::{Slicing, in_row};
 /// Tokens of a line: where the vectors of the first begin, and how far it is to the next.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-pub(super) struct Line {
+pub(crate) struct Line {
     pub at: usize,
     pub step: usize,
 }
@@ -25,7 +25,7 @@ impl Line {
 
 /// Dot products of the row that begins at `fixed_at` with the first `block` tokens of a line.
 #[cube]
-pub(super) fn dots<F: Float, N: Size>(
+pub(crate) fn dots<F: Float, N: Size>(
     fixed: &[Vector<F, N>],
     fixed_at: usize,
     rows: &[Vector<F, N>],
