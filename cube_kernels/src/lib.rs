@@ -21,6 +21,7 @@ pub mod portable;
 mod problem;
 pub mod slicing;
 pub mod slots;
+pub mod sparse;
 pub mod tensor_core;
 pub mod tiling;
 #[cfg(feature = "cube")]

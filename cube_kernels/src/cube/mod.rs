@@ -17,7 +17,9 @@ mod windows;
 
 pub(crate) use axis::Interval;
 pub(crate) use cut::Cut;
-pub(crate) use feed::{Feed, FeedPair, Input, InputPair, Tensor, buffer, grid};
+pub(crate) use feed::{
+    Feed, FeedPair, Input, InputPair, Tensor, buffer, grid, grid_of_cubes, grid_of_units,
+};
 pub(crate) use space::{CubeTile, Space};
 pub(crate) use walk::{Position, Walk};
 pub(crate) use windows::{is_inside, write_row_windows, write_window};

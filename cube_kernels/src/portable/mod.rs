@@ -22,6 +22,8 @@
 mod backward;
 #[cfg(feature = "cube")]
 mod bias;
+#[cfg(feature = "cube")]
+pub mod blocks;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 #[cfg(feature = "cube")]
@@ -33,7 +35,7 @@ mod launch;
 #[cfg(feature = "cuda")]
 pub mod offline;
 #[cfg(feature = "cube")]
-mod plan;
+pub(crate) mod plan;
 #[cfg(feature = "cube")]
 mod reduce;
 #[cfg(feature = "cube")]
