@@ -12,6 +12,7 @@ mod block_sparse;
 mod forward;
 mod operand;
 mod simd;
+mod softmax;
 mod sweep;
 mod unfused;
 
