@@ -1,8 +1,8 @@
 //! The tiers on Burn's CubeCL backend, which covers every CubeCL runtime: each pass goes down the ladder of its plan until
 //! a tier has launched it.
 
-#[cfg(feature = "cuda")]
 mod block_sparse;
+#[cfg(feature = "cuda")]
 mod hopper;
 mod memory;
 mod portable;
