@@ -6,6 +6,7 @@
 //! | [`choosing`] | Which window, stride and dilation should a model have, and what do they cost? |
 //! | [`position_bias`] | How do scores depend on where a key stands? |
 //! | [`attention_weights`] | What does a query attend to, and how is that changed? |
+//! | [`block_sparse`] | How does a query see blocks of keys from a list? |
 //! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
 //! | [`determinism`] | When do results repeat bit by bit? |
 //! | [`memory`] | What is kept, and what is allocated? |
@@ -18,6 +19,9 @@
 
 pub mod attention_weights {
     #![doc = include_str!("attention_weights.md")]
+}
+pub mod block_sparse {
+    #![doc = include_str!("block_sparse.md")]
 }
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
