@@ -344,7 +344,8 @@ fn what_cannot_run_is_refused_in_words() {
     assert_eq!(launch(&of, one(whole)), Ok(()));
     let result = launch(&of, one(whole - 1));
     assert!(matches!(result, Err(KernelError::Buffer { name: "blocks", .. })), "{result:?}");
-    let changes: [(&str, fn(&mut Selection)); 7] = [
+    type Change = fn(&mut Selection);
+    let changes: [(&str, Change); 7] = [
         ("heads_kv", |of| of.heads_kv = 3),
         ("cmp_block", |of| of.cmp_stride = 3),
         ("slc_block", |of| of.slc_block = 18),

@@ -102,12 +102,13 @@ pub fn compute(sparse: &BlockSparse, lists: &[i32], data: &Data, round: fn(f64) 
         for (at, times, score) in seen {
             let p = times * (score - lse).exp();
             let ds = problem.scale * p * (dot(dout, &data.value[at * dim_v..][..dim_v]) - delta);
-            for i in 0..dim {
-                results.dq[row * dim + i] += ds * data.key[at * dim + i];
-                results.dk[at * dim + i] += ds * q[i];
+            let (own, key) = (row * dim, at * dim);
+            for (i, q) in q.iter().enumerate() {
+                results.dq[own + i] += ds * data.key[key + i];
+                results.dk[key + i] += ds * q;
             }
-            for i in 0..dim_v {
-                results.dv[at * dim_v + i] += p * dout[i];
+            for (i, dout) in dout.iter().enumerate() {
+                results.dv[at * dim_v + i] += p * dout;
             }
         }
     }
