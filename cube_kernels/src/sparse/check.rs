@@ -18,10 +18,8 @@ fn check_sizes(sparse: &BlockSparse) -> Result<(), String> {
         return Err("block-sparse attention has neither additional tokens nor a bias".into());
     }
     if heads == 0 || heads_kv == 0 || !heads.is_multiple_of(heads_kv) {
-        let got = format!("{heads} heads and {heads_kv} of keys");
-        return Err(format!(
-            "there has to be a head of keys, and their number to divide heads; got {got}"
-        ));
+        let bound = "heads_kv has to be at least 1 and to divide heads";
+        return Err(format!("{bound}, which are {heads}; got {heads_kv}"));
     }
     if *list_heads != heads && *list_heads != heads_kv {
         let known = format!("heads, {heads}, or heads_kv, {heads_kv}");

@@ -16,7 +16,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::{Selected, Selection};
-use crate::cube::{Input, buffer, grid_of_cubes};
+use crate::cube::{Input, buffer, grid, grid_of_cubes};
 use crate::portable::blocks::vectors::{Line, dots};
 use crate::portable::plan::{Launch, block_size};
 use crate::view::check_buffer;
@@ -406,7 +406,8 @@ fn probability<F: Float, N: Size>(
         }
     }
     if comptime!(!group.is_multiple_of(block)) {
-        for head in comptime!(group / block * block)..group {
+        for rest in 0..comptime!(group % block) {
+            let head = comptime!(group - group % block) + rest;
             let scores = dots::<F, N>(key, at, query, queries.from(head), lines, 1usize);
             sum += (scores[0] * scale - lse[head]).exp();
         }
@@ -460,6 +461,29 @@ pub fn select_blocks(
     key: &Strided,
     lists: &Selected<Handle>,
 ) -> Result<(), KernelError> {
+    let (_, dim) = grid_of_cubes(client, 1, UNITS);
+    select_blocks_with(client, dim.num_elems(), selection, dtype, query, key, lists)
+}
+
+/// [`select_blocks()`] with so many units that work on a list.
+///
+/// # Errors
+///
+/// As [`select_blocks()`], or if the device has not as many.
+pub fn select_blocks_with(
+    client: &Client,
+    units: u32,
+    selection: &Selection,
+    dtype: ElemType,
+    query: &Strided,
+    key: &Strided,
+    lists: &Selected<Handle>,
+) -> Result<(), KernelError> {
+    let most = client.properties().hardware.max_units_per_cube;
+    if units == 0 || units > most {
+        let reason = format!("{most} units at most can share a list on this device; got {units}");
+        return Err(KernelError::Blueprint(reason));
+    }
     selection.check().map_err(KernelError::Problem)?;
     let problem = selection.problem();
     let launch = Launch::new(client, &problem, dtype)?;
@@ -490,7 +514,7 @@ pub fn select_blocks(
     }
     let launch = Launch { vector_size, address_type, ..launch };
     let plans = [Some(false), selection.cmp_top.map(|_| true)].into_iter().flatten();
-    let plans = plans.map(|is_super| plan(&launch, selection, is_super));
+    let plans = plans.map(|is_super| plan(&launch, selection, units, is_super));
     let plans: Vec<SelectPlan> = plans.collect::<Result<_, _>>()?;
     if count == 0 {
         return Ok(());
@@ -519,11 +543,11 @@ fn overlap(selection: &Selection, is_super: bool) -> (usize, usize) {
 fn plan(
     launch: &Launch<'_>,
     selection: &Selection,
+    units: u32,
     is_super: bool,
 ) -> Result<SelectPlan, KernelError> {
     let (ratio, reach) = overlap(selection, is_super);
     let group = selection.heads / selection.heads_kv;
-    let (_, dim) = grid_of_cubes(launch.client, 1, UNITS);
     let entries = match is_super {
         true => selection.cmp_top.unwrap_or_default(),
         false => selection.num_selected,
@@ -532,7 +556,7 @@ fn plan(
         group,
         block: block_size(group),
         lines: selection.head_dim / launch.vector_size,
-        units: dim.num_elems() as usize,
+        units: units as usize,
         chunk: CHUNK.max((ratio + reach - 1).next_multiple_of(CHUNK)),
         entries,
         is_super,
@@ -561,7 +585,8 @@ fn launch_kernel(
         false => (selection.slc_block, selection.blocks()),
     };
     let count = selection.lists();
-    let (cube_count, cube_dim) = grid_of_cubes(launch.client, count, UNITS);
+    let cube_count = grid(launch.client, count);
+    let cube_dim = CubeDim::new_1d(plan.units as u32);
     let vector = launch.vector_size;
     let input = |tensor: &Strided| Input::argument((&tensor.handle, tensor.strides), vector);
     // SAFETY: every index is below the sizes that the buffers were checked against.

@@ -11,7 +11,7 @@ mod selection;
 #[cfg(feature = "cube")]
 pub(crate) use check::check_lists;
 #[cfg(feature = "cube")]
-pub use importance::select_blocks;
+pub use importance::{select_blocks, select_blocks_with};
 #[cfg(feature = "cube")]
 pub use invert::{Inverse, invert};
 pub use selection::{Selected, Selection};

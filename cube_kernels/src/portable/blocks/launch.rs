@@ -25,10 +25,17 @@ pub(super) struct BlockPlan {
     pub by_heads: bool,
 }
 
+/// Most units that share a key in the backward pass.
+const PARTS: usize = 8;
+/// Keys of a cube, where units share them: the units of a plane, of most makes.
+const LANES: usize = 32;
+
 /// A problem on a device.
 pub(super) struct Launching<'a> {
     pub launch: Launch<'a>,
     pub sparse: &'a BlockSparse,
+    /// Units that share a key in the backward pass.
+    pub parts: usize,
 }
 
 /// `out = softmax(scale * q k) v` over the keys that each query sees in the blocks of its list, and the logsumexp of these
@@ -77,6 +84,28 @@ pub fn backward(
     lists: &Handle,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
+    let hardware = &client.properties().hardware;
+    let parts = match hardware.num_cpu_cores {
+        Some(_) => 1,
+        None => (hardware.max_units_per_cube as usize / LANES).clamp(1, PARTS),
+    };
+    backward_with(client, parts, sparse, dtype, inputs, lists, outputs)
+}
+
+/// [`backward()`] with so many units that share the visitors of a key.
+///
+/// # Errors
+///
+/// As [`backward()`], or if the device has not as many.
+pub fn backward_with(
+    client: &Client,
+    parts: usize,
+    sparse: &BlockSparse,
+    dtype: ElemType,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
     check_lists(sparse, lists)?;
     let problem = &sparse.problem;
     let launch = Launch::new(client, problem, dtype)?;
@@ -85,7 +114,12 @@ pub fn backward(
     let out = Shape::out(problem);
     let mut read = views(sparse, &inputs.operands);
     read.extend([(&inputs.gradients.out, out), (&inputs.outputs.out, out)]);
-    let launching = Launching::new(launch, sparse, &read)?;
+    let launching = Launching { parts, ..Launching::new(launch, sparse, &read)? };
+    let most = client.properties().hardware.max_units_per_cube as usize / launching.lanes();
+    if parts == 0 || parts > most {
+        let reason = format!("{most} units at most can share a key on this device; got {parts}");
+        return Err(KernelError::Blueprint(reason));
+    }
     let lse = Shape::lse(problem);
     inputs.outputs.out.contiguous_handle("out", out)?;
     inputs.outputs.lse.contiguous_handle("lse", lse)?;
@@ -118,7 +152,15 @@ impl<'a> Launching<'a> {
         if !launch.client.properties().supports_address(address_type) {
             return Err(KernelError::Addressing(largest));
         }
-        Ok(Self { launch: Launch { vector_size, address_type, ..launch }, sparse })
+        Ok(Self { launch: Launch { vector_size, address_type, ..launch }, sparse, parts: 1 })
+    }
+
+    /// Keys of a cube, where units share them.
+    pub fn lanes(&self) -> usize {
+        match self.launch.client.properties().hardware.num_cpu_cores {
+            Some(_) => 1,
+            None => LANES,
+        }
     }
 
     /// For kernels that walk over keys and sum value rows, of which a unit holds `lines`.

@@ -7,7 +7,7 @@
 //! ```text
 //! out, lse    one unit per query row and slice, over the listed blocks
 //! dq          the same walk once more
-//! dk, dv      one unit per key row and slice, over the blocks of queries that list the key's, by `sparse::invert`
+//! dk, dv      a few units per key row and slice, over the blocks of queries that list the key's, by `sparse::invert`
 //! ```
 //!
 //! Queries, keys, values and the output's gradient may be views; the rest is contiguous. All sums are held in `f32` and added
@@ -19,4 +19,4 @@ mod launch;
 mod space;
 pub(crate) mod vectors;
 
-pub use launch::{backward, forward};
+pub use launch::{backward, backward_with, forward};

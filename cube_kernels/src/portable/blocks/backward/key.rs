@@ -2,6 +2,10 @@
 //!
 //! A unit owns one key row and one slice of both gradients, and sums over the query heads of its kv head's group. Neighboring
 //! units own neighboring keys, most of which have the same visitors.
+//!
+//! Lists are as long as they happen to be: every query of native sparse attention lists the first block. So the planes of a cube
+//! share the runs of visitors of its keys, and what they have is added up in order: 8 KB of shared memory. On a CPU there is
+//! one part.
 
 // `#[cube]` adds a module beside each function, without docs.
 #![allow(missing_docs)]
@@ -13,7 +17,7 @@ use super::super::super::rows::{store, zeros};
 use super::super::launch::{BlockPlan, Launching};
 use super::super::space::{BlockSpace, Place, space};
 use super::super::vectors::{Line, accumulate, dots};
-use crate::cube::{InputPair, buffer};
+use crate::cube::{InputPair, buffer, grid};
 use crate::slicing::GATHER_LINES;
 use crate::sparse::Inverse;
 use crate::{KeyValue, Saved, Strided};
@@ -49,6 +53,18 @@ struct State<N: Size> {
     value: usize,
     slice: usize,
     scale: f32,
+    /// Runs of visitors before its next one.
+    next: usize,
+}
+
+/// Compile-time parameters of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct KeyPlan {
+    rows: BlockPlan,
+    /// Units that share a row.
+    parts: usize,
+    /// Rows of a cube, where units share them.
+    lanes: usize,
 }
 
 /// Rows of queries: vectors of both kinds, and statistics.
@@ -89,15 +105,23 @@ fn blocks_key_kernel<F: Float, N: Size>(
     space: BlockSpace,
     scale: f32,
     units: usize,
-    #[comptime] plan: BlockPlan,
+    #[comptime] plan: KeyPlan,
     #[define(F)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS >= units {
+    let (rows, slices) = comptime!((plan.rows, plan.rows.key.slices));
+    let mut index = ABSOLUTE_POS;
+    let mut part = 0usize;
+    if comptime!(plan.parts > 1) {
+        index = CUBE_POS * comptime!(plan.lanes) + UNIT_POS as usize % comptime!(plan.lanes);
+        part = UNIT_POS as usize / comptime!(plan.lanes);
+    } else if index >= units {
         terminate!();
     }
-    let slices = comptime!(plan.key.slices);
-    let (keys, rest) = (space.keys(), ABSOLUTE_POS / space.keys());
-    let token = ABSOLUTE_POS % keys;
+    // Units behind the last row meet the others at barriers.
+    let is_there = index < units;
+    index = min(index, units - 1);
+    let (keys, rest) = (space.keys(), index / space.keys());
+    let token = index % keys;
     let own = OwnKey {
         at: space.key_place(token),
         batch: rest / slices / space.heads_kv,
@@ -106,12 +130,14 @@ fn blocks_key_kernel<F: Float, N: Size>(
     };
     let (key, value) = (&inputs.rows.first.strides, &inputs.rows.second.strides);
     let mut state = State::<N> {
-        dk: zeros::<N>(comptime!(plan.key)),
-        dv: zeros::<N>(comptime!(plan.value)),
+        dk: zeros::<N>(comptime!(rows.key)),
+        dv: zeros::<N>(comptime!(rows.value)),
         key: key.vector(own.batch, own.at.z, own.at.y, own.at.x, own.head),
         value: value.vector(own.batch, own.at.z, own.at.y, own.at.x, own.head),
         slice: own.slice,
         scale,
+        // A number of its own, as it counts down.
+        next: part % comptime!(plan.parts),
     };
 
     let (key_blocks, own_block) = (space.key_blocks(), space.block_of_key(own.at));
@@ -121,16 +147,61 @@ fn blocks_key_kernel<F: Float, N: Size>(
         let start = pair * (key_blocks + 1) + own_block;
         let items = inputs.items + pair * space.query_blocks() * space.entries;
         let first = usize::cast_from(inputs.inverse[start]);
-        let end = usize::cast_from(inputs.inverse[start + 1]);
+        let end = select(is_there, usize::cast_from(inputs.inverse[start + 1]), first);
         for item in items + first..items + end {
             let block = usize::cast_from(inputs.inverse[item]);
             visit::<F, N>(&mut state, inputs, &space, &own, list_head, block, plan);
         }
     }
-    let row = (own.batch * keys + token) * space.heads_kv + own.head;
-    let (dk, dv) = (&mut outputs.dk, &mut outputs.dv);
-    store::<F, N>(&state.dk, scale, dk, row, own.slice, comptime!(plan.key));
-    store::<F, N>(&state.dv, 1.0, dv, row, own.slice, comptime!(plan.value));
+    if comptime!(plan.parts > 1) {
+        add_up::<N>(&mut state, part, plan);
+    }
+    if is_there && part == 0 {
+        let row = (own.batch * keys + token) * space.heads_kv + own.head;
+        let (dk, dv) = (&mut outputs.dk, &mut outputs.dv);
+        store::<F, N>(&state.dk, scale, dk, row, own.slice, comptime!(rows.key));
+        store::<F, N>(&state.dv, 1.0, dv, row, own.slice, comptime!(rows.value));
+    }
+}
+
+/// Adds what the units of other parts have to what that of the first has, in order.
+#[cube]
+fn add_up<N: Size>(state: &mut State<N>, part: usize, #[comptime] plan: KeyPlan) {
+    let lanes = comptime!(plan.lanes);
+    let lane = UNIT_POS as usize % lanes;
+    let (key, value) = comptime!((plan.rows.key.slice, plan.rows.value.slice));
+    let mut shared =
+        Shared::<[Vector<f32, N>]>::new_aligned_slice(comptime!(lanes * key.max(value)), 16usize);
+    for other in 1..comptime!(plan.parts) {
+        if part == other {
+            #[unroll]
+            for i in 0..key {
+                shared[i * lanes + lane] = state.dk[i];
+            }
+        }
+        sync_cube();
+        if part == 0 {
+            #[unroll]
+            for i in 0..key {
+                state.dk[i] += shared[i * lanes + lane];
+            }
+        }
+        sync_cube();
+        if part == other {
+            #[unroll]
+            for i in 0..value {
+                shared[i * lanes + lane] = state.dv[i];
+            }
+        }
+        sync_cube();
+        if part == 0 {
+            #[unroll]
+            for i in 0..value {
+                state.dv[i] += shared[i * lanes + lane];
+            }
+        }
+        sync_cube();
+    }
 }
 
 /// Adds what a block of queries has of the key, of all heads that share a list.
@@ -142,7 +213,7 @@ fn visit<F: Float, N: Size>(
     own: &OwnKey,
     list_head: usize,
     block: usize,
-    #[comptime] plan: BlockPlan,
+    #[comptime] plan: KeyPlan,
 ) {
     let block = space.query_block_place(block);
     let along_z = space.z.queries_of(block.z, own.at.z);
@@ -154,7 +225,7 @@ fn visit<F: Float, N: Size>(
     // Heads and tokens: one of both is taken in runs.
     let (mut turns, mut count) = (sharing, along_x.count);
     let (mut query_step, mut dout_step, mut step) = (query.x, dout.x, space.heads);
-    if comptime!(plan.by_heads) {
+    if comptime!(plan.rows.by_heads) {
         turns = along_x.count;
         count = sharing;
         query_step = query.head;
@@ -168,7 +239,7 @@ fn visit<F: Float, N: Size>(
             for turn in 0..turns {
                 let mut x = along_x.first;
                 let mut head = first_head;
-                if comptime!(plan.by_heads) {
+                if comptime!(plan.rows.by_heads) {
                     x += turn;
                 } else {
                     head += turn;
@@ -180,7 +251,11 @@ fn visit<F: Float, N: Size>(
                     douts: Line { at: dout.vector(own.batch, z, y, x, head), step: dout_step },
                     statistics: Line { at: 2 * row, step: 2 * step },
                 };
-                gather::<F, N>(state, inputs, visitors, count, plan);
+                if state.next == 0 {
+                    state.next = comptime!(plan.parts);
+                    gather::<F, N>(state, inputs, visitors, count, comptime!(plan.rows));
+                }
+                state.next -= 1;
             }
         }
     }
@@ -241,9 +316,14 @@ pub(super) fn launch(
     outputs: &KeyValue<Handle>,
 ) {
     let launch = &launching.launch;
-    let plan = launching.gather_plan(GATHER_LINES);
-    let units = launch.key_rows() * plan.key.slices;
-    let (cube_count, cube_dim) = launch.cubes(units);
+    let (rows, parts) = (launching.gather_plan(GATHER_LINES), launching.parts);
+    let units = launch.key_rows() * rows.key.slices;
+    let lanes = launching.lanes();
+    let plan = KeyPlan { rows, parts, lanes };
+    let (cube_count, cube_dim) = match parts {
+        1 => launch.cubes(units),
+        _ => (grid(launch.client, units.div_ceil(lanes)), CubeDim::new_1d((lanes * parts) as u32)),
+    };
     let vector = launch.vector_size;
     let [query, key, value] = launching.inputs(&inputs.operands);
     let dout = match launch.query_rows() {
