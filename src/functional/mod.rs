@@ -1,7 +1,7 @@
 //! What users call.
 
 mod attention;
-mod block_sparse;
+pub(crate) mod block_sparse;
 mod inputs;
 mod merge;
 mod neighborhood;
