@@ -88,6 +88,7 @@ pub mod guide;
 pub mod models;
 mod names;
 pub mod nn;
+pub mod nsa;
 mod options;
 pub mod plan;
 mod problem;
@@ -110,8 +111,14 @@ pub use nn::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
+pub use nsa::{
+    NativeSparseOutput, Pooling, compress_tokens, compressed_attention, native_sparse_attention,
+    native_sparse_attention_packed, select_blocks, try_compress_tokens, try_compressed_attention,
+    try_native_sparse_attention, try_native_sparse_attention_packed, try_select_blocks,
+};
 pub use options::{
-    AttentionOptions, BlockSparseOptions, CausalAlignment, NeighborhoodOptions, PerAxis, Strategy,
+    AttentionOptions, BlockSparseOptions, CausalAlignment, Mslk, NativeSparseAttentionOptions,
+    NeighborhoodOptions, PerAxis, Strategy,
 };
 pub use tier::{Capabilities, TensorCores, Tier, select};
 pub use warm_up::{warm_up, warm_up_training};
