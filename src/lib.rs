@@ -112,9 +112,10 @@ pub use nn::{
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
 pub use nsa::{
-    NativeSparseOutput, Pooling, compress_tokens, compressed_attention, native_sparse_attention,
-    native_sparse_attention_packed, select_blocks, try_compress_tokens, try_compressed_attention,
-    try_native_sparse_attention, try_native_sparse_attention_packed, try_select_blocks,
+    NativeSparseCache, NativeSparseOutput, Pooling, compress_tokens, compressed_attention,
+    native_sparse_attention, native_sparse_attention_packed, select_blocks, try_compress_tokens,
+    try_compressed_attention, try_native_sparse_attention, try_native_sparse_attention_packed,
+    try_select_blocks,
 };
 pub use options::{
     AttentionOptions, BlockSparseOptions, CausalAlignment, Mslk, NativeSparseAttentionOptions,

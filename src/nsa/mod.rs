@@ -12,8 +12,8 @@
 
 mod attention;
 mod branches;
-//mod buffer;
-//mod cache;
+mod buffer;
+mod cache;
 mod compress;
 mod packed;
 mod select;
@@ -23,7 +23,7 @@ use burn::tensor::Tensor;
 
 pub use attention::{NativeSparseOutput, native_sparse_attention, try_native_sparse_attention};
 pub use branches::{compressed_attention, try_compressed_attention};
-//pub use cache::NativeSparseCache;
+pub use cache::NativeSparseCache;
 pub use compress::{Pooling, compress_tokens, try_compress_tokens};
 pub use packed::{native_sparse_attention_packed, try_native_sparse_attention_packed};
 pub use select::{SelectedBlocks, select_blocks, try_select_blocks};

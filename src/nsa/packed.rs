@@ -156,7 +156,7 @@ fn has((what, got): (&'static str, usize), least: usize) -> Result<(), Attention
 }
 
 /// The results of all sequences, one behind the other.
-fn joined(parts: Vec<NativeSparseOutput>) -> NativeSparseOutput {
+pub(super) fn joined(parts: Vec<NativeSparseOutput>) -> NativeSparseOutput {
     let outputs = |of: fn(&PerBranch<AttentionOutput>) -> &AttentionOutput| AttentionOutput {
         out: Tensor::cat(parts.iter().map(|part| of(&part.branches).out.clone()).collect(), 1),
         logsumexp: Tensor::cat(

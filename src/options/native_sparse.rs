@@ -72,6 +72,18 @@ impl Sizes {
             None => 0,
         }
     }
+
+    /// Of the tile whose first query stands here: the selection blocks of its first and of its last query, which may be behind the
+    /// end of the sequence.
+    pub const fn own(&self, first: usize) -> (usize, usize) {
+        (first / self.slc_block, (first + self.query_tile - 1) / self.slc_block)
+    }
+
+    /// The super-blocks that fill while such a tile lasts: the first one, and the end.
+    pub const fn filling(&self, first: usize) -> (usize, usize) {
+        let (seen, last) = (self.compressed(first + 1), self.compressed(first + self.query_tile));
+        (seen / self.cmp_group, last.div_ceil(self.cmp_group))
+    }
 }
 
 /// What MSLK computes instead of the paper's attention: see [`with_mslk`](NativeSparseAttentionOptions::with_mslk).
@@ -278,7 +290,7 @@ impl NativeSparseAttentionOptions {
         self.sizes.compressed(tokens)
     }
 
-    /// Query `t` sees the compressed blocks before this one, at `t + 1` tokens.
+    /// The factor on the scores.
     pub(crate) fn scale(&self, head_dim: usize) -> f64 {
         self.common.scale.unwrap_or_else(|| (head_dim as f64).powf(-0.5))
     }

@@ -68,11 +68,9 @@ impl SelectPlan {
         self.offset() + tile * self.sizes.query_tile
     }
 
-    /// The selection blocks of the first and of the last query of a tile, which may be behind the end of the sequence.
+    /// The selection blocks of the first and of the last query of a tile.
     pub(crate) fn own(&self, tile: usize) -> (usize, usize) {
-        let Sizes { slc_block, query_tile, .. } = self.sizes;
-        let first = self.first(tile);
-        (first / slc_block, (first + query_tile - 1) / slc_block)
+        self.sizes.own(self.first(tile))
     }
 
     /// Compressed blocks that the first query of a tile sees.
@@ -82,9 +80,7 @@ impl SelectPlan {
 
     /// The super-blocks that fill while a tile lasts: the first one, and the end.
     pub(crate) fn filling(&self, tile: usize) -> (usize, usize) {
-        let Sizes { query_tile, cmp_group, .. } = self.sizes;
-        let last = self.sizes.compressed(self.first(tile) + query_tile);
-        (self.seen(tile) / cmp_group, last.div_ceil(cmp_group))
+        self.sizes.filling(self.first(tile))
     }
 
     /// How many tiles are computed at a time, so that scores are not all in memory.

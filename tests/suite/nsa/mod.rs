@@ -1,0 +1,10 @@
+//! Native sparse attention.
+
+mod cases;
+mod causality;
+mod decode;
+mod edges;
+mod errors;
+mod golden;
+mod gradients;
+mod half;
