@@ -1,5 +1,7 @@
 use burn::tensor::Tensor;
 
+use super::span;
+
 /// Tokens that grow at the end, `[batch, tokens, heads, dim]`, in memory that is longer than they are.
 ///
 /// Appending writes the new tokens alone, until the memory is full: then twice as much as is in use takes over. So a token costs the same on
@@ -64,15 +66,15 @@ impl TokenBuffer {
         *self = Self::default();
         let count = whole.dims()[1];
         let after = after.min(count);
-        self.append(whole.clone().narrow(1, count - after, after), 0);
+        self.append(span(whole.clone(), count - after, after), 0);
         whole
     }
 
     /// The tokens, as a view; none of the kind of `like` where there are none.
     pub fn tokens(&self, like: &Tensor<4>) -> Tensor<4> {
         match &self.memory {
-            Some(memory) => memory.clone().narrow(1, self.start, self.count),
-            None => like.clone().narrow(1, 0, 0),
+            Some(memory) => span(memory.clone(), self.start, self.count),
+            None => span(like.clone(), 0, 0),
         }
     }
 

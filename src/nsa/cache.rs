@@ -4,7 +4,7 @@ use super::attention::{attend, check};
 use super::buffer::TokenBuffer;
 use super::compress::compress;
 use super::packed::joined;
-use super::{BranchTokens, NativeSparseOutput, PerBranch, Pooling};
+use super::{BranchTokens, NativeSparseOutput, PerBranch, Pooling, span};
 use crate::options::Sizes;
 use crate::problem::native_sparse::{must, sizes};
 use crate::problem::same;
@@ -181,7 +181,7 @@ impl NativeSparseCache {
         value: &BranchTokens,
     ) -> Result<(), AttentionError> {
         let is_shared = [key, value].map(BranchTokens::is_shared);
-        let none = |tensor: &Tensor<4>| tensor.clone().narrow(1, 0, 0);
+        let none = |tensor: &Tensor<4>| span(tensor.clone(), 0, 0);
         let like = self.like.get_or_insert_with(|| Like {
             query: none(query),
             key: none(&key.tokens.selected),

@@ -101,3 +101,12 @@ impl From<PerBranch<Tensor<4>>> for BranchTokens {
         Self { tokens, is_shared: false }
     }
 }
+
+/// Some tokens of a sequence, `[batch, tokens, ..]`, as a view; there may be none.
+fn span(tensor: Tensor<4>, start: usize, count: usize) -> Tensor<4> {
+    if count > 0 {
+        return tensor.narrow(1, start, count);
+    }
+    let [batch, _, heads, dim] = tensor.dims();
+    Tensor::zeros([batch, 0, heads, dim], (&tensor.device(), tensor.dtype()))
+}

@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 
 use super::attention::{check, one_sequence};
-use super::{BranchTokens, NativeSparseOutput, PerBranch};
+use super::{BranchTokens, NativeSparseOutput, PerBranch, span};
 use crate::functional::AttentionOutput;
 use crate::problem::native_sparse::{lengths, must, offset};
 use crate::{AttentionError, NativeSparseAttentionOptions};
@@ -98,18 +98,14 @@ pub fn try_native_sparse_attention_packed(
     for pair in lengths.windows(2) {
         let (start, count) = (pair[0], pair[1] - pair[0]);
         offset(count, count, &options)?;
+        // An empty sequence has neither rows nor lists.
+        if count == 0 {
+            continue;
+        }
         let of = |tensor: Tensor<4>| tensor.narrow(1, start, count);
         let options = sequences.next(count)?;
-        // An empty sequence has neither rows nor lists.
-        if count > 0 {
-            parts.push(one_sequence(
-                of(query.clone()),
-                key.clone().map(of),
-                value.clone().map(of),
-                of(gates.clone()),
-                options,
-            )?);
-        }
+        let (key, value) = (key.clone().map(of), value.clone().map(of));
+        parts.push(one_sequence(of(query.clone()), key, value, of(gates.clone()), options)?);
     }
     if parts.is_empty() {
         return one_sequence(query, key, value, gates, options);
@@ -143,7 +139,7 @@ impl<'a> Sequences<'a> {
         if let Some((key, value)) = &mut options.compressed {
             for tokens in [key, value] {
                 has(("number of compressed tokens", tokens.dims()[1]), self.blocks + blocks)?;
-                *tokens = tokens.clone().narrow(1, self.blocks, blocks);
+                *tokens = span(tokens.clone(), self.blocks, blocks);
             }
         }
         (self.tiles, self.blocks) = (self.tiles + tiles, self.blocks + blocks);

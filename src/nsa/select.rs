@@ -53,7 +53,7 @@ pub struct SelectedBlocks {
 ///
 /// // Query 200 is in block 3: it sees that, the one before, the first one, and the only one that is left.
 /// let list = lists.slice([0..1, 200..201, 0..1, 0..4]).into_data().convert::<i64>();
-/// assert_eq!(list.to_vec::<i64>().expect("i64"), [0, 1, 2, 3]);
+/// assert_eq!(list.try_to_vec::<i64>().expect("i64"), [0, 1, 2, 3]);
 /// ```
 ///
 /// Reference: [Native Sparse Attention](https://arxiv.org/abs/2502.11089), section 3.3.2.

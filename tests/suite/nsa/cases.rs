@@ -49,7 +49,6 @@ pub struct Options {
 #[derive(Clone, Deserialize)]
 struct Golden {
     name: String,
-    heads_kv: usize,
     cu_seqlens: Option<Vec<usize>>,
     pool: String,
     gate: String,
@@ -62,7 +61,6 @@ struct Golden {
 #[derive(Clone, Debug)]
 pub struct Case {
     pub name: String,
-    pub heads_kv: usize,
     pub cu_seqlens: Option<Vec<usize>>,
     pub pool: String,
     pub gate: String,
@@ -98,7 +96,6 @@ fn parse(text: &str, bytes: &[u8]) -> Vec<Case> {
     };
     let case = |golden: Golden| Case {
         name: golden.name,
-        heads_kv: golden.heads_kv,
         cu_seqlens: golden.cu_seqlens,
         pool: golden.pool,
         gate: golden.gate,
@@ -300,7 +297,7 @@ impl Case {
 fn results_of(output: &NativeSparseOutput) -> Results {
     let lists = |lists: Tensor<4, Int>| {
         let data = lists.into_data().convert::<i64>();
-        let numbers = data.to_vec::<i64>().expect("converted to i64");
+        let numbers = data.try_to_vec::<i64>().expect("converted to i64");
         numbers.into_iter().map(|number| number as f64).collect::<Vec<_>>()
     };
     let mut results = Results::new();

@@ -8,3 +8,4 @@ mod errors;
 mod golden;
 mod gradients;
 mod half;
+mod random;
