@@ -1,10 +1,10 @@
 use burn::tensor::{Int, Tensor};
 
 use super::branches::{blind, compressed, selected};
-use super::compress::compressed_or_pooled;
+use super::compress::{check_compressed, compress};
 use super::select::try_select_blocks;
 use super::window::window;
-use super::{BranchTokens, PerBranch, SelectedBlocks};
+use super::{BranchTokens, PerBranch, Pooling, SelectedBlocks};
 use crate::backend::accumulator;
 use crate::functional::AttentionOutput;
 use crate::functional::inputs::{is_float, is_on, matches};
@@ -158,13 +158,21 @@ pub(super) fn one_sequence(
     gates: Tensor<4>,
     mut options: NativeSparseAttentionOptions,
 ) -> Result<NativeSparseOutput, AttentionError> {
-    let (key, value) = (key.tokens, value.tokens);
     let (given_key, given_value) = options.compressed.take().unzip();
     let sizes = &options.sizes;
-    let pooled_key =
-        compressed_or_pooled(given_key, ("key", key.compressed), &options.pool_key, sizes)?;
-    let pooled_value =
-        compressed_or_pooled(given_value, ("value", value.compressed), &options.pool_value, sizes)?;
+    for (name, tokens, pooling, given) in [
+        ("key", &key, &options.pool_key, &given_key),
+        ("value", &value, &options.pool_value, &given_value),
+    ] {
+        check_compressed((name, &tokens.tokens.compressed), pooling, given.as_ref(), sizes)?;
+    }
+    let dtype = query.dtype();
+    let (key, value) = (summed_widely(key), summed_widely(value));
+    let pooled = |given: Option<Tensor<4>>, tokens: Tensor<4>, pooling: &Pooling| {
+        given.unwrap_or_else(|| compress(tokens, pooling, sizes).cast(dtype))
+    };
+    let pooled_key = pooled(given_key, key.compressed, &options.pool_key);
+    let pooled_value = pooled(given_value, value.compressed, &options.pool_value);
     let tokens = PerBranch {
         compressed: [pooled_key, pooled_value],
         selected: [key.selected, value.selected],
@@ -172,6 +180,20 @@ pub(super) fn one_sequence(
     };
     let count = tokens.selected[0].dims()[1];
     attend(query, tokens, count, gates, options)
+}
+
+/// Tokens for each branch. Those that all of them share take part in half types by way of a wide one where gradients are wanted, as
+/// these are then summed in it, and rounded once.
+fn summed_widely(tokens: BranchTokens) -> PerBranch<Tensor<4>> {
+    let (is_shared, tokens) = (tokens.is_shared(), tokens.tokens);
+    let dtype = tokens.selected.dtype();
+    let sums = accumulator(dtype);
+    if !is_shared || sums == dtype || !tokens.selected.device().is_autodiff() {
+        return tokens;
+    }
+    let wide = tokens.selected.cast(sums);
+    let narrow = || wide.clone().cast(dtype);
+    PerBranch { compressed: wide.clone(), selected: narrow(), window: narrow() }
 }
 
 /// The three branches and their sum, of rows that are the last ones of `count` tokens: compressed tokens, raw ones, and those of the

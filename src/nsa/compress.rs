@@ -209,24 +209,24 @@ fn linear(tokens: Tensor<5>, weights: Tensor<4>, blocks: usize) -> Tensor<4> {
     compressed.swap_dims(1, 2)
 }
 
-/// Compressed keys, or values, from elsewhere or from the tokens of the branch.
-pub(super) fn compressed_or_pooled(
-    given: Option<Tensor<4>>,
-    (name, tokens): (&'static str, Tensor<4>),
+/// Fails unless compressed tokens from elsewhere, or the weights that make them, fit the tokens.
+pub(super) fn check_compressed(
+    (name, tokens): (&'static str, &Tensor<4>),
     pooling: &Pooling,
+    given: Option<&Tensor<4>>,
     sizes: &Sizes,
-) -> Result<Tensor<4>, AttentionError> {
-    if let Some(given) = given {
-        matches(("compressed tokens", &given), (name, &tokens))?;
-        let (got, blocks) = (given.dims(), sizes.compressed(tokens.dims()[1]));
-        for (axis, what) in [(0, "batch"), (2, "heads"), (3, "head_dim")] {
-            same(&got, "compressed tokens", &tokens.dims(), name, axis, what)?;
-        }
-        must("number of compressed tokens", got[1], got[1] == blocks, || {
-            format!("{blocks} (complete blocks of {} tokens)", tokens.dims()[1])
-        })?;
-        return Ok(given);
+) -> Result<(), AttentionError> {
+    const GIVEN: &str = "compressed tokens";
+    let Some(given) = given else {
+        return pooling.check((name, tokens), sizes.cmp_block);
+    };
+    matches((GIVEN, given), (name, tokens))?;
+    let (got, like) = (given.dims(), tokens.dims());
+    for (axis, what) in [(0, "batch"), (2, "heads"), (3, "head_dim")] {
+        same(&got, GIVEN, &like, name, axis, what)?;
     }
-    pooling.check((name, &tokens), sizes.cmp_block)?;
-    Ok(compress(tokens, pooling, sizes))
+    let blocks = sizes.compressed(like[1]);
+    must("number of compressed tokens", got[1], got[1] == blocks, || {
+        format!("{blocks} (complete blocks of {} tokens)", like[1])
+    })
 }

@@ -177,7 +177,12 @@ impl Case {
         tensor::<D>(values, shape, &setup.device, setup.dtype)
     }
 
-    fn leaf<const D: usize>(&self, name: &str, setup: &Setup, leaves: &mut Vec<Leaf>) -> Tensor<D> {
+    pub fn leaf<const D: usize>(
+        &self,
+        name: &str,
+        setup: &Setup,
+        leaves: &mut Vec<Leaf>,
+    ) -> Tensor<D> {
         let tensor = self.tensor::<D>(name, setup).require_grad();
         leaves.push(Leaf::new(format!("d{name}"), tensor.clone()));
         tensor
@@ -204,7 +209,7 @@ impl Case {
         PerBranch { compressed, selected, window }.into()
     }
 
-    fn pooling(&self, name: &str, setup: &Setup, leaves: &mut Vec<Leaf>) -> Pooling {
+    pub fn pooling(&self, name: &str, setup: &Setup, leaves: &mut Vec<Leaf>) -> Pooling {
         match self.pool.as_str() {
             "weighted" => Pooling::Weighted(self.leaf(name, setup, leaves)),
             "mean_proj" => Pooling::MeanProjected(self.leaf(name, setup, leaves)),
@@ -278,9 +283,16 @@ impl Case {
 
     /// The loss of the cotangents that are stored.
     fn loss(&self, output: &NativeSparseOutput, setup: &Setup) -> Tensor<1> {
-        let lse_dtype = output.branches.window.logsumexp.dtype();
         let dout = self.tensor::<4>("dout", setup);
-        let mut loss = (output.out.clone() * dout).sum().cast(FloatDType::from(lse_dtype));
+        let loss = (output.out.clone() * dout).sum();
+        let sums = output.branches.window.logsumexp.dtype();
+        loss.cast(FloatDType::from(sums)) + self.loss_of_lse(output, setup)
+    }
+
+    /// The part of the loss that is of logsumexps.
+    pub fn loss_of_lse(&self, output: &NativeSparseOutput, setup: &Setup) -> Tensor<1> {
+        let lse_dtype = output.branches.window.logsumexp.dtype();
+        let mut loss = Tensor::zeros([1], (&setup.device, lse_dtype));
         for (branch, output) in BRANCHES.iter().zip(output.branches.clone().into_array()) {
             if let Some(Array { values, shape }) = self.tensors.get(&format!("dlse_{branch}")) {
                 let shape = shape.clone().try_into().expect("three axes");
@@ -339,7 +351,7 @@ impl Leaf {
         Self { name, tensor }
     }
 
-    fn gradient(&self, gradients: &burn::tensor::Gradients) -> Option<Vec<f64>> {
+    pub fn gradient(&self, gradients: &burn::tensor::Gradients) -> Option<Vec<f64>> {
         match &self.tensor {
             Ranked::Two(tensor) => tensor.grad(gradients).map(values),
             Ranked::Three(tensor) => tensor.grad(gradients).map(values),

@@ -8,4 +8,5 @@ mod errors;
 mod golden;
 mod gradients;
 mod half;
+mod layer;
 mod random;
