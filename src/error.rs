@@ -143,6 +143,16 @@ pub enum AttentionError {
         /// The block.
         block: i64,
     },
+    /// A parameter, or a size of the arguments, is out of its bounds.
+    #[error("{parameter}: is {got}, must be {bound}")]
+    Parameter {
+        /// The parameter at fault.
+        parameter: &'static str,
+        /// The value it has.
+        got: usize,
+        /// What it must be, and what says so.
+        bound: String,
+    },
     /// The scale is infinite or not a number.
     #[error("scale: is {got}, must be finite")]
     Scale {

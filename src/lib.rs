@@ -28,8 +28,8 @@
 //!
 //! [`na1d`], [`na2d`] and [`na3d`] (neighborhood attention), [`attention`] (dense) and
 //! [`merge_attentions`]; the halves of the former, for whoever wants to see or to change attention weights:
-//! [`na1d_qk`], [`na1d_av`] and so on; and [`block_sparse1d`], [`block_sparse2d`] and [`block_sparse3d`], whose queries see the blocks
-//! of keys in a list. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
+//! [`na1d_qk`], [`na1d_av`] and so on; [`block_sparse1d`], [`block_sparse2d`] and [`block_sparse3d`], whose queries see the blocks
+//! of keys in a list; and [`native_sparse_attention`] for long sequences. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
 //! own operators do; its `try_` twin returns the error, and the logsumexp beside the output. Every
 //! output is differentiable on every backend, the logsumexp included.
 //!
@@ -90,6 +90,7 @@ pub mod guide;
 pub mod models;
 mod names;
 pub mod nn;
+pub mod nsa;
 mod options;
 pub mod plan;
 mod problem;
@@ -112,8 +113,15 @@ pub use nn::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
+pub use nsa::{
+    NativeSparseCache, NativeSparseOutput, Pooling, compress_tokens, compressed_attention,
+    native_sparse_attention, native_sparse_attention_packed, select_blocks, try_compress_tokens,
+    try_compressed_attention, try_native_sparse_attention, try_native_sparse_attention_packed,
+    try_select_blocks,
+};
 pub use options::{
-    AttentionOptions, BlockSparseOptions, CausalAlignment, NeighborhoodOptions, PerAxis, Strategy,
+    AttentionOptions, BlockSparseOptions, CausalAlignment, Mslk, NativeSparseAttentionOptions,
+    NeighborhoodOptions, PerAxis, Strategy,
 };
 pub use tier::{Capabilities, TensorCores, Tier, select};
 pub use warm_up::{warm_up, warm_up_training};

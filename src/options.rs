@@ -1,4 +1,5 @@
 mod block_sparse;
+mod native_sparse;
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,6 +13,9 @@ use crate::problem::{Windows, window_axis};
 use crate::{AttentionError, Context};
 
 pub use block_sparse::BlockSparseOptions;
+pub(crate) use block_sparse::Edge;
+pub(crate) use native_sparse::Sizes;
+pub use native_sparse::{Mslk, NativeSparseAttentionOptions};
 
 /// A value for each of `N` spatial axes, slowest first.
 ///

@@ -13,6 +13,7 @@ pub(crate) mod merge;
 mod operands;
 mod plan;
 pub(crate) mod reference;
+pub(crate) mod select;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 pub(crate) mod unfused;

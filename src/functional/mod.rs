@@ -2,7 +2,7 @@
 
 mod attention;
 pub(crate) mod block_sparse;
-mod inputs;
+pub(crate) mod inputs;
 mod merge;
 mod neighborhood;
 mod unfused;

@@ -8,6 +8,7 @@
 //! | [`attention_weights`] | What does a query attend to, and how is that changed? |
 //! | [`block_sparse`] | How does a query see blocks of keys from a list? |
 //! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
+//! | [`native_sparse_attention`] | How do long sequences attend to what matters? |
 //! | [`determinism`] | When do results repeat bit by bit? |
 //! | [`memory`] | What is kept, and what is allocated? |
 //! | [`precision`] | Which element types are there, and how large are errors? |
@@ -45,6 +46,9 @@ pub mod memory {
 #[cfg(feature = "models")]
 pub mod models {
     #![doc = include_str!("models.md")]
+}
+pub mod native_sparse_attention {
+    #![doc = include_str!("native_sparse_attention.md")]
 }
 pub mod position_bias {
     #![doc = include_str!("position_bias.md")]

@@ -60,7 +60,6 @@ impl<const N: usize> BlockSparseOptions<N> {
     }
 
     /// The edge of compressed attention along every axis, instead of an alignment.
-    #[allow(dead_code)] // Of native sparse attention.
     pub(crate) fn with_edge(mut self, edge: Edge) -> Self {
         self.is_causal = [true; N];
         self.edge = Some(edge);

@@ -19,6 +19,7 @@ mod measuring;
 mod models;
 mod nat;
 mod natten_shapes;
+mod nsa;
 mod plan;
 mod properties;
 mod relations;

@@ -6,6 +6,7 @@ mod block_sparse;
 mod hopper;
 mod memory;
 mod portable;
+mod select;
 mod tensor_core;
 mod unfused;
 

@@ -11,6 +11,7 @@ mod block;
 mod block_sparse;
 mod forward;
 mod operand;
+mod select;
 mod simd;
 mod softmax;
 mod sweep;
