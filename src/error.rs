@@ -113,6 +113,46 @@ pub enum AttentionError {
         /// Keys of a window along the spatial axis `axis - 1`.
         kernel_size: usize,
     },
+    /// There are lists neither for each head of the query nor for each of the key.
+    #[error("blocks: axis 2 (heads) is {got}, must be {heads} as in query or {heads_kv} as in key")]
+    ListHeads {
+        /// Heads that have lists.
+        got: usize,
+        /// Heads of the query.
+        heads: usize,
+        /// Heads of key and value.
+        heads_kv: usize,
+    },
+    /// An entry of a list of blocks is neither `-1` nor a block.
+    #[error(
+        "blocks: entry {entry:?} is {got}, must be -1 or less than {key_blocks} (blocks of keys)"
+    )]
+    NoBlock {
+        /// Where it stands: sample, block of queries, head, place in the list.
+        entry: [usize; 4],
+        /// What it is.
+        got: i64,
+        /// Blocks of keys there are.
+        key_blocks: usize,
+    },
+    /// A list of blocks has a block twice, so that its keys count twice.
+    #[error("blocks: list {list:?} has block {block} twice, must have it at most once")]
+    RepeatedBlock {
+        /// The list: sample, block of queries, head.
+        list: [usize; 3],
+        /// The block.
+        block: i64,
+    },
+    /// A parameter, or a size of the arguments, is out of its bounds.
+    #[error("{parameter}: is {got}, must be {bound}")]
+    Parameter {
+        /// The parameter at fault.
+        parameter: &'static str,
+        /// The value it has.
+        got: usize,
+        /// What it must be, and what says so.
+        bound: String,
+    },
     /// The scale is infinite or not a number.
     #[error("scale: is {got}, must be finite")]
     Scale {

@@ -28,7 +28,8 @@
 //!
 //! [`na1d`], [`na2d`] and [`na3d`] (neighborhood attention), [`attention`] (dense) and
 //! [`merge_attentions`]; the halves of the former, for whoever wants to see or to change attention weights:
-//! [`na1d_qk`], [`na1d_av`] and so on. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
+//! [`na1d_qk`], [`na1d_av`] and so on; [`block_sparse1d`], [`block_sparse2d`] and [`block_sparse3d`], whose queries see the blocks
+//! of keys in a list; and [`native_sparse_attention`] for long sequences. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
 //! own operators do; its `try_` twin returns the error, and the logsumexp beside the output. Every
 //! output is differentiable on every backend, the logsumexp included.
 //!
@@ -79,6 +80,7 @@
 #![recursion_limit = "256"]
 
 mod backend;
+pub mod block_lists;
 mod context;
 mod error;
 mod functional;
@@ -88,6 +90,7 @@ pub mod guide;
 pub mod models;
 mod names;
 pub mod nn;
+pub mod nsa;
 mod options;
 pub mod plan;
 mod problem;
@@ -95,21 +98,31 @@ pub mod profile;
 mod tier;
 mod warm_up;
 
-pub use burn_natten_kernels::{Axis, Problem};
+pub use burn_natten_kernels::{Axis, BlockSparse, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;
 pub use functional::{
-    AttentionOutput, NeighborhoodOutput, attention, merge_attentions, na1d, na1d_av, na1d_qk, na2d,
-    na2d_av, na2d_qk, na3d, na3d_av, na3d_qk, try_attention, try_merge_attentions, try_na1d,
-    try_na1d_av, try_na1d_qk, try_na2d, try_na2d_av, try_na2d_qk, try_na3d, try_na3d_av,
-    try_na3d_qk,
+    AttentionOutput, BlockSparseOutput, NeighborhoodOutput, attention, block_sparse1d,
+    block_sparse2d, block_sparse3d, merge_attentions, na1d, na1d_av, na1d_qk, na2d, na2d_av,
+    na2d_qk, na3d, na3d_av, na3d_qk, try_attention, try_block_sparse1d, try_block_sparse2d,
+    try_block_sparse3d, try_merge_attentions, try_na1d, try_na1d_av, try_na1d_qk, try_na2d,
+    try_na2d_av, try_na2d_qk, try_na3d, try_na3d_av, try_na3d_qk,
 };
 pub use names::UnknownName;
 pub use nn::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
-pub use options::{AttentionOptions, CausalAlignment, NeighborhoodOptions, PerAxis, Strategy};
+pub use nsa::{
+    NativeSparseCache, NativeSparseOutput, Pooling, compress_tokens, compressed_attention,
+    native_sparse_attention, native_sparse_attention_packed, select_blocks, try_compress_tokens,
+    try_compressed_attention, try_native_sparse_attention, try_native_sparse_attention_packed,
+    try_select_blocks,
+};
+pub use options::{
+    AttentionOptions, BlockSparseOptions, CausalAlignment, Mslk, NativeSparseAttentionOptions,
+    NeighborhoodOptions, PerAxis, Strategy,
+};
 pub use tier::{Capabilities, TensorCores, Tier, select};
 pub use warm_up::{warm_up, warm_up_training};
 

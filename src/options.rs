@@ -1,3 +1,6 @@
+mod block_sparse;
+mod native_sparse;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -8,6 +11,11 @@ use burn_natten_kernels::Axis;
 use crate::names::{UnknownName, find};
 use crate::problem::{Windows, window_axis};
 use crate::{AttentionError, Context};
+
+pub use block_sparse::BlockSparseOptions;
+pub(crate) use block_sparse::Edge;
+pub(crate) use native_sparse::Sizes;
+pub use native_sparse::{Mslk, NativeSparseAttentionOptions};
 
 /// A value for each of `N` spatial axes, slowest first.
 ///

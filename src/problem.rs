@@ -1,5 +1,7 @@
 //! Checks: from shapes and parameters to a [`Problem`], or to the error that says what is wrong.
 
+pub(crate) mod block_sparse;
+pub(crate) mod native_sparse;
 pub(crate) mod unfused;
 
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};

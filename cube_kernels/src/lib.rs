@@ -6,6 +6,7 @@
 //! [`cost`] says what that costs.
 #![warn(missing_docs)]
 
+mod blocks;
 pub mod catalogue;
 mod choices;
 pub mod cost;
@@ -20,12 +21,14 @@ pub mod portable;
 mod problem;
 pub mod slicing;
 pub mod slots;
+pub mod sparse;
 pub mod tensor_core;
 pub mod tiling;
 #[cfg(feature = "cube")]
 mod view;
 pub mod window;
 
+pub use blocks::BlockSparse;
 #[cfg(feature = "cube")]
 pub use error::KernelError;
 pub use operands::{KeyValue, Operand, Operands, Outputs, Saved, Shape};

@@ -34,13 +34,15 @@ use super::{
 type Slots<B> = Arc<Mutex<[Option<FloatTensor<B>>; 2]>>;
 
 /// A pair of outputs.
-type Pair<B> = Outputs<FloatTensor<B>>;
+pub(super) type Pair<B> = Outputs<FloatTensor<B>>;
 
 /// The tensors, or gradients, of `N` places.
-type Places<B, const N: usize> = [Option<FloatTensor<B>>; N];
+pub(super) type Places<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
 /// The backward pass of an operator with up to `N` inputs and the outputs `out` and `lse`.
-trait PairBackward<B: Backend, const N: usize>: std::fmt::Debug + Send + 'static {
+pub(super) trait PairBackward<B: Backend, const N: usize>:
+    std::fmt::Debug + Send + 'static
+{
     /// The gradients of the inputs that are `wanted`, or of more of them.
     fn gradients(
         &self,
@@ -114,7 +116,7 @@ impl<B: Backend, const I: usize> Backward<B, 1> for Tap<I> {
 
 /// Puts an operator on the tape: its inputs, of which there is a `first` one, and the outputs that were computed from
 /// them.
-fn record<B, C, K, const N: usize>(
+pub(super) fn record<B, C, K, const N: usize>(
     kind: K,
     first: &FloatTensor<Autodiff<B, C>>,
     inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
@@ -156,15 +158,31 @@ fn tap<B: Backend, C: CheckpointStrategy, const I: usize>(
 struct Attention(Plan);
 
 /// Places of the operands, in the order of [`Operand`].
-const OPERANDS: usize = Operand::ALL.len();
+pub(super) const OPERANDS: usize = Operand::ALL.len();
 
-fn places<T>(operands: Operands<T>) -> [Option<T>; OPERANDS] {
+pub(super) fn places<T>(operands: Operands<T>) -> [Option<T>; OPERANDS] {
     let Operands { query, key, value, additional, bias } = operands;
     let (more_keys, more_values) = match additional {
         Some(KeyValue { key, value }) => (Some(key), Some(value)),
         None => (None, None),
     };
     [Some(query), Some(key), Some(value), more_keys, more_values, bias]
+}
+
+/// The operands in their places.
+pub(super) fn operands_of<B: Backend>(places: Places<B, OPERANDS>) -> Operands<FloatTensor<B>> {
+    let [Some(query), Some(key), Some(value), more_keys, more_values, bias] = places else {
+        unreachable!("an attention has a query, a key and a value")
+    };
+    let additional = more_keys.zip(more_values).map(|(key, value)| KeyValue { key, value });
+    Operands { additional, bias, ..Operands::new(query, key, value) }
+}
+
+/// Gradients in the places of what they are of.
+pub(super) fn gradient_places<B: Backend>(gradients: AttentionGradients<B>) -> Places<B, OPERANDS> {
+    let AttentionGradients { query, key, value, additional_key, additional_value, bias } =
+        gradients;
+    [query, key, value, additional_key, additional_value, bias].map(Gradient::tensor)
 }
 
 impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
@@ -175,21 +193,15 @@ impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
         gradients: Pair<B>,
         wanted: [bool; OPERANDS],
     ) -> Places<B, OPERANDS> {
-        let [Some(query), Some(key), Some(value), more_keys, more_values, bias] = inputs else {
-            unreachable!("an attention has a query, a key and a value")
-        };
-        let additional = more_keys.zip(more_values).map(|(key, value)| KeyValue { key, value });
-        let operands = Operands { additional, bias, ..Operands::new(query, key, value) };
+        let operands = operands_of::<B>(inputs);
         let wanted = operands.as_ref().map(|operand, _| wanted[operand as usize]);
-        let AttentionGradients { query, key, value, additional_key, additional_value, bias } =
-            B::attention_backward(
-                AttentionInputs::new(operands),
-                AttentionResults::new(outputs),
-                AttentionResults::new(gradients),
-                wanted,
-                self.0.clone(),
-            );
-        [query, key, value, additional_key, additional_value, bias].map(Gradient::tensor)
+        gradient_places(B::attention_backward(
+            AttentionInputs::new(operands),
+            AttentionResults::new(outputs),
+            AttentionResults::new(gradients),
+            wanted,
+            self.0.clone(),
+        ))
     }
 }
 

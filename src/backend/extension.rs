@@ -68,7 +68,7 @@ pub trait AttentionBackwardOps: Backend {
 }
 
 /// All that a backward pass reads.
-pub(super) fn saved<B: Backend>(
+pub(crate) fn saved<B: Backend>(
     inputs: AttentionInputs<B>,
     results: AttentionResults<B>,
     gradients: AttentionResults<B>,
@@ -82,7 +82,7 @@ pub(super) fn saved<B: Backend>(
 
 /// What fusion must know of an output before it is computed.
 #[cfg(feature = "fusion")]
-mod meta {
+pub(crate) mod meta {
     use super::Plan;
     use crate::backend::accumulator;
     use crate::backend::operands::{
@@ -94,6 +94,11 @@ mod meta {
     use burn_natten_kernels::Operands;
 
     pub fn forward(inputs: &AttentionInputsMetadata, _plan: &Plan) -> AttentionResultsMetadata {
+        results(inputs)
+    }
+
+    /// Those of an attention to whatever keys.
+    pub fn results(inputs: &AttentionInputsMetadata) -> AttentionResultsMetadata {
         let AttentionInputsMetadata { query, value, .. } = inputs;
         let rows = &query.shape.as_slice()[..query.shape.num_dims() - 1];
         let head_dim_v = value.shape[value.shape.num_dims() - 1];
@@ -110,6 +115,14 @@ mod meta {
         _gradients: &AttentionResultsMetadata,
         wanted: &Operands<bool>,
         _plan: &Plan,
+    ) -> AttentionGradientsMetadata {
+        gradients(inputs, wanted)
+    }
+
+    /// Those of an attention to whatever keys.
+    pub fn gradients(
+        inputs: &AttentionInputsMetadata,
+        wanted: &Operands<bool>,
     ) -> AttentionGradientsMetadata {
         let of = |is_wanted: bool, like: &TensorSpec| match is_wanted {
             true => GradientMetadata::Of(like.clone()),

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
+pub(crate) mod block_sparse;
 #[cfg(feature = "cube")]
 mod cube;
 pub(crate) mod extension;
@@ -12,6 +13,7 @@ pub(crate) mod merge;
 mod operands;
 mod plan;
 pub(crate) mod reference;
+pub(crate) mod select;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 pub(crate) mod unfused;

@@ -1,7 +1,7 @@
 //! What every operator does with its tensors: check them, plan, and hand them to the backend.
 
 use burn::backend::{Dispatch, DispatchTensor};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_natten_kernels::{KeyValue, Operands, Problem};
 
 use crate::backend::{AttentionInputs, AttentionOps, Plan};
@@ -24,7 +24,7 @@ pub(super) fn additional_tokens(
 }
 
 /// Fails unless `tensor` has the dtype of `like` and lives on its device.
-pub(super) fn matches<const D: usize, const E: usize>(
+pub(crate) fn matches<const D: usize, const E: usize>(
     (argument, tensor): (&'static str, &Tensor<D>),
     (other, like): (&'static str, &Tensor<E>),
 ) -> Result<(), AttentionError> {
@@ -37,11 +37,19 @@ pub(super) fn matches<const D: usize, const E: usize>(
 }
 
 /// Fails unless `tensor` lives on the device of `like`, tracked by autodiff or not.
-pub(super) fn same_device<const D: usize, const E: usize>(
+pub(crate) fn same_device<const D: usize, const E: usize>(
     (argument, tensor): (&'static str, &Tensor<D>),
     (other, like): (&'static str, &Tensor<E>),
 ) -> Result<(), AttentionError> {
-    let (got, expected) = (tensor.device().without_autodiff(), like.device().without_autodiff());
+    is_on((argument, tensor.device()), (other, like.device()))
+}
+
+/// Fails unless what lives on a device lives on that of something else, tracked by autodiff or not.
+pub(crate) fn is_on(
+    (argument, device): (&'static str, Device),
+    (other, expected): (&'static str, Device),
+) -> Result<(), AttentionError> {
+    let (got, expected) = (device.without_autodiff(), expected.without_autodiff());
     if got == expected {
         return Ok(());
     }
@@ -50,7 +58,7 @@ pub(super) fn same_device<const D: usize, const E: usize>(
 }
 
 /// Fails unless the dtype of `tensor` is one that attention is defined for and its device has.
-pub(super) fn is_float<const D: usize>(
+pub(crate) fn is_float<const D: usize>(
     argument: &'static str,
     tensor: &Tensor<D>,
 ) -> Result<(), AttentionError> {
@@ -78,7 +86,7 @@ pub(super) fn bias_matches<const D: usize>(
 }
 
 /// Query, key and value of an attention, checked against each other.
-pub(super) struct Inputs<const D: usize> {
+pub(crate) struct Inputs<const D: usize> {
     pub query: Tensor<D>,
     pub key: Tensor<D>,
     pub value: Tensor<D>,

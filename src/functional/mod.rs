@@ -1,12 +1,17 @@
 //! What users call.
 
 mod attention;
-mod inputs;
+pub(crate) mod block_sparse;
+pub(crate) mod inputs;
 mod merge;
 mod neighborhood;
 mod unfused;
 
 pub use attention::{AttentionOutput, attention, try_attention};
+pub use block_sparse::{
+    BlockSparseOutput, block_sparse1d, block_sparse2d, block_sparse3d, try_block_sparse1d,
+    try_block_sparse2d, try_block_sparse3d,
+};
 pub use merge::{merge_attentions, try_merge_attentions};
 pub use neighborhood::{NeighborhoodOutput, na1d, na2d, na3d, try_na1d, try_na2d, try_na3d};
 pub use unfused::{

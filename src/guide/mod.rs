@@ -6,7 +6,9 @@
 //! | [`choosing`] | Which window, stride and dilation should a model have, and what do they cost? |
 //! | [`position_bias`] | How do scores depend on where a key stands? |
 //! | [`attention_weights`] | What does a query attend to, and how is that changed? |
+//! | [`block_sparse`] | How does a query see blocks of keys from a list? |
 //! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
+//! | [`native_sparse_attention`] | How do long sequences attend to what matters? |
 //! | [`determinism`] | When do results repeat bit by bit? |
 //! | [`memory`] | What is kept, and what is allocated? |
 //! | [`precision`] | Which element types are there, and how large are errors? |
@@ -19,6 +21,9 @@
 pub mod attention_weights {
     #![doc = include_str!("attention_weights.md")]
     #![doc = include_str!("../../docs/pictures/attention-weights.svg")]
+}
+pub mod block_sparse {
+    #![doc = include_str!("block_sparse.md")]
 }
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
@@ -42,6 +47,9 @@ pub mod memory {
 #[cfg(feature = "models")]
 pub mod models {
     #![doc = include_str!("models.md")]
+}
+pub mod native_sparse_attention {
+    #![doc = include_str!("native_sparse_attention.md")]
 }
 pub mod position_bias {
     #![doc = include_str!("position_bias.md")]

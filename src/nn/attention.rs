@@ -274,7 +274,7 @@ fn check_window(axis: usize, kernel_size: usize, stride: usize, dilation: usize)
 }
 
 #[track_caller]
-fn check_scale(scale: Option<f64>) {
+pub(super) fn check_scale(scale: Option<f64>) {
     if let Some(scale) = scale {
         assert!(scale.is_finite(), "qk_scale: is {scale}, must be finite");
     }

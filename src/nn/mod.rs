@@ -1,4 +1,4 @@
-//! Layers: attention of each rank, and a transformer block for images.
+//! Layers: attention of each rank, a transformer block for images, and native sparse attention of sequences.
 //!
 //! Each is made from a configuration, [`init`](NeighborhoodAttention2dConfig::init) and
 //! [`forward`](NeighborhoodAttention2d::forward), as Burn's own layers are, and is a
@@ -18,6 +18,7 @@
 
 mod attention;
 mod block;
+mod native_sparse;
 
 #[cfg(feature = "models")]
 pub(crate) use attention::dropout;
@@ -28,3 +29,7 @@ pub use attention::{
 #[cfg(feature = "models")]
 pub(crate) use block::drop_path;
 pub use block::{NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig};
+pub use native_sparse::{
+    LearnedPooling, NativeSparseAttention, NativeSparseAttentionConfig, NativeSparseProjections,
+    PoolingConfig,
+};

@@ -1,6 +1,7 @@
 //! The tests, one module for each promise.
 
 mod bias;
+mod block_sparse;
 mod context;
 mod edges;
 mod errors;
@@ -18,6 +19,7 @@ mod measuring;
 mod models;
 mod nat;
 mod natten_shapes;
+mod nsa;
 mod plan;
 mod properties;
 mod relations;

@@ -137,3 +137,29 @@ pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
     let along_x = cubes.clamp(1, widest as usize);
     CubeCount::Static(along_x as u32, cubes.div_ceil(along_x) as u32, 1)
 }
+
+/// Units of a cube on a GPU where units do not work together: small cubes spread better.
+const CUBE_UNITS: u32 = 64;
+
+/// A grid of at least `units` units that do not work together.
+pub(crate) fn grid_of_units(client: &Client, units: usize) -> (CubeCount, CubeDim) {
+    let hardware = &client.properties().hardware;
+    let cube_dim = if hardware.num_cpu_cores.is_some() {
+        CubeDim::new(client, units)
+    } else {
+        CubeDim::new_1d(CUBE_UNITS.min(hardware.max_units_per_cube))
+    };
+    let cube_count = cubecl::calculate_cube_count_elemwise(client, units, cube_dim);
+    (cube_count, cube_dim)
+}
+
+/// A grid of at least `cubes` cubes, and how many units work together in each: `units`, or one on a CPU, where each is a
+/// thread and barriers are slow.
+pub(crate) fn grid_of_cubes(client: &Client, cubes: usize, units: u32) -> (CubeCount, CubeDim) {
+    let hardware = &client.properties().hardware;
+    let units = match hardware.num_cpu_cores {
+        Some(_) => 1,
+        None => units.min(hardware.max_units_per_cube),
+    };
+    (grid(client, cubes), CubeDim::new_1d(units))
+}

@@ -19,8 +19,9 @@ pub(crate) use axis::Interval;
 pub(crate) use cut::Cut;
 #[cfg(feature = "cuda")]
 pub(crate) use feed::optional_buffer;
-pub(crate) use feed::{Feed, FeedPair, Input, InputPair, Tensor, buffer, grid};
+pub(crate) use feed::{
+    Feed, FeedPair, Input, InputPair, Tensor, buffer, grid, grid_of_cubes, grid_of_units,
+};
 pub(crate) use space::{CubeTile, Space};
-
 pub(crate) use walk::{Position, Walk, row_position};
 pub(crate) use windows::{is_inside, write_row_windows, write_window};

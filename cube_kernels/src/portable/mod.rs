@@ -23,6 +23,8 @@
 mod backward;
 #[cfg(feature = "cube")]
 mod bias;
+#[cfg(feature = "cube")]
+pub mod blocks;
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 mod blueprint;
 #[cfg(feature = "cube")]
@@ -34,7 +36,7 @@ mod launch;
 #[cfg(feature = "cuda")]
 pub mod offline;
 #[cfg(feature = "cube")]
-mod plan;
+pub(crate) mod plan;
 #[cfg(feature = "cube")]
 mod reduce;
 #[cfg(feature = "cube")]

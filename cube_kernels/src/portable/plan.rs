@@ -7,13 +7,12 @@ use cubecl::server::Handle;
 
 use super::geometry::window_run;
 use super::rows::Slicing;
+use crate::cube::grid_of_units;
 use crate::slicing::vector_size;
 use crate::{KernelError, KeyValue, Problem};
 
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
-/// Units of a cube on a GPU. Units do not work together, and small cubes spread better.
-const CUBE_UNITS: u32 = 64;
 
 /// Compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +43,7 @@ impl RowPlan {
 }
 
 /// A problem on a device.
-pub(super) struct Launch<'a> {
+pub(crate) struct Launch<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
     pub dtype: ElemType,
@@ -97,17 +96,17 @@ impl<'a> Launch<'a> {
     }
 
     /// For kernels that sum value rows, of which a unit holds `lines`.
-    pub fn value_plan(&self, lines: usize) -> RowPlan {
+    pub(super) fn value_plan(&self, lines: usize) -> RowPlan {
         self.plan(1, self.value_lines().div_ceil(lines))
     }
 
     /// For kernels that sum key rows, of which a unit holds `lines`.
-    pub fn key_plan(&self, lines: usize) -> RowPlan {
+    pub(super) fn key_plan(&self, lines: usize) -> RowPlan {
         self.plan(self.key_lines().div_ceil(lines), 1)
     }
 
     /// For kernels that sum both, in slices of one number, of which a unit holds `lines` of each.
-    pub fn gather_plan(&self, lines: usize) -> RowPlan {
+    pub(super) fn gather_plan(&self, lines: usize) -> RowPlan {
         let slices = self.key_lines().max(self.value_lines()).div_ceil(lines);
         self.plan(slices, slices)
     }
@@ -135,14 +134,7 @@ impl<'a> Launch<'a> {
 
     /// The grid for at least `units` units.
     pub fn cubes(&self, units: usize) -> (CubeCount, CubeDim) {
-        let hardware = &self.client.properties().hardware;
-        let cube_dim = if hardware.num_cpu_cores.is_some() {
-            CubeDim::new(self.client, units)
-        } else {
-            CubeDim::new_1d(CUBE_UNITS.min(hardware.max_units_per_cube))
-        };
-        let cube_count = cubecl::calculate_cube_count_elemwise(self.client, units, cube_dim);
-        (cube_count, cube_dim)
+        grid_of_units(self.client, units)
     }
 
     /// Buffers with one row per key, or `other` in their place where there is no key: empty
@@ -167,7 +159,7 @@ pub(super) fn additional_or<'a>(
 
 /// Rows to take at once from runs of mostly `run` rows: as many as leave the fewest to be taken one
 /// by one.
-pub(super) fn block_size(run: usize) -> usize {
+pub(crate) fn block_size(run: usize) -> usize {
     (2..=MAX_BLOCK)
         .filter(|block| *block <= run)
         .min_by_key(|block| (run % block, MAX_BLOCK - block))

@@ -197,7 +197,7 @@ pub(super) fn is_spoiled<F: Float, N: Size>(
 
 /// Whether a line belongs to the row: the last slices may reach past its end.
 #[cube]
-fn in_row(line: usize, #[comptime] slicing: Slicing) -> bool {
+pub(super) fn in_row(line: usize, #[comptime] slicing: Slicing) -> bool {
     let mut inside = true;
     if comptime!(slicing.is_ragged()) {
         inside = line < comptime!(slicing.lines);

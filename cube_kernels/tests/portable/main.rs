@@ -3,6 +3,9 @@
 //! `cargo test -p burn-natten-kernels --features cpu` runs them on cubecl-cpu.
 
 mod bias;
+mod blocks;
+mod lists;
+mod selection;
 
 use burn_natten_kernels::portable::{
     BackwardPlan, Blueprint, Limits, Way, backward_with, candidates, forward, forward_with,

@@ -1,10 +1,12 @@
 //! The tiers on Burn's CubeCL backend, which covers every CubeCL runtime: each pass goes down the ladder of its plan until
 //! a tier has launched it.
 
+mod block_sparse;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod memory;
 mod portable;
+mod select;
 mod tensor_core;
 mod unfused;
 

@@ -6,7 +6,8 @@ use macerator::Simd;
 use super::bias::{Bias, Stand};
 use super::block::Meeting;
 use super::operand::{Operand, Place, Tokens};
-use super::simd::{BLOCK, Real, max};
+use super::simd::Real;
+use super::softmax::Softmax;
 use super::sweep::{
     Output, Scratch, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_task, gather,
     split, split_mut, sweep,
@@ -34,12 +35,6 @@ impl<A: Real> Forward<'_, A> {
     }
 }
 
-/// The softmax of a block so far.
-struct Softmax<A> {
-    max: [A; BLOCK],
-    sum: [A; BLOCK],
-}
-
 #[macerator::with_simd]
 fn run_task<'a, S: Simd, A: Real>(
     pass: &Forward<'a, A>,
@@ -55,7 +50,7 @@ fn run_task<'a, S: Simd, A: Real>(
         let scale = A::from_f64(problem.scale);
         gather(&pass.query, place, block, scale, &mut scratch.rows[0]);
         scratch.sums[1].fill(A::zero());
-        let mut softmax = Softmax { max: [A::neg_infinity(); BLOCK], sum: [A::zero(); BLOCK] };
+        let mut softmax = Softmax::new();
         let head = task.head / problem.group_size();
         let meeting = Meeting::keys(&problem.axes, outer, block.group, block.positions());
         let is_blind = |i: usize| pass.additional.is_none() && meeting.is_blind(i);
@@ -112,29 +107,8 @@ fn attend<S: Simd, A: Real>(
             bias.add_to_queries(scores, stand, segments);
         }
         fill_outside(scores, segments, A::neg_infinity());
-        for i in 0..BLOCK {
-            let greatest = max::<S, A>(&scores[i][..len]);
-            if greatest == A::neg_infinity() {
-                // No column is the token's own, or all its scores are `-inf`, or NaN: these must
-                // not get lost, the others weigh nothing.
-                if scores[i][..len].iter().any(|score| score.is_nan()) {
-                    softmax.sum[i] = A::nan();
-                }
-                scores[i][..len].fill(A::zero());
-                continue;
-            }
-            if greatest > softmax.max[i] {
-                let correction = (softmax.max[i] - greatest).exp();
-                softmax.max[i] = greatest;
-                softmax.sum[i] = softmax.sum[i] * correction;
-                for sum in &mut sums[i * dim..][..dim] {
-                    *sum = *sum * correction;
-                }
-            }
-            // SAFETY: an array of scores ends with a margin.
-            let part = unsafe { A::exp_sub::<S>(scores[i].as_mut_ptr(), len, softmax.max[i]) };
-            softmax.sum[i] = softmax.sum[i] + part;
-        }
+        // SAFETY: an array of scores ends with a margin.
+        unsafe { softmax.weigh::<S>(scores, len, sums, dim) };
         // SAFETY: the sums of the values' head_dim.
         unsafe {
             let sums = split_mut(sums);

@@ -8,9 +8,12 @@
 mod backward;
 mod bias;
 mod block;
+mod block_sparse;
 mod forward;
 mod operand;
+mod select;
 mod simd;
+mod softmax;
 mod sweep;
 mod unfused;
 

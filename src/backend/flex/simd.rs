@@ -169,14 +169,14 @@ pub(super) unsafe fn scores<S: Simd, A: Real, const V: usize>(
     }
 }
 
-/// `sums[q][d] += sum_j weights[q][j] * rows[j * step + d]` for `d < dim`, `j < len`.
+/// `sums[q][d] += sum_j weights[q][j * along] * rows[j * step + d]` for `d < dim`, `j < len`.
 ///
 /// # Safety
 ///
-/// `weights` hold `len` elements, `sums` `dim`, and so does each of the `len` rows.
+/// `weights` hold `len` elements so far apart, `sums` `dim`, and so does each of the `len` rows.
 #[inline(always)]
 pub(super) unsafe fn accumulate<S: Simd, A: Real, const Q: usize>(
-    weights: [*const A; Q],
+    (weights, along): ([*const A; Q], usize),
     len: usize,
     rows: *const A,
     step: usize,
@@ -192,19 +192,19 @@ pub(super) unsafe fn accumulate<S: Simd, A: Real, const Q: usize>(
     unsafe {
         while d + 2 * lanes <= dim {
             let sums = sums.map(|sum| sum.add(d));
-            accumulate_tile::<S, A, Q, 2>(weights, len, rows.add(d), step, sums);
+            accumulate_tile::<S, A, Q, 2>((weights, along), len, rows.add(d), step, sums);
             d += 2 * lanes;
         }
         while d + lanes <= dim {
             let sums = sums.map(|sum| sum.add(d));
-            accumulate_tile::<S, A, Q, 1>(weights, len, rows.add(d), step, sums);
+            accumulate_tile::<S, A, Q, 1>((weights, along), len, rows.add(d), step, sums);
             d += lanes;
         }
         for d in d..dim {
             for (weights, sum) in weights.into_iter().zip(sums) {
                 let mut total = *sum.add(d);
                 for j in 0..len {
-                    total = total + *weights.add(j) * *rows.add(j * step + d);
+                    total = total + *weights.add(j * along) * *rows.add(j * step + d);
                 }
                 *sum.add(d) = total;
             }
@@ -217,7 +217,7 @@ pub(super) unsafe fn accumulate<S: Simd, A: Real, const Q: usize>(
 /// As for [`accumulate`], with `V` vectors for `dim`.
 #[inline(always)]
 unsafe fn accumulate_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
-    weights: [*const A; Q],
+    (weights, along): ([*const A; Q], usize),
     len: usize,
     rows: *const A,
     step: usize,
@@ -239,7 +239,7 @@ unsafe fn accumulate_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
                 *column = vload_unaligned(row.add(v * lanes));
             }
             for (totals, weights) in totals.iter_mut().zip(weights) {
-                let weight = vector::<S, A>(*weights.add(j));
+                let weight = vector::<S, A>(*weights.add(j * along));
                 for (total, column) in totals.iter_mut().zip(columns) {
                     *total = weight.mul_add(column, *total);
                 }

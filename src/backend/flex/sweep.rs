@@ -10,10 +10,10 @@ use super::simd::{self, BLOCK, MARGIN, Real};
 
 /// Columns whose scores are held at a time: with both score arrays of a backward pass 16 KB in
 /// f32, so that they stay in the first-level cache.
-const CHUNK: usize = 512;
+pub(super) const CHUNK: usize = 512;
 
 /// Blocks in a task: enough to outweigh its start, few enough to share out a single line.
-const TASK_BLOCKS: usize = 8;
+pub(super) const TASK_BLOCKS: usize = 8;
 
 /// Some columns of one line of partners.
 pub(super) struct Segment {
@@ -274,14 +274,43 @@ pub(super) unsafe fn chunk_scores<S: macerator::Simd, A: Real>(
     segments: &[Segment],
     scores: &mut [Vec<A>; BLOCK],
 ) {
-    let (dim, pitch, lanes) = (operand.dim, operand.pitch(), simd::lanes::<S, A>());
-    // Vectors of columns are taken in pairs, whatever lines they come from.
-    let mut waiting: Option<(*const A, usize)> = None;
-    for segment in segments {
-        let (columns, offset) = (&segment.columns, segment.offset);
-        let place = Place { row: segment.row, position: columns.start, ..place };
+    let pieces = segments.iter().map(|segment| {
+        let place = Place { row: segment.row, position: segment.columns.start, ..place };
         let panel = &operand.panel[operand.panel_at(place)..];
-        for start in (0..columns.len).step_by(lanes) {
+        Piece { panel, len: segment.columns.len, offset: segment.offset }
+    });
+    let scores = scores.each_mut().map(|scores| &mut scores[..]);
+    // SAFETY: the caller's; panel and scores end with a margin.
+    unsafe { piece_scores::<S, A>(rows, [operand.dim, operand.pitch()], pieces, scores) };
+}
+
+/// Neighboring columns of a panel, and where their scores begin.
+pub(super) struct Piece<'p, A> {
+    /// From the first column to the end of the panel.
+    pub panel: &'p [A],
+    pub len: usize,
+    pub offset: usize,
+}
+
+/// Scores of rows with the columns of all pieces, of which each begins where the one before ends or
+/// behind. Up to a vector behind a piece's last column is read and written.
+///
+/// # Safety
+///
+/// `rows` hold `dim` elements, panels are `dim` lines of `pitch`, and whole vectors lie in panels and
+/// scores.
+#[inline(always)]
+pub(super) unsafe fn piece_scores<'p, S: macerator::Simd, A: Real>(
+    rows: [*const A; BLOCK],
+    [dim, pitch]: [usize; 2],
+    pieces: impl Iterator<Item = Piece<'p, A>>,
+    mut scores: [&mut [A]; BLOCK],
+) {
+    let lanes = simd::lanes::<S, A>();
+    // Vectors of columns are taken in pairs, whatever pieces they come from.
+    let mut waiting: Option<(*const A, usize)> = None;
+    for Piece { panel, len, offset } in pieces {
+        for start in (0..len).step_by(lanes) {
             let vector = (panel[start..].as_ptr(), offset + start);
             let Some(first) = waiting.take() else {
                 waiting = Some(vector);
@@ -290,7 +319,7 @@ pub(super) unsafe fn chunk_scores<S: macerator::Simd, A: Real>(
             let out = scores
                 .each_mut()
                 .map(|scores| [first.1, vector.1].map(|offset| scores[offset..].as_mut_ptr()));
-            // SAFETY: the caller's; panel and scores end with a margin.
+            // SAFETY: the caller's.
             unsafe { simd::scores::<S, A, 2>(rows, dim, [first.0, vector.0], pitch, out) };
         }
     }
@@ -341,7 +370,7 @@ pub(super) unsafe fn chunk_accumulate<S: macerator::Simd, A: Real>(
         unsafe {
             if operand.is_finite {
                 let (len, rows) = part(0..columns.len);
-                simd::accumulate::<S, A, BLOCK>(all(0), len, rows, step, dim, sums);
+                simd::accumulate::<S, A, BLOCK>((all(0), 1), len, rows, step, dim, sums);
                 continue;
             }
             // A zero weight times a value that is not finite would be NaN: only own columns, in
@@ -351,14 +380,21 @@ pub(super) unsafe fn chunk_accumulate<S: macerator::Simd, A: Real>(
             for ((weights, sums), own) in weights.iter().zip(sums).zip(&before) {
                 let (len, rows) = part(own.clone());
                 let weights = [weights[offset + own.start..].as_ptr()];
-                simd::accumulate::<S, A, 1>(weights, len, rows, step, dim, [sums]);
+                simd::accumulate::<S, A, 1>((weights, 1), len, rows, step, dim, [sums]);
             }
             let (len, shared_rows) = part(shared.clone());
-            simd::accumulate::<S, A, BLOCK>(all(shared.start), len, shared_rows, step, dim, sums);
+            simd::accumulate::<S, A, BLOCK>(
+                (all(shared.start), 1),
+                len,
+                shared_rows,
+                step,
+                dim,
+                sums,
+            );
             for ((weights, sums), own) in weights.iter().zip(sums).zip(&after) {
                 let (len, rows) = part(own.clone());
                 let weights = [weights[offset + own.start..].as_ptr()];
-                simd::accumulate::<S, A, 1>(weights, len, rows, step, dim, [sums]);
+                simd::accumulate::<S, A, 1>((weights, 1), len, rows, step, dim, [sums]);
             }
         }
     }

@@ -1,0 +1,65 @@
+//! The gradients of block-sparse attention. Lists have none: they are part of the operator.
+
+use burn::backend::Backend;
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::tensor::IntTensor;
+use burn_natten_kernels::Operands;
+
+use super::{
+    AttentionGradients, AttentionResults, BlockSparseBackwardOps, BlockSparseOps, BlockSparsePlan,
+};
+use crate::backend::AttentionInputs;
+use crate::backend::autodiff::{
+    OPERANDS, Pair, PairBackward, Places, gradient_places, operands_of, places, record,
+};
+
+#[derive(Debug)]
+struct Step<B: Backend> {
+    lists: IntTensor<B>,
+    plan: BlockSparsePlan,
+}
+
+impl<B: BlockSparseBackwardOps> PairBackward<B, OPERANDS> for Step<B> {
+    fn gradients(
+        &self,
+        inputs: Places<B, OPERANDS>,
+        outputs: Pair<B>,
+        gradients: Pair<B>,
+        wanted: [bool; OPERANDS],
+    ) -> Places<B, OPERANDS> {
+        let operands = operands_of::<B>(inputs);
+        let wanted: Operands<bool> = operands.as_ref().map(|operand, _| wanted[operand as usize]);
+        let gradients: AttentionGradients<B> = B::block_sparse_backward(
+            AttentionInputs::new(operands),
+            self.lists.clone(),
+            AttentionResults::new(outputs),
+            AttentionResults::new(gradients),
+            wanted,
+            self.plan,
+        );
+        gradient_places(gradients)
+    }
+}
+
+impl<B, C> BlockSparseOps for Autodiff<B, C>
+where
+    B: BlockSparseOps + BlockSparseBackwardOps,
+    C: CheckpointStrategy,
+{
+    fn block_sparse_forward(
+        inputs: AttentionInputs<Self>,
+        lists: IntTensor<Self>,
+        plan: BlockSparsePlan,
+    ) -> AttentionResults<Self> {
+        let operands = inputs.operands();
+        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
+        let results = B::block_sparse_forward(AttentionInputs::new(inner), lists.clone(), plan);
+        AttentionResults::new(record::<B, C, _, OPERANDS>(
+            Step { lists, plan },
+            &operands.query,
+            places(operands.as_ref()),
+            results.outputs(),
+        ))
+    }
+}

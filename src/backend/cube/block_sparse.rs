@@ -1,0 +1,110 @@
+//! Block-sparse attention: Portable kernels, or else tensor operations.
+
+use std::sync::atomic::Ordering;
+
+use burn::backend::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::IntTensorOps;
+use burn::tensor::IntDType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_natten_kernels::portable::blocks;
+use burn_natten_kernels::{KernelError, Operands};
+use cubecl::server::Handle;
+
+use super::as_they_lie;
+use super::memory::{empty_gradients, empty_outputs};
+use crate::backend::block_sparse::{
+    BlockSparseBackwardOps, BlockSparseOps, BlockSparsePlan, reference,
+};
+use crate::backend::extension::saved;
+use crate::backend::{AttentionGradients, AttentionInputs, AttentionResults, FALLBACKS, log_once};
+use crate::{AttentionError, Strategy, Tier};
+
+/// Whether kernels are to be launched at all.
+fn has_kernels(plan: &BlockSparsePlan) -> bool {
+    plan.tier == Tier::Portable && !plan.is_empty()
+}
+
+/// Whether kernels were launched, which is logged where they were not.
+///
+/// # Panics
+///
+/// If they were asked for by name.
+fn is_launched(plan: &BlockSparsePlan, result: Result<(), KernelError>) -> bool {
+    let Err(error) = result else { return true };
+    if plan.strategy != Strategy::Auto {
+        let reason = error.to_string();
+        panic!("{}", AttentionError::Strategy { strategy: plan.strategy, reason })
+    }
+    FALLBACKS.fetch_add(1, Ordering::Relaxed);
+    log_once(format!("using {}, because {error}", Tier::Reference.kernels()));
+    false
+}
+
+/// Lists as kernels read them: contiguous 32-bit integers. What these do not hold is no block's number, and stays none.
+fn as_read(lists: &CubeTensor) -> Handle {
+    let (lists, most) = (lists.clone(), i64::from(i32::MAX));
+    let lists = match lists.dtype {
+        DType::I32 => return into_contiguous(lists).handle,
+        DType::I64 => CubeBackend::int_clamp(lists, (-1i64).into(), most.into()),
+        DType::U32 | DType::U64 => CubeBackend::int_clamp_max(lists, most.into()),
+        _ => lists,
+    };
+    into_contiguous(CubeBackend::int_cast(lists, IntDType::I32)).handle
+}
+
+impl BlockSparseOps for CubeBackend {
+    fn block_sparse_forward(
+        inputs: AttentionInputs<Self>,
+        lists: CubeTensor,
+        plan: BlockSparsePlan,
+    ) -> AttentionResults<Self> {
+        let operands = inputs.operands();
+        if has_kernels(&plan) {
+            let (query, sparse) = (&operands.query, &plan.sparse);
+            let dtype = dtype_to_storage_type(query.dtype);
+            let outputs = empty_outputs(query, &sparse.problem);
+            let handles = outputs.as_ref().map(|tensor| tensor.handle.clone());
+            let read = as_read(&lists);
+            let result = as_they_lie(|lay| {
+                let operands = lay.operands(&sparse.problem, &operands);
+                blocks::forward(&query.client, sparse, dtype, &operands, &read, &handles)
+            });
+            if is_launched(&plan, result) {
+                return AttentionResults::new(outputs);
+            }
+        }
+        AttentionResults::new(reference::forward::<Self>(operands, lists, &plan))
+    }
+}
+
+impl BlockSparseBackwardOps for CubeBackend {
+    fn block_sparse_backward(
+        inputs: AttentionInputs<Self>,
+        lists: CubeTensor,
+        results: AttentionResults<Self>,
+        gradients: AttentionResults<Self>,
+        wanted: Operands<bool>,
+        plan: BlockSparsePlan,
+    ) -> AttentionGradients<Self> {
+        let saved = saved(inputs, results, gradients);
+        if has_kernels(&plan) {
+            let (query, sparse) = (&saved.operands.query, &plan.sparse);
+            let dtype = dtype_to_storage_type(query.dtype);
+            let gradients = empty_gradients(&saved.operands, wanted);
+            let handles = gradients
+                .as_ref()
+                .map(|_, gradient| gradient.as_ref().map(|tensor| tensor.handle.clone()));
+            let read = as_read(&lists);
+            let result = as_they_lie(|lay| {
+                let saved = lay.saved(&sparse.problem, &saved);
+                blocks::backward(&query.client, sparse, dtype, &saved, &read, &handles)
+            });
+            if is_launched(&plan, result) {
+                return AttentionGradients::new(gradients);
+            }
+        }
+        AttentionGradients::new(reference::backward::<Self>(saved, lists, wanted, &plan))
+    }
+}

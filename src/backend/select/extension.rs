@@ -1,0 +1,49 @@
+//! The selection as an extension of Burn's backends.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+
+use super::{SelectPlan, Selected, reference};
+
+/// The operator. It has no gradient.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    Autodiff: cfg(feature = "autodiff"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait SelectOps: Backend {
+    /// Lists for queries `[batch, rows, heads, head_dim]`, by compressed keys `[batch, blocks, heads_kv, head_dim]`.
+    #[fusion(meta = meta::select)]
+    fn select_blocks(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        plan: SelectPlan,
+    ) -> Selected<Self> {
+        reference::select::<Self>(query, key, &plan)
+    }
+}
+
+/// What fusion must know of an output before it is computed.
+#[cfg(feature = "fusion")]
+mod meta {
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::{DType, Shape};
+
+    use super::SelectPlan;
+    use crate::backend::select::operands::{OptionalListsMetadata, SelectedMetadata};
+
+    pub fn select(_query: &TensorSpec, _key: &TensorSpec, plan: &SelectPlan) -> SelectedMetadata {
+        let spec = |entries| {
+            let shape = [plan.problem.batch, plan.tiles(), plan.list_heads(), entries];
+            TensorSpec::new(Shape::new(shape), DType::from(plan.ints))
+        };
+        SelectedMetadata {
+            blocks: spec(plan.sizes.num_selected),
+            super_blocks: match plan.sizes.cmp_top {
+                Some(entries) => OptionalListsMetadata::Some { lists: spec(entries) },
+                None => OptionalListsMetadata::None,
+            },
+        }
+    }
+}

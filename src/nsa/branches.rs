@@ -1,0 +1,219 @@
+//! The compressed and the selected branch.
+
+use burn::tensor::{Int, Tensor};
+use burn_natten_kernels::Axis;
+
+use super::select::try_select_blocks;
+use crate::backend::accumulator;
+use crate::functional::inputs::Inputs;
+use crate::functional::{AttentionOutput, try_attention, try_block_sparse1d};
+use crate::options::Edge;
+use crate::problem::native_sparse::{must, offset, sizes};
+use crate::problem::{Shapes, dense, same};
+use crate::{AttentionError, BlockSparseOptions, NativeSparseAttentionOptions};
+
+/// Attention to compressed blocks: a query sees those whose tokens are all there at the query, its own token among them.
+///
+/// The first `cmp_block - 1` tokens of a sequence see none: their output is zero, their logsumexp `-inf`, and they have no
+/// gradient. Where the options have a `cmp_top`, tiles of queries see so many super-blocks only: those of
+/// [`with_cmp_blocks`](NativeSparseAttentionOptions::with_cmp_blocks), or of [`select_blocks`](crate::select_blocks).
+///
+/// # Shapes
+///
+/// - query: `[batch, rows, heads, head_dim]`, of the last tokens; the first of them begins a tile
+/// - key: `[batch, blocks, heads_kv, head_dim]` and value: `[batch, blocks, heads_kv, head_dim_v]`, of all tokens, as
+///   [`compress_tokens`](crate::compress_tokens) makes them
+/// - tokens: how many there are
+/// - returns `[batch, rows, heads, head_dim_v]`
+///
+/// # Panics
+///
+/// With the text of the [`AttentionError`] that [`try_compressed_attention`] returns.
+///
+/// # Example
+///
+/// ```rust
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_natten::{NativeSparseAttentionOptions, Pooling, compress_tokens, compressed_attention};
+///
+/// let device = Device::flex();
+/// let options = NativeSparseAttentionOptions::new().with_cmp_block(8).with_cmp_stride(4);
+/// let x = Tensor::<4>::random([1, 50, 2, 16], Distribution::Default, &device);
+/// let blocks = compress_tokens(x.clone(), &Pooling::Mean, &options);
+/// let out = compressed_attention(x, blocks.clone(), blocks.clone(), 50, &options);
+/// assert_eq!(out.dims(), [1, 50, 2, 16]);
+/// // Tokens 7 to 10 see the first block alone.
+/// assert!(out.narrow(1, 10, 1).all_close(blocks.narrow(1, 0, 1), None, Some(1e-6)));
+/// ```
+///
+/// Reference: [Native Sparse Attention](https://arxiv.org/abs/2502.11089), section 3.3.1.
+#[track_caller]
+pub fn compressed_attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    tokens: usize,
+    options: &NativeSparseAttentionOptions,
+) -> Tensor<4> {
+    match try_compressed_attention(query, key, value, tokens, options) {
+        Ok(output) => output.out,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// [`compressed_attention`], with the logsumexp beside the output.
+///
+/// # Errors
+///
+/// An [`AttentionError`] names what does not fit.
+///
+/// # Example
+///
+/// ```rust
+/// use burn::tensor::{Device, Tensor};
+/// use burn_natten::{NativeSparseAttentionOptions, try_compressed_attention};
+///
+/// let x = |tokens| Tensor::<4>::zeros([1, tokens, 2, 8], &Device::flex());
+/// let options = NativeSparseAttentionOptions::new();
+/// let error = try_compressed_attention(x(100), x(5), x(5), 99, &options).expect_err("more rows");
+/// assert_eq!(error.to_string(), "tokens of query: is 100, must be at most 99 (tokens of key)");
+/// ```
+pub fn try_compressed_attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    tokens: usize,
+    options: &NativeSparseAttentionOptions,
+) -> Result<AttentionOutput, AttentionError> {
+    sizes(options)?;
+    offset(query.dims()[1], tokens, options)?;
+    let (got, blocks) = (key.dims()[1], options.compressed_blocks(tokens));
+    must("blocks of key", got, got == blocks, || {
+        format!("{blocks} (complete blocks of {tokens} tokens)")
+    })?;
+    let lists = match (options.sizes.cmp_top, &options.cmp_blocks) {
+        (None, _) => None,
+        (Some(_), Some(lists)) => Some(lists.clone()),
+        (Some(_), None) => {
+            let (query, key) = (query.clone().detach(), key.clone().detach());
+            try_select_blocks(query, key, tokens, options)?.cmp_blocks
+        }
+    };
+    compressed([query, key, value], tokens, lists, options)
+}
+
+/// Attention of rows that see nothing: as many as there are queries.
+pub(super) fn blind(query: &Tensor<4>, rows: usize, head_dim_v: usize) -> AttentionOutput {
+    let ([batch, _, heads, _], device) = (query.dims(), query.device());
+    let out = Tensor::zeros([batch, rows, heads, head_dim_v], (&device, query.dtype()));
+    let options = (&device, accumulator(query.dtype()));
+    let logsumexp = Tensor::full([batch, rows, heads], f32::NEG_INFINITY, options);
+    AttentionOutput { out, logsumexp }
+}
+
+/// The compressed branch of the last rows of so many tokens; thinned where there are lists of super-blocks.
+pub(super) fn compressed(
+    [query, key, value]: [Tensor<4>; 3],
+    tokens: usize,
+    lists: Option<Tensor<4, Int>>,
+    options: &NativeSparseAttentionOptions,
+) -> Result<AttentionOutput, AttentionError> {
+    let ([_, rows, _, _], [_, blocks, _, _]) = (query.dims(), key.dims());
+    let (sizes, head_dim_v) = (options.sizes, value.dims()[3]);
+    // The first token that sees a block. MSLK's see the one that they are in.
+    let first = if options.mslk.is_some() { 0 } else { sizes.cmp_block - 1 };
+    let offset = tokens - rows;
+    let unseeing = first.saturating_sub(offset).min(rows);
+    if blocks == 0 || unseeing == rows {
+        same(&value.dims(), "value", &key.dims(), "key", 1, "blocks")?;
+        return Ok(blind(&query, rows, head_dim_v));
+    }
+    if options.mslk.is_some_and(|mslk| !mslk.is_causal) {
+        return try_attention(query, key, value, options.branch());
+    }
+    if let Some(lists) = lists {
+        let edge = Edge { origin: offset as isize - first as isize, step: sizes.cmp_stride };
+        let mut sparse = BlockSparseOptions::<1>::new(sizes.query_tile, sizes.cmp_group);
+        sparse.common = options.branch();
+        let output = try_block_sparse1d(query, key, value, lists, sparse.with_edge(edge))?;
+        return Ok(AttentionOutput { out: output.out, logsumexp: output.logsumexp });
+    }
+    let seeing = query.clone().narrow(1, unseeing, rows - unseeing);
+    let at = offset + unseeing - first;
+    let output = slanted([seeing, key, value], at, options)?;
+    if unseeing == 0 {
+        return Ok(output);
+    }
+    let before = blind(&query, unseeing, head_dim_v);
+    Ok(AttentionOutput {
+        out: Tensor::cat(vec![before.out, output.out], 1),
+        logsumexp: Tensor::cat(vec![before.logsumexp, output.logsumexp], 1),
+    })
+}
+
+/// Attention of rows that each see a block at least: row `i` the first `(at + i) / cmp_stride + 1`, and the last one all.
+///
+/// The `cmp_stride` rows that see the same blocks are an axis of their own, along which there is one key: the other axis is
+/// that of ordinary causal attention, which every tier has.
+fn slanted(
+    [query, key, value]: [Tensor<4>; 3],
+    at: usize,
+    options: &NativeSparseAttentionOptions,
+) -> Result<AttentionOutput, AttentionError> {
+    let ([batch, rows, heads, dim], stride) = (query.dims(), options.sizes.cmp_stride);
+    let [_, blocks, heads_kv, dim_v] = value.dims();
+    if stride == 1 {
+        return try_attention(query, key, value, options.branch().with_causal(true));
+    }
+    let before = at % stride;
+    let groups = (before + rows).div_ceil(stride);
+    if groups == 1 {
+        return try_attention(query, key, value, options.branch());
+    }
+    let behind = groups * stride - before - rows;
+    let zeros = |count| {
+        let options = (&query.device(), query.dtype());
+        (count > 0).then(|| Tensor::zeros([batch, count, heads, dim], options))
+    };
+    let (front, back) = (zeros(before), zeros(behind));
+    let whole = match (front, back) {
+        (None, None) => query,
+        (front, back) => Tensor::cat(front.into_iter().chain([query]).chain(back).collect(), 1),
+    };
+    let shapes = Shapes {
+        query: &whole.dims(),
+        key: &key.dims(),
+        value: &value.dims(),
+        additional: None,
+        bias: None,
+    };
+    let axes = [Axis::dense(groups, blocks, true), Axis::dense(stride, 1, false)];
+    let problem = dense(shapes, None, options.common.scale)?.with_axes(axes);
+    let inputs = Inputs::try_new(
+        whole.reshape([batch, groups, stride, heads, dim]),
+        key.reshape([batch, blocks, 1, heads_kv, dim]),
+        value.reshape([batch, blocks, 1, heads_kv, dim_v]),
+        (None, None),
+    )?;
+    let (out, logsumexp) = inputs.run::<4>(problem, &options.branch())?;
+    let out = out.reshape([batch, groups * stride, heads, dim_v]);
+    let logsumexp = logsumexp.reshape([batch, groups * stride, heads]);
+    Ok(AttentionOutput {
+        out: out.narrow(1, before, rows),
+        logsumexp: logsumexp.narrow(1, before, rows),
+    })
+}
+
+/// The selected branch: raw tokens of listed blocks, up to the query.
+pub(super) fn selected(
+    [query, key, value]: [Tensor<4>; 3],
+    lists: Tensor<4, Int>,
+    options: &NativeSparseAttentionOptions,
+) -> Result<AttentionOutput, AttentionError> {
+    let sizes = options.sizes;
+    let mut sparse = BlockSparseOptions::<1>::new(sizes.query_tile, sizes.slc_block);
+    sparse.common = options.branch();
+    let is_causal = options.mslk.is_none_or(|mslk| mslk.is_causal);
+    let output = try_block_sparse1d(query, key, value, lists, sparse.with_causal(is_causal))?;
+    Ok(AttentionOutput { out: output.out, logsumexp: output.logsumexp })
+}

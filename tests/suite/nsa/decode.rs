@@ -1,0 +1,110 @@
+//! Decoding gives the rows of the whole.
+
+use burn::tensor::{DType, Tensor};
+use burn_natten::nsa::{BranchTokens, PerBranch};
+use burn_natten::{
+    NativeSparseAttentionOptions, NativeSparseCache, Pooling, native_sparse_attention,
+};
+
+use super::random::{Sizes, many_options, options};
+use crate::support::check::{F32, close};
+use crate::support::devices;
+use crate::support::run::{tensor, values};
+
+/// In steps of these sizes, the last of which is repeated.
+fn steps(tokens: usize, sizes: &[usize]) -> Vec<(usize, usize)> {
+    let (mut start, mut steps) = (0, vec![]);
+    let last = sizes[sizes.len() - 1];
+    for size in sizes.iter().copied().chain(std::iter::repeat(last)) {
+        if start == tokens {
+            break;
+        }
+        let size = size.min(tokens - start);
+        steps.push((start, size));
+        start += size;
+    }
+    steps
+}
+
+fn check(
+    what: &str,
+    sizes: &Sizes,
+    tensors: &[Tensor<4>; 4],
+    own: bool,
+    options: &NativeSparseAttentionOptions,
+    lengths: &[usize],
+) {
+    // Each branch has other keys, if it has its own.
+    let branches = |tensor: Tensor<4>| -> BranchTokens {
+        match own {
+            false => tensor.into(),
+            true => PerBranch {
+                compressed: tensor.clone() * 0.5,
+                selected: tensor.clone(),
+                window: tensor * -1.0,
+            }
+            .into(),
+        }
+    };
+    let [q, k, v, g] = tensors.clone();
+    let whole = native_sparse_attention(q, branches(k), branches(v), g, options.clone());
+    let mut cache = NativeSparseCache::new(options.clone());
+    let mut rows = vec![];
+    for (start, count) in steps(sizes.tokens, lengths) {
+        let [q, k, v, g] = tensors.clone().map(|tensor| tensor.narrow(1, start, count));
+        rows.push(cache.append(q, branches(k), branches(v), g));
+        assert_eq!(cache.tokens(), start + count);
+    }
+    close(what, &values(Tensor::cat(rows, 1)), &values(whole), F32);
+}
+
+#[test]
+fn steps_have_the_rows_of_the_whole() {
+    let sizes = Sizes { batch: 2, tokens: 53, ..Sizes::default() };
+    let inputs = sizes.inputs(3);
+    for device in devices() {
+        let tensors = sizes.tensors(&inputs, &device.device, DType::F32);
+        for (name, options) in many_options().into_iter().step_by(device.sampling(6)) {
+            // Token by token; a prompt first; chunks that begin inside tiles.
+            for lengths in [&[1][..], &[37, 1], &[3, 19, 7]] {
+                for own in [false, true] {
+                    let what = format!("{} {name} {lengths:?} own {own}", device.name);
+                    check(&what, &sizes, &tensors, own, &options, lengths);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn with_learned_compression() {
+    let sizes = Sizes { tokens: 40, dim_v: 4, ..Sizes::default() };
+    let inputs = sizes.inputs(4);
+    for device in devices() {
+        let tensors = sizes.tensors(&inputs, &device.device, DType::F32);
+        let weights = Sizes { batch: 2, tokens: 8, heads_kv: 4, dim: 4, ..sizes }.inputs(5).key;
+        let pool =
+            || Pooling::Linear(tensor(&weights, [2, 8, 4, 4], &device.device, DType::F32) * 0.1);
+        let options = options().with_pooling(pool(), pool());
+        check(device.name, &sizes, &tensors, true, &options, &[1]);
+    }
+}
+
+/// Memory is that of the tokens, up to a factor, and of the window no more than it needs.
+#[test]
+fn a_long_prompt_is_not_kept_for_its_end() {
+    let sizes = Sizes { tokens: 600, heads: 1, heads_kv: 1, dim: 2, dim_v: 2, ..Sizes::default() };
+    let inputs = sizes.inputs(6);
+    for device in devices() {
+        let [q, k, v, g] = sizes.tensors(&inputs, &device.device, DType::F32);
+        let own = |tensor: Tensor<4>| PerBranch {
+            compressed: tensor.clone(),
+            selected: tensor.clone(),
+            window: tensor,
+        };
+        let mut cache = NativeSparseCache::new(options());
+        cache.append(q, own(k), own(v), g);
+        // Twice the tokens, and twice a quarter of them that is compressed, for keys and for values; and little else.
+        assert!(cache.capacity() <= 2 * (1200 + 300 + 100), "{}", cache.capacity());
+    }
+}

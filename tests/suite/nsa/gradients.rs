@@ -1,0 +1,154 @@
+//! Gradients, by finite differences in f64.
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_natten::nsa::PerBranch;
+use burn_natten::{
+    NativeSparseAttentionOptions, Pooling, compress_tokens, try_native_sparse_attention,
+};
+
+use super::random::{Inputs, Sizes, many_options, options};
+use crate::support::devices;
+use crate::support::run::{tensor, values};
+
+const TINY: Sizes = Sizes { batch: 1, tokens: 21, heads: 2, heads_kv: 1, dim: 2, dim_v: 2 };
+
+/// A loss of everything that the operator gives.
+fn loss(
+    [query, key, value, gates]: [Tensor<4>; 4],
+    options: NativeSparseAttentionOptions,
+) -> Tensor<1> {
+    let own = |x: Tensor<4>| PerBranch {
+        compressed: x.clone() * 0.5,
+        selected: x.clone(),
+        window: x * -1.0,
+    };
+    let output = try_native_sparse_attention(query, own(key), own(value), gates, options)
+        .expect("a valid problem");
+    let mut loss = output.out.powi_scalar(2).sum();
+    for branch in output.branches.into_array() {
+        let is_blind = branch.logsumexp.clone().equal_elem(f32::NEG_INFINITY);
+        let lse = branch.logsumexp.mask_fill(is_blind, 0.0);
+        loss = loss + lse.powi_scalar(2).sum() * 0.3 + branch.out.powi_scalar(3).sum() * 0.2;
+    }
+    loss
+}
+
+fn value_of(loss: Tensor<1>) -> f64 {
+    values(loss)[0]
+}
+
+/// Holds the gradients of every fifth element to differences.
+fn check(
+    what: &str,
+    inputs: &Inputs,
+    device: &Device,
+    options: impl Fn(&Device) -> NativeSparseAttentionOptions,
+) {
+    const STEP: f64 = 1e-5;
+    let tracked = device.clone().autodiff();
+    let leaves = TINY.tensors(inputs, &tracked, DType::F64).map(Tensor::require_grad);
+    // The lists stay: a choice has no derivative.
+    let [q, k, v, g] = TINY.tensors(inputs, device, DType::F64);
+    let own = |x: Tensor<4>| PerBranch {
+        compressed: x.clone() * 0.5,
+        selected: x.clone(),
+        window: x * -1.0,
+    };
+    let lists = try_native_sparse_attention(q, own(k), own(v), g, options(device))
+        .expect("a valid problem");
+    let with_lists = |device: &Device| {
+        let on = |lists: &Tensor<4, burn::tensor::Int>| {
+            Tensor::<4, burn::tensor::Int>::from_data(lists.to_data(), device)
+        };
+        options(device)
+            .with_blocks(on(&lists.blocks))
+            .with_cmp_blocks(lists.cmp_blocks.as_ref().map(on))
+    };
+    let gradients = loss(leaves.clone(), with_lists(&tracked)).backward();
+    for (index, leaf) in leaves.iter().enumerate() {
+        let gradient = values(leaf.grad(&gradients).expect("it is tracked"));
+        for element in (index..gradient.len()).step_by(5) {
+            let at = |step: f64| {
+                let mut inputs = inputs.clone();
+                let all =
+                    [&mut inputs.query, &mut inputs.key, &mut inputs.value, &mut inputs.gates];
+                all[index][element] += step;
+                let tensors = TINY.tensors(&inputs, device, DType::F64);
+                value_of(loss(tensors, with_lists(device)))
+            };
+            let expected = (at(STEP) - at(-STEP)) / (2.0 * STEP);
+            let got = gradient[element];
+            let error = (got - expected).abs();
+            let name = ["query", "key", "value", "gates"][index];
+            let what = format!("{what} {name} {element}");
+            assert!(error <= 1e-6 * expected.abs().max(1.0), "{what}: {got}, {expected}");
+        }
+    }
+}
+
+#[test]
+fn of_the_operator() {
+    let inputs = TINY.inputs(12);
+    for device in devices().into_iter().filter(|d| d.supports(DType::F64) && !d.compiles_kernels())
+    {
+        for (name, options) in many_options() {
+            check(name, &inputs, &device.device, |_| options.clone());
+        }
+    }
+}
+
+/// Of tokens and of weights, for each way to compress.
+#[test]
+fn of_compression() {
+    let sizes = Sizes { tokens: 15, heads_kv: 2, ..TINY };
+    let inputs = sizes.inputs(13);
+    let weights = Sizes { tokens: 8, heads_kv: 4, dim: 2, ..TINY }.inputs(14).key;
+    let options = options().with_cmp_block(4).with_cmp_stride(2);
+    let loss = |tokens: Tensor<4>, pooling: &Pooling| {
+        compress_tokens(tokens, pooling, &options).powi_scalar(3).sum()
+    };
+    for device in devices().into_iter().filter(|d| d.supports(DType::F64) && !d.compiles_kernels())
+    {
+        for kind in 0..4 {
+            let run = |tokens: &[f64], weights: &[f64], device: &Device| {
+                let leaf = |values: &[f64], shape| tensor::<4>(values, shape, device, DType::F64);
+                let tokens = leaf(tokens, [1, 15, 2, 2]);
+                let (tokens, weights) = match device.is_autodiff() {
+                    true => (tokens.require_grad(), weights.to_vec()),
+                    false => (tokens, weights.to_vec()),
+                };
+                let whole = leaf(&weights[..32], [2, 4, 2, 2]);
+                let whole = if device.is_autodiff() { whole.require_grad() } else { whole };
+                let pooling = match kind {
+                    0 => Pooling::Mean,
+                    1 => {
+                        Pooling::Weighted(whole.clone().narrow(2, 0, 1).sum_dim(3).reshape([2, 4]))
+                    }
+                    2 => Pooling::MeanProjected(whole.clone().narrow(1, 0, 1).reshape([2, 2, 2])),
+                    _ => Pooling::Linear(whole.clone()),
+                };
+                (loss(tokens.clone(), &pooling), tokens, whole)
+            };
+            let (total, tokens, whole) =
+                run(&inputs.key, &weights, &device.device.clone().autodiff());
+            let gradients = total.backward();
+            let of_tokens = values(tokens.grad(&gradients).expect("it is tracked"));
+            let of_weights = whole.grad(&gradients).map(values).unwrap_or_else(|| vec![0.0; 32]);
+            let step = 1e-5;
+            for (index, got) in of_tokens.iter().chain(&of_weights).enumerate() {
+                let at = |step: f64| {
+                    let (mut tokens, mut weights) = (inputs.key.clone(), weights.clone());
+                    match index.checked_sub(of_tokens.len()) {
+                        None => tokens[index] += step,
+                        Some(index) => weights[index] += step,
+                    }
+                    value_of(run(&tokens, &weights, &device.device).0)
+                };
+                let expected = (at(step) - at(-step)) / (2.0 * step);
+                let error = (got - expected).abs();
+                let bound = 1e-7 * expected.abs().max(1.0);
+                assert!(error <= bound, "kind {kind}, {index}: {got}, {expected}");
+            }
+        }
+    }
+}
