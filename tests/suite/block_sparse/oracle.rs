@@ -200,19 +200,19 @@ impl Problem {
             results.lse[row] = max + sum.ln();
             let grad_out = &inputs.grad_out[row * dim_v..][..dim_v];
             for ((token, _), weight) in seen.iter().zip(&weights) {
-                for d in 0..dim_v {
+                for (d, grad_out) in grad_out.iter().enumerate() {
                     let value = inputs.value[token * dim_v + d];
                     results.out[row * dim_v + d] += weight / sum * value;
-                    results.grad_value[token * dim_v + d] += weight / sum * grad_out[d];
+                    results.grad_value[token * dim_v + d] += weight / sum * grad_out;
                 }
             }
             let delta = dot(grad_out, &results.out[row * dim_v..][..dim_v]) - inputs.grad_lse[row];
             for ((token, _), weight) in seen.iter().zip(&weights) {
                 let slope = dot(grad_out, &inputs.value[token * dim_v..][..dim_v]) - delta;
                 let slope = scale * weight / sum * slope;
-                for d in 0..dim {
+                for (d, q) in q.iter().enumerate() {
                     results.grad_query[row * dim + d] += slope * inputs.key[token * dim + d];
-                    results.grad_key[token * dim + d] += slope * q[d];
+                    results.grad_key[token * dim + d] += slope * q;
                 }
             }
         }

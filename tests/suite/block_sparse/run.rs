@@ -74,6 +74,9 @@ pub fn options<const N: usize>(problem: &Problem) -> BlockSparseOptions<N> {
         .with_scale(problem.scale)
 }
 
+/// A length of an axis.
+type Length = fn(&Axis) -> usize;
+
 /// Makes a tensor that lies otherwise of one with the same values.
 pub type Lay<'a, const D: usize> = &'a dyn Fn(Tensor<D>) -> Tensor<D>;
 
@@ -87,12 +90,11 @@ pub fn run_laid<const N: usize, const D: usize, const L: usize>(
 where
     BlockSparseOptions<N>: Operator<D, L>,
 {
-    let shape = |of: fn(&Axis) -> usize, heads: usize, dim: usize| -> [usize; D] {
+    let shape = |of: Length, heads: usize, dim: usize| -> [usize; D] {
         let space: Vec<usize> = problem.axes.iter().map(of).collect();
         [&[problem.batch], space.as_slice(), &[heads, dim]].concat().try_into().expect("rank")
     };
-    let (queries, keys): (fn(&Axis) -> usize, fn(&Axis) -> usize) =
-        (|axis| axis.queries, |axis| axis.keys);
+    let (queries, keys): (Length, Length) = (|axis| axis.queries, |axis| axis.keys);
     let leaf = |values: &[f64], shape: [usize; D]| {
         tensor(values, shape, &setup.device, setup.dtype).require_grad()
     };

@@ -36,12 +36,11 @@ fn every_parameter_has_a_gradient() {
                 let output = layer.forward(input.clone());
                 assert_eq!(output.dims(), [2, 40, 16]);
                 let gradients = output.powi_scalar(2).sum().backward();
-                let of = |linear: &burn::nn::Linear| {
+                for linear in [&layer.query, &layer.key_value, &layer.gate, &layer.proj] {
                     let gradient = linear.weight.val().grad(&gradients).expect("it is trained");
                     let values = values(gradient);
                     assert!(values.iter().any(|value| *value != 0.0), "{pooling:?}");
-                };
-                [&layer.query, &layer.key_value, &layer.gate, &layer.proj].map(of);
+                }
                 let is_learned = pooling != PoolingConfig::Mean;
                 assert_eq!(layer.pool_key.is_some(), is_learned);
             }
