@@ -174,12 +174,13 @@ mod tests {
                 .flat_map(|of| backward_candidates(problem, Element::Bf16, of.pass, of.gradients));
             for schedule in sm90::candidates(problem, Element::Bf16).into_iter().chain(backward) {
                 let table = schedule.bias_table().expect("it has a bias");
-                for index in MAX_RANK - problem.rank()..MAX_RANK {
+                let first = MAX_RANK - problem.rank();
+                for (index, held) in table.into_iter().enumerate().skip(first) {
                     let (least, greatest) = reach(&schedule, problem, index);
                     // As the kernels count: from the entry of the distance zero.
                     let rows = schedule.cut().cta_tile[index];
                     let origin = (problem.bias_extents()[index] / 2 + rows - 1) as isize;
-                    let held = -origin..table[index] as isize - origin;
+                    let held = -origin..held as isize - origin;
                     assert!(
                         held.contains(&least) && held.contains(&greatest),
                         "{schedule}, {problem:?}: {least}..={greatest} of {held:?}"
