@@ -142,7 +142,8 @@ fn an_infinite_bias_hides() {
 fn gradients_are_the_same_bits_every_time() {
     let Some(client) = device() else { return };
     let few = [axis(40, 7, 1, 2, false), axis(56, 7, 1, 1, false)];
-    let many = [axis(70, 35, 1, 1, false), axis(72, 36, 1, 1, false)];
+    // Four planes' sums of 139 x 143 entries are more than any GPU's shared memory.
+    let many = [axis(70, 70, 1, 1, false), axis(72, 72, 1, 1, false)];
     let element = Element::Bf16;
     for (axes, batch) in [(few, 8), (many, 1)] {
         let problem = problem(&axes, 64).with_batch(batch).with_bias(true);
