@@ -8,6 +8,7 @@ mod cube;
 pub(crate) mod extension;
 #[cfg(feature = "flex")]
 mod flex;
+pub(crate) mod gate;
 mod log;
 pub(crate) mod merge;
 mod operands;

@@ -1,3 +1,4 @@
+use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use super::branches::{blind, compressed, selected};
@@ -6,6 +7,7 @@ use super::select::try_select_blocks;
 use super::window::window;
 use super::{BranchTokens, PerBranch, Pooling, SelectedBlocks};
 use crate::backend::accumulator;
+use crate::backend::gate::GateOps;
 use crate::functional::AttentionOutput;
 use crate::functional::inputs::{is_float, is_on, matches};
 use crate::problem::native_sparse::{offset, shapes};
@@ -235,12 +237,9 @@ pub(super) fn attend(
     Ok(NativeSparseOutput { out, branches, blocks, cmp_blocks })
 }
 
-/// The outputs of the branches, each times its gate, summed in f32 or f64.
+/// The outputs of the branches, each times its gate.
 fn weigh(outs: PerBranch<Tensor<4>>, gates: Tensor<4>) -> Tensor<4> {
-    let dtype = gates.dtype();
-    let sums = accumulator(dtype);
-    let gates = gates.cast(sums);
-    let [a, b, c] = outs.into_array();
-    let part = |out: Tensor<4>, branch: usize| out.cast(sums) * gates.clone().narrow(3, branch, 1);
-    (part(a, 0) + part(b, 1) + part(c, 2)).cast(dtype)
+    let [compressed, selected, window] = outs.map(Tensor::into_dispatch).into_array();
+    let out = Dispatch::gate_forward(compressed, selected, window, gates.into_dispatch());
+    Tensor::from_dispatch(out)
 }

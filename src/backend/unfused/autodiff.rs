@@ -16,7 +16,7 @@ const INPUTS: usize = 4;
 type Saved = [Option<NodeId>; INPUTS];
 
 /// A product whose gradient is asked for.
-trait Product<B: Backend>: std::fmt::Debug + Send + 'static {
+pub(crate) trait Product<B: Backend>: std::fmt::Debug + Send + 'static {
     /// The gradients of those inputs that are wanted, from all inputs and the gradient of the result.
     fn gradients(
         &self,
@@ -118,7 +118,7 @@ impl<B: Backend, P: Product<B>> Backward<B, INPUTS> for Step<P> {
 }
 
 /// Puts a product on the tape: its inputs, of which there is a `first` one, and what was computed from them.
-fn record<B: Backend, C: CheckpointStrategy, P: Product<B>>(
+pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Product<B>>(
     product: P,
     first: &FloatTensor<Autodiff<B, C>>,
     others: [Option<&FloatTensor<Autodiff<B, C>>>; INPUTS - 1],

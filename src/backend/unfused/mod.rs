@@ -19,6 +19,8 @@ mod operands;
 mod plan;
 pub(crate) mod reference;
 
+#[cfg(feature = "autodiff")]
+pub(crate) use autodiff::{Product, record};
 pub(crate) use extension::{UnfusedGradientOps, UnfusedOps};
 pub(crate) use operands::{Optional, Tokens};
 pub(crate) use plan::UnfusedPlan;

@@ -47,8 +47,10 @@ fn baseline(case: &Case, dtype: DType) -> Results {
     let gates = match case.gate.as_str() {
         "given" => case.tensor::<4>("gates", &setup),
         // The type has no third.
-        _ => Tensor::full([batch, rows, heads, 3], round(dtype, &[1.0 / 3.0])[0], &setup.device)
-            .cast(burn::tensor::FloatDType::F64),
+        _ => {
+            let third = round(dtype, &[1.0 / 3.0])[0];
+            Tensor::<4>::full([batch, rows, heads, 3], third, (&setup.device, DTYPE))
+        }
     };
     let (mut out, mut dgates) = (dout.zeros_like(), vec![]);
     let mut loss = case.loss_of_lse(&output, &setup);
