@@ -41,7 +41,7 @@ fn every_parameter_has_a_gradient() {
                     let values = values(gradient);
                     assert!(values.iter().any(|value| *value != 0.0), "{pooling:?}");
                 };
-                [&layer.query, &layer.key_value, &layer.gate, &layer.proj].map(of);
+                [&layer.query, &layer.key_value, &layer.gate, &layer.proj].into_iter().for_each(of);
                 let is_learned = pooling != PoolingConfig::Mean;
                 assert_eq!(layer.pool_key.is_some(), is_learned);
             }
