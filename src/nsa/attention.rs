@@ -239,6 +239,10 @@ pub(super) fn attend(
 
 /// The outputs of the branches, each times its gate.
 fn weigh(outs: PerBranch<Tensor<4>>, gates: Tensor<4>) -> Tensor<4> {
+    if gates.shape().num_elements() == 0 {
+        // No row: the outputs are all the same.
+        return outs.compressed;
+    }
     let [compressed, selected, window] = outs.map(Tensor::into_dispatch).into_array();
     let out = Dispatch::gate_forward(compressed, selected, window, gates.into_dispatch());
     Tensor::from_dispatch(out)
