@@ -10,6 +10,8 @@ mod bias;
 mod block;
 mod block_sparse;
 mod forward;
+#[allow(dead_code)] // Of native sparse attention.
+mod importance;
 mod operand;
 mod select;
 mod simd;
