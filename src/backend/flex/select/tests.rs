@@ -1,8 +1,10 @@
 //! The lists beside their definition, in float64, by sets of tokens.
 
+use burn::tensor::IntDType;
 use burn_natten_kernels::{Axis, Problem};
 
 use super::*;
+use crate::MemoryPreference;
 
 /// Numbers without a pattern.
 struct Random(u64);
@@ -102,6 +104,7 @@ const SMALL: Sizes = Sizes {
     num_selected: 5,
     num_init: 1,
     num_local: 2,
+    window: 0,
     query_tile: 1,
     cmp_top: None,
     cmp_group: 3,
@@ -125,12 +128,24 @@ impl Case {
         Problem::new([axis], self.heads[0], 6).with_heads_kv(self.heads[1]).with_batch(self.batch)
     }
 
+    fn plan(&self) -> SelectPlan {
+        SelectPlan {
+            problem: self.problem(),
+            tokens: self.tokens,
+            sizes: self.sizes,
+            mslk: None,
+            strategy: Strategy::Auto,
+            memory: MemoryPreference::Default,
+            ints: IntDType::I64,
+        }
+    }
+
     /// Lists in f64 as they must be, and in f32 where the choice is not too near.
     fn check(&self, query: &[f64], key: &[f64]) {
         let (problem, sizes) = (self.problem(), self.sizes);
         let narrow = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<_>>();
-        let double = choose(query, key, &problem, self.tokens, sizes);
-        let single = choose(&narrow(query), &narrow(key), &problem, self.tokens, sizes);
+        let double = choose(query, key, &self.plan());
+        let single = choose(&narrow(query), &narrow(key), &self.plan());
         let tiles = self.rows.div_ceil(sizes.query_tile);
         let heads = self.heads[1];
         let supers = |chosen: &Chosen| chosen.super_blocks.clone().unwrap_or_default();
@@ -205,7 +220,7 @@ fn among_equals_the_lower_number_is_chosen() {
     let query = vec![0.0; problem.batch * problem.queries() * problem.heads * 6];
     let key = Random(6).values(problem.batch * problem.keys() * problem.heads_kv * 6);
     case.check(&query, &key);
-    let chosen = choose(&query, &key, &problem, case.tokens, sizes);
+    let chosen = choose(&query, &key, &case.plan());
     // Blocks 0 and 1 are at the start, whose first compressed block has one neighbor less.
     let last = &chosen.blocks[chosen.blocks.len() - sizes.num_selected..];
     assert_eq!(last, [0, 1, 2, 15, 16]);
