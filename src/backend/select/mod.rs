@@ -14,7 +14,7 @@ mod extension;
 mod mslk;
 mod operands;
 mod plan;
-mod reference;
+pub(crate) mod reference;
 mod top;
 
 pub(crate) use extension::SelectOps;

@@ -2,7 +2,7 @@ use burn::tensor::{Device, IntDType};
 use burn_natten_kernels::Problem;
 
 use crate::options::{Mslk, NativeSparseAttentionOptions, Sizes};
-use crate::{Context, MemoryPreference};
+use crate::{Context, MemoryPreference, Strategy};
 
 /// What is to be selected.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +13,7 @@ pub struct SelectPlan {
     pub(crate) tokens: usize,
     pub(crate) sizes: Sizes,
     pub(crate) mslk: Option<Mslk>,
+    pub(crate) strategy: Strategy,
     pub(crate) memory: MemoryPreference,
     /// The type of lists.
     pub(crate) ints: IntDType,
@@ -28,7 +29,8 @@ impl SelectPlan {
         let context = options.common.context.unwrap_or_else(Context::current);
         let (sizes, mslk, memory) = (options.sizes, options.mslk, context.memory());
         let ints = device.settings().int_dtype;
-        Self { problem, tokens, sizes, mslk, memory, ints }
+        let strategy = options.common.strategy;
+        Self { problem, tokens, sizes, mslk, strategy, memory, ints }
     }
 
     /// Queries.

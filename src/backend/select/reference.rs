@@ -11,7 +11,7 @@ use super::{OptionalLists, SelectPlan, Selected, mslk};
 use crate::backend::accumulator;
 use crate::options::Sizes;
 
-pub(super) fn select<B: Backend>(
+pub(crate) fn select<B: Backend>(
     query: FloatTensor<B>,
     key: FloatTensor<B>,
     plan: &SelectPlan,
