@@ -1,45 +1,27 @@
 //! Block-sparse attention: Portable kernels, or else tensor operations.
 
-use std::sync::atomic::Ordering;
-
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::IntTensorOps;
 use burn::tensor::IntDType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_natten_kernels::Operands;
 use burn_natten_kernels::portable::blocks;
-use burn_natten_kernels::{KernelError, Operands};
 use cubecl::server::Handle;
 
-use super::as_they_lie;
 use super::memory::{empty_gradients, empty_outputs};
+use super::{as_they_lie, is_launched};
+use crate::Tier;
 use crate::backend::block_sparse::{
     BlockSparseBackwardOps, BlockSparseOps, BlockSparsePlan, reference,
 };
 use crate::backend::extension::saved;
-use crate::backend::{AttentionGradients, AttentionInputs, AttentionResults, FALLBACKS, log_once};
-use crate::{AttentionError, Strategy, Tier};
+use crate::backend::{AttentionGradients, AttentionInputs, AttentionResults};
 
 /// Whether kernels are to be launched at all.
 fn has_kernels(plan: &BlockSparsePlan) -> bool {
     plan.tier == Tier::Portable && !plan.is_empty()
-}
-
-/// Whether kernels were launched, which is logged where they were not.
-///
-/// # Panics
-///
-/// If they were asked for by name.
-fn is_launched(plan: &BlockSparsePlan, result: Result<(), KernelError>) -> bool {
-    let Err(error) = result else { return true };
-    if plan.strategy != Strategy::Auto {
-        let reason = error.to_string();
-        panic!("{}", AttentionError::Strategy { strategy: plan.strategy, reason })
-    }
-    FALLBACKS.fetch_add(1, Ordering::Relaxed);
-    log_once(format!("using {}, because {error}", Tier::Reference.kernels()));
-    false
 }
 
 /// Lists as kernels read them: contiguous 32-bit integers. What these do not hold is no block's number, and stays none.
@@ -71,7 +53,7 @@ impl BlockSparseOps for CubeBackend {
                 let operands = lay.operands(&sparse.problem, &operands);
                 blocks::forward(&query.client, sparse, dtype, &operands, &read, &handles)
             });
-            if is_launched(&plan, result) {
+            if is_launched(plan.strategy, result) {
                 return AttentionResults::new(outputs);
             }
         }
@@ -101,7 +83,7 @@ impl BlockSparseBackwardOps for CubeBackend {
                 let saved = lay.saved(&sparse.problem, &saved);
                 blocks::backward(&query.client, sparse, dtype, &saved, &read, &handles)
             });
-            if is_launched(&plan, result) {
+            if is_launched(plan.strategy, result) {
                 return AttentionGradients::new(gradients);
             }
         }

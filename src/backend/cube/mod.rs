@@ -107,6 +107,23 @@ fn descend(plan: &Plan, ladder: Ladder, launch: impl Fn(Tier) -> Result<(), Kern
     }
 }
 
+/// Whether the kernels of an operator that has Portable and Reference alone were launched, which is logged where they were
+/// not.
+///
+/// # Panics
+///
+/// If they were asked for by name.
+fn is_launched(strategy: Strategy, result: Result<(), KernelError>) -> bool {
+    let Err(error) = result else { return true };
+    if strategy != Strategy::Auto {
+        let reason = error.to_string();
+        panic!("{}", AttentionError::Strategy { strategy, reason })
+    }
+    FALLBACKS.fetch_add(1, Ordering::Relaxed);
+    log_once(format!("using {}, because {error}", Tier::Reference.kernels()));
+    false
+}
+
 /// The results of a forward pass; `None` where no kernel was launched.
 fn launch_forward(operands: &Operands<CubeTensor>, plan: &Plan) -> Option<Outputs<CubeTensor>> {
     if plan.is_empty() || !plan.forward.has_kernels() {

@@ -1,7 +1,83 @@
-//! The selection of native sparse attention on CubeCL's devices.
+//! The selection of native sparse attention: a Portable kernel, or else tensor operations.
 
-use burn_cubecl::CubeBackend;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::IntTensorOps;
+use burn::tensor::{DType, IntDType, Shape};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_natten_kernels::sparse::{self, Selection};
 
-use crate::backend::select::SelectOps;
+use super::memory::empty;
+use super::{as_they_lie, is_launched};
+use crate::Strategy;
+use crate::backend::select::{OptionalLists, SelectOps, SelectPlan, Selected, reference};
 
-impl SelectOps for CubeBackend {}
+/// What the kernel computes; `None` where it is tensor operations that do.
+fn selection(plan: &SelectPlan, dtype: DType) -> Option<Selection> {
+    let is_composed = plan.strategy == Strategy::Reference || plan.mslk.is_some();
+    let has_work = plan.problem.batch * plan.rows() * plan.compressed() > 0;
+    if is_composed || dtype == DType::F64 || !has_work {
+        return None;
+    }
+    let (problem, sizes) = (&plan.problem, plan.sizes);
+    let mut selection = Selection::new(plan.tokens, problem.heads, problem.head_dim);
+    selection.batch = problem.batch;
+    selection.rows = plan.rows();
+    selection.heads_kv = problem.heads_kv;
+    selection.scale = problem.scale;
+    selection.cmp_block = sizes.cmp_block;
+    selection.cmp_stride = sizes.cmp_stride;
+    selection.slc_block = sizes.slc_block;
+    selection.num_selected = sizes.num_selected;
+    selection.num_init = sizes.num_init;
+    selection.num_local = sizes.num_local;
+    selection.query_tile = sizes.query_tile;
+    selection.cmp_top = sizes.cmp_top;
+    selection.cmp_group = sizes.cmp_group;
+    Some(selection)
+}
+
+impl SelectOps for CubeBackend {
+    fn select_blocks(query: CubeTensor, key: CubeTensor, plan: SelectPlan) -> Selected<Self> {
+        let Some(selection) = selection(&plan, query.dtype) else {
+            return reference::select::<Self>(query, key, &plan);
+        };
+        let entries = |count| {
+            let shape = [plan.problem.batch, plan.tiles(), plan.list_heads(), count];
+            empty(&query, Shape::new(shape), DType::I32)
+        };
+        let blocks = entries(plan.sizes.num_selected);
+        let super_blocks = plan.sizes.cmp_top.map(entries);
+        let handles = sparse::Selected {
+            blocks: blocks.handle.clone(),
+            compressed: super_blocks.as_ref().map(|lists| lists.handle.clone()),
+        };
+        let dtype = dtype_to_storage_type(query.dtype);
+        let shapes = selection.shapes();
+        let result = as_they_lie(|lay| {
+            let [query_view, key_view] = [(&query, shapes[0]), (&key, shapes[1])]
+                .map(|(tensor, shape)| lay.view(tensor, shape));
+            sparse::select_blocks(
+                &query.client,
+                &selection,
+                dtype,
+                &query_view,
+                &key_view,
+                &handles,
+            )
+        });
+        if !is_launched(plan.strategy, result) {
+            return reference::select::<Self>(query, key, &plan);
+        }
+        let stored = |lists: CubeTensor| match plan.ints {
+            IntDType::I32 => lists,
+            ints => Self::int_cast(lists, ints),
+        };
+        Selected {
+            blocks: stored(blocks),
+            super_blocks: match super_blocks.map(stored) {
+                Some(lists) => OptionalLists::Some { lists },
+                None => OptionalLists::None,
+            },
+        }
+    }
+}

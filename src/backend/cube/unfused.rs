@@ -1,42 +1,23 @@
 //! The products of the unfused operators: Portable kernels, or else tensor operations.
 
-use std::sync::atomic::Ordering;
-
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::portable::unfused;
-use burn_natten_kernels::{KernelError, Operand, Strided};
+use burn_natten_kernels::{Operand, Strided};
 
-use super::as_they_lie;
 use super::memory::{Lay, empty};
+use super::{as_they_lie, is_launched};
+use crate::Tier;
 use crate::backend::unfused::{
     Optional, Tokens, UnfusedGradientOps, UnfusedOps, UnfusedPlan, additional_shape, reference,
     space_shape, with_last,
 };
-use crate::backend::{FALLBACKS, log_once};
-use crate::{AttentionError, Strategy, Tier};
 
 /// Whether kernels are to be launched at all.
 fn has_kernels(plan: &UnfusedPlan) -> bool {
     plan.tier == Tier::Portable && plan.problem.batch > 0
-}
-
-/// Whether kernels were launched, which is logged where they were not.
-///
-/// # Panics
-///
-/// If they were asked for by name.
-fn is_launched(plan: &UnfusedPlan, result: Result<(), KernelError>) -> bool {
-    let Err(error) = result else { return true };
-    if plan.strategy != Strategy::Auto {
-        let reason = error.to_string();
-        panic!("{}", AttentionError::Strategy { strategy: plan.strategy, reason })
-    }
-    FALLBACKS.fetch_add(1, Ordering::Relaxed);
-    log_once(format!("using {}, because {error}", Tier::Reference.kernels()));
-    false
 }
 
 /// Tokens as kernels take them.
@@ -83,7 +64,7 @@ impl UnfusedOps for CubeBackend {
                 let (problem, hidden) = (&plan.problem, plan.hidden);
                 unfused::dots(&client, problem, dtype, hidden, &inputs, &weights.handle)
             });
-            if is_launched(&plan, result) {
+            if is_launched(plan.strategy, result) {
                 return weights;
             }
         }
@@ -103,7 +84,7 @@ impl UnfusedOps for CubeBackend {
                 let problem = &plan.problem;
                 unfused::sums(&client, problem, dtype, &weights, &views.tokens(), &rows.handle)
             });
-            if is_launched(&plan, result) {
+            if is_launched(plan.strategy, result) {
                 return rows;
             }
         }
@@ -126,7 +107,7 @@ impl UnfusedGradientOps for CubeBackend {
                 let tokens = unfused::Tokens { space: &space.handle, additional };
                 unfused::spread(&client, problem, dtype, &weights, &rows, &tokens)
             });
-            if is_launched(&plan, result) {
+            if is_launched(plan.strategy, result) {
                 return Tokens { space, additional: more.into() };
             }
         }
@@ -139,7 +120,7 @@ impl UnfusedGradientOps for CubeBackend {
             let bias = empty(&like, like.shape(), like.dtype());
             let weights = into_contiguous(weights.clone()).handle;
             let result = unfused::offsets(&client, &plan.problem, dtype, &weights, &bias.handle);
-            if is_launched(&plan, result) {
+            if is_launched(plan.strategy, result) {
                 return bias;
             }
         }
