@@ -10,8 +10,6 @@ mod bias;
 mod block;
 mod block_sparse;
 mod forward;
-#[allow(dead_code)] // Of native sparse attention.
-mod importance;
 mod operand;
 mod select;
 mod simd;
