@@ -130,11 +130,9 @@ impl<'a> Sequences<'a> {
         let tiles = tokens.div_ceil(self.options.sizes.query_tile);
         let blocks = self.options.compressed_blocks(tokens);
         let mut options = self.options.clone();
-        for lists in [&mut options.blocks, &mut options.cmp_blocks] {
-            if let Some(lists) = lists {
-                has(("tiles of blocks", lists.dims()[1]), self.tiles + tiles)?;
-                *lists = lists.clone().narrow(1, self.tiles, tiles);
-            }
+        for lists in [&mut options.blocks, &mut options.cmp_blocks].into_iter().flatten() {
+            has(("tiles of blocks", lists.dims()[1]), self.tiles + tiles)?;
+            *lists = lists.clone().narrow(1, self.tiles, tiles);
         }
         if let Some((key, value)) = &mut options.compressed {
             for tokens in [key, value] {
