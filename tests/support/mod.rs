@@ -120,6 +120,12 @@ pub fn devices() -> Vec<TestDevice> {
     devices
 }
 
+/// Every device under test but CubeCL's CPU, which translates each kernel for seconds: for what many kernels are needed, and others test
+/// there.
+pub fn quick_devices() -> Vec<TestDevice> {
+    devices().into_iter().filter(|device| device.name != "cubecl-cpu").collect()
+}
+
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn asked_for(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "1")

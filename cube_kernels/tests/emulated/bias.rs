@@ -30,11 +30,13 @@ fn mma_with_asynchronous_copies() {
 }
 
 #[test]
+#[ignore = "takes minutes; other kernels with a bias run, and these without one"]
 fn mma_with_loads_through_registers() {
     check(&crate::plain(), HALVES);
 }
 
 #[test]
+#[ignore = "takes minutes; other kernels with a bias run, and these without one"]
 fn pairs_of_planes() {
     let Some(compiler) = compiler() else { return };
     for (number, problem) in biased().into_iter().enumerate().step_by(2) {
@@ -51,11 +53,13 @@ fn cmma_of_16() {
 }
 
 #[test]
+#[ignore = "takes minutes; other kernels with a bias run, and these without one"]
 fn cmma_of_8() {
     check(&crate::cooperative(8), HALVES);
 }
 
 #[test]
+#[ignore = "takes minutes; other kernels with a bias run, and these without one"]
 fn tf32() {
     check(&crate::tf32(crate::asynchronous()), [Element::Tf32; 2]);
 }

@@ -174,6 +174,7 @@ fn tiles_within_the_limits_of_webgpu() {
 }
 
 #[test]
+#[ignore = "takes minutes; tiles with a bias also run on CubeCL's CPU"]
 fn tiles_with_a_position_bias() {
     check_all(with_bias(), &Limits::HOPPER, 0);
     check_all(with_bias(), &Limits::WEBGPU, 1);

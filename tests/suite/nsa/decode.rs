@@ -8,7 +8,7 @@ use burn_natten::{
 
 use super::random::{Sizes, many_options, options};
 use crate::support::check::{F32, close};
-use crate::support::devices;
+use crate::support::quick_devices;
 use crate::support::run::{tensor, values};
 
 /// In steps of these sizes, the last of which is repeated.
@@ -62,7 +62,7 @@ fn check(
 fn steps_have_the_rows_of_the_whole() {
     let sizes = Sizes { batch: 2, tokens: 53, ..Sizes::default() };
     let inputs = sizes.inputs(3);
-    for device in devices() {
+    for device in quick_devices() {
         let tensors = sizes.tensors(&inputs, &device.device, DType::F32);
         for (name, options) in many_options().into_iter().step_by(device.sampling(6)) {
             // Token by token; a prompt first; chunks that begin inside tiles.
@@ -80,7 +80,7 @@ fn steps_have_the_rows_of_the_whole() {
 fn with_learned_compression() {
     let sizes = Sizes { tokens: 40, dim_v: 4, ..Sizes::default() };
     let inputs = sizes.inputs(4);
-    for device in devices() {
+    for device in quick_devices() {
         let tensors = sizes.tensors(&inputs, &device.device, DType::F32);
         let weights = Sizes { batch: 2, tokens: 8, heads_kv: 4, dim: 4, ..sizes }.inputs(5).key;
         let pool =
@@ -95,7 +95,7 @@ fn with_learned_compression() {
 fn a_long_prompt_is_not_kept_for_its_end() {
     let sizes = Sizes { tokens: 600, heads: 1, heads_kv: 1, dim: 2, dim_v: 2, ..Sizes::default() };
     let inputs = sizes.inputs(6);
-    for device in devices() {
+    for device in quick_devices() {
         let [q, k, v, g] = sizes.tensors(&inputs, &device.device, DType::F32);
         let own = |tensor: Tensor<4>| PerBranch {
             compressed: tensor.clone(),

@@ -9,13 +9,13 @@ use burn_natten::{
 
 use super::random::{Sizes, many_options, options};
 use crate::support::check::{F32, close};
-use crate::support::devices;
+use crate::support::quick_devices;
 use crate::support::run::values;
 
 /// Lengths 0, 1, below a block, and of one: rows that see nothing in a branch get nothing from it, and no NaN.
 #[test]
 fn short_sequences() {
-    for device in devices() {
+    for device in quick_devices() {
         for tokens in [0, 1, 2, 7, 8, 9] {
             let sizes = Sizes { batch: 2, tokens, ..Sizes::default() };
             let inputs = sizes.inputs(7);
@@ -35,7 +35,7 @@ fn short_sequences() {
 fn all_blocks_are_causal_attention() {
     let sizes = Sizes::default();
     let inputs = sizes.inputs(8);
-    for device in devices() {
+    for device in quick_devices() {
         let [q, k, v, g] = sizes.tensors(&inputs, &device.device, DType::F32);
         let options = options().with_num_selected(8).with_window(61);
         let output = try_native_sparse_attention(q.clone(), k.clone(), v.clone(), g, options)
@@ -51,7 +51,7 @@ fn all_blocks_are_causal_attention() {
 fn last_rows() {
     let sizes = Sizes { batch: 2, tokens: 64, ..Sizes::default() };
     let inputs = sizes.inputs(9);
-    for device in devices() {
+    for device in quick_devices() {
         for (name, options) in many_options().into_iter().step_by(device.sampling(3)) {
             let [q, k, v, g] = sizes.tensors(&inputs, &device.device, DType::F32);
             let run = |rows: usize| {
@@ -74,7 +74,7 @@ fn last_rows() {
 fn the_parts_make_the_whole() {
     let sizes = Sizes::default();
     let inputs = sizes.inputs(10);
-    for device in devices() {
+    for device in quick_devices() {
         for thinned in [None, Some(3)] {
             let options = options().with_cmp_top(thinned).with_cmp_group(2);
             let [q, k, v, g] = sizes.tensors(&inputs, &device.device, DType::F32);
@@ -99,7 +99,7 @@ fn packed_sequences_are_on_their_own() {
     let sizes = Sizes::default();
     let inputs = sizes.inputs(11);
     let lengths = [0, 0, 20, 21, 26, 61, 61];
-    for device in devices() {
+    for device in quick_devices() {
         for (name, options) in many_options().into_iter().step_by(device.sampling(5)) {
             let tensors = sizes.tensors(&inputs, &device.device, DType::F32);
             let run = |options: NativeSparseAttentionOptions| {

@@ -1,8 +1,8 @@
 //! f16 and bf16, with lists given: the error is at most twice that of rounding a right answer.
 //!
 //! As for the other operators, the baseline is computed in f64 from inputs as the type has them, and its results are rounded to the
-//! type; what any implementation stores on the way is rounded too: compressed keys and values, and the outputs of the
-//! branches, from which the backward pass starts.
+//! type; what any implementation stores on the way is rounded too: compressed keys and values, the outputs of the
+//! branches, from which the backward pass starts, and what this hands to each branch.
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_natten::{Strategy, compress_tokens};
@@ -59,7 +59,8 @@ fn baseline(case: &Case, dtype: DType) -> Results {
         let rounded = stored(branch.out.clone(), dtype);
         out = out + rounded.clone() * gate.clone();
         dgates.push((rounded.clone() * dout.clone()).sum_dim(3));
-        let dout = dout.clone() * gate;
+        // What each branch is handed has the type, too.
+        let dout = stored(dout.clone() * gate, dtype);
         // The backward pass reads the output in `dout . out - dlse` alone.
         let off = ((rounded - branch.out.clone().detach()) * dout.clone()).sum_dim(3);
         let is_blind = branch.logsumexp.clone().equal_elem(f32::NEG_INFINITY);

@@ -6,8 +6,8 @@ use burn::tensor::{Distribution, Tensor};
 use burn_natten::nn::{NativeSparseAttentionConfig, PoolingConfig};
 
 use crate::support::check::{F32, close};
-use crate::support::devices;
 use crate::support::run::values;
+use crate::support::{devices, quick_devices};
 
 const POOLINGS: [PoolingConfig; 4] = [
     PoolingConfig::Mean,
@@ -27,7 +27,7 @@ fn config() -> NativeSparseAttentionConfig {
 
 #[test]
 fn every_parameter_has_a_gradient() {
-    for device in devices() {
+    for device in quick_devices() {
         let tracked = device.device.clone().autodiff();
         for pooling in POOLINGS {
             for own_kv in [true, false] {
@@ -51,7 +51,7 @@ fn every_parameter_has_a_gradient() {
 /// What is learned begins as a mean.
 #[test]
 fn poolings_begin_alike() {
-    for device in devices() {
+    for device in quick_devices() {
         let input = Tensor::<3>::random([1, 40, 16], Distribution::Default, &device.device);
         let layer = config().init(&device.device);
         let expected = values(layer.forward(input.clone()));
@@ -66,7 +66,7 @@ fn poolings_begin_alike() {
 
 #[test]
 fn steps_with_positions_have_the_rows_of_the_whole() {
-    for device in devices() {
+    for device in quick_devices() {
         for own_kv in [true, false] {
             let layer = config()
                 .with_pooling(PoolingConfig::Linear)
