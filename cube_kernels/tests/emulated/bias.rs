@@ -48,6 +48,7 @@ fn pairs_of_planes() {
 }
 
 #[test]
+#[ignore = "takes minutes; other kernels with a bias run, and these without one"]
 fn cmma_of_16() {
     check(&crate::cooperative(16), HALVES);
 }

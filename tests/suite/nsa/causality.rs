@@ -5,7 +5,7 @@ use burn_natten::{NativeSparseOutput, try_native_sparse_attention};
 
 use super::random::{Inputs, Sizes, many_options};
 use crate::support::check::identical;
-use crate::support::devices;
+use crate::support::quick_devices;
 use crate::support::run::values;
 
 /// A later token changes, also to what is not a number: no earlier row of any result moves by a bit.
@@ -13,7 +13,7 @@ use crate::support::run::values;
 fn rows_do_not_see_what_comes_behind_them() {
     let sizes = Sizes::default();
     let clean = sizes.inputs(1);
-    for device in devices() {
+    for device in quick_devices() {
         for (name, options) in many_options().into_iter().step_by(device.sampling(4)) {
             let run = |inputs: &Inputs| {
                 let [q, k, v, g] = sizes.tensors(inputs, &device.device, DType::F32);
@@ -60,7 +60,7 @@ fn same_rows(what: &str, got: &NativeSparseOutput, expected: &NativeSparseOutput
 fn a_prefix_has_the_rows_of_the_whole() {
     let sizes = Sizes::default();
     let inputs = sizes.inputs(2);
-    for device in devices() {
+    for device in quick_devices() {
         for (name, options) in many_options().into_iter().step_by(device.sampling(4)) {
             let whole = sizes.tensors(&inputs, &device.device, DType::F32);
             let run = |count: usize| {
