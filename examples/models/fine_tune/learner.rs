@@ -176,6 +176,7 @@ mod tests {
     use burn_natten::models::nat::NatConfig;
 
     use super::*;
+    use crate::tests::alone;
 
     fn model(device: &Device) -> Classifier {
         let config = NatConfig::new(8, vec![1], vec![2]).with_kernel_size(3).with_num_classes(2);
@@ -189,6 +190,7 @@ mod tests {
 
     #[test]
     fn the_average_follows_the_weights() {
+        let _alone = alone();
         let device = Device::flex().autodiff();
         let first = model(&device);
         let mut learned = FineTuned::new(first.clone(), model(&device), 0.5, FloatDType::F32);
@@ -208,6 +210,7 @@ mod tests {
 
     #[test]
     fn gradients_in_half_are_those_of_the_weights() {
+        let _alone = alone();
         let device = Device::flex().autodiff();
         let weights = model(&device);
         let gradients = |dtype| {

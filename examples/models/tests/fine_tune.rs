@@ -8,7 +8,7 @@ use burn_natten::models::nat::NatConfig;
 use image::{Rgb, RgbImage};
 use serde_json::Value;
 
-use super::{Folder, alone, flags, refused};
+use super::{Folder, flags, refused};
 use crate::recipe::{ClassifierConfig, Recipe};
 use crate::run;
 
@@ -88,7 +88,6 @@ fn tensors(folder: &Folder, output: &str) -> BTreeMap<String, Vec<f32>> {
 
 #[test]
 fn the_loss_falls_and_classify_takes_the_result() {
-    let _alone = alone();
     let folder = prepared("falls");
     train(&folder, "out", &["--epochs", "12"]);
     let losses = losses(&folder, "out", 12);
@@ -105,7 +104,6 @@ fn the_loss_falls_and_classify_takes_the_result() {
 
 #[test]
 fn a_training_that_is_continued_gives_the_same_numbers() {
-    let _alone = alone();
     let folder = prepared("resumed");
     let more = ["--epochs", "3", "--drop-path", "0.3", "--workers", "3"];
     train(&folder, "out", &more);
@@ -139,7 +137,6 @@ fn a_training_that_is_continued_gives_the_same_numbers() {
 
 #[test]
 fn half_activations_train_as_well() {
-    let _alone = alone();
     let folder = prepared("half");
     train(&folder, "out", &["--epochs", "6", "--dtype", "bf16"]);
     let losses = losses(&folder, "out", 6);
@@ -148,7 +145,6 @@ fn half_activations_train_as_well() {
 
 #[test]
 fn bad_folders_and_files_are_refused() {
-    let _alone = alone();
     let folder = prepared("bad");
     let check = |more: &[&str], expected: &str, is_usage: bool| {
         let arguments = arguments(&folder, "out", more);

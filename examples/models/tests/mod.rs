@@ -14,20 +14,22 @@ use clap::Parser;
 use crate::cli::Cli;
 use crate::{Failure, run};
 
-/// Draws of the CPU are shared by all threads: who seeds them is alone.
+/// Draws of the CPU are shared by all threads, and each new model draws: who makes one or seeds them
+/// is alone.
 pub fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A new folder, removed when it is dropped.
-struct Folder(PathBuf);
+/// A new folder, removed when it is dropped. Its owner is alone.
+struct Folder(PathBuf, #[expect(dead_code, reason = "is held")] MutexGuard<'static, ()>);
 
 impl Folder {
     fn new(name: &str) -> Self {
+        let alone = alone();
         let folder = std::env::temp_dir().join(format!("models-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("the temporary folder is writable");
-        Self(folder)
+        Self(folder, alone)
     }
 
     /// The path of a file in it, as a flag has it.

@@ -10,7 +10,7 @@ use burn_natten::models::hdit::{
 };
 use serde_json::{Value, json};
 
-use super::{Folder, alone, flags, golden, refused, shaken};
+use super::{Folder, flags, golden, refused, shaken};
 use crate::run;
 
 /// The configuration of the weights that the repository has from k-diffusion.
@@ -99,7 +99,6 @@ fn with_classes(folder: &Folder) -> String {
 
 #[test]
 fn classes_and_guidance_change_the_pictures() {
-    let _alone = alone();
     let folder = Folder::new("classes");
     let weights = with_classes(&folder);
     let flags = ["--weights", &weights, "--steps", "4", "--count", "4"];
