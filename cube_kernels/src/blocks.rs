@@ -148,11 +148,6 @@ impl BlockSparse {
         let keys: usize = self.key_block.iter().product();
         (self.problem.queries() * self.entries * keys) as u64
     }
-
-    /// Whether some tensor, or the lists, has too many elements for signed 32-bit indices.
-    pub fn needs_wide_indices(&self) -> bool {
-        self.problem.needs_wide_indices() || self.list_elements() > i32::MAX as usize
-    }
 }
 
 fn padded(sizes: &[usize]) -> [usize; MAX_RANK] {

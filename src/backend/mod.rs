@@ -25,4 +25,4 @@ pub(crate) use extension::{AttentionBackwardOps, AttentionOps};
 pub(crate) use log::{FALLBACKS, log_once};
 pub(crate) use operands::Gradient;
 pub(crate) use operands::{AttentionGradients, AttentionInputs, AttentionResults};
-pub(crate) use plan::{Plan, accumulator};
+pub(crate) use plan::{Plan, accumulator, direct_or_composed};

@@ -5,8 +5,8 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90;
 
 use super::log_once;
-use crate::tier::{Ladder, Request, Selection, selection};
-use crate::{AttentionError, Capabilities, Context, Strategy};
+use crate::tier::{Ladder, Request, Selection, TOO_LARGE, selection};
+use crate::{AttentionError, Capabilities, Context, Strategy, Tier};
 
 /// A problem and how it is going to be computed.
 #[derive(Clone, Debug)]
@@ -93,6 +93,36 @@ impl Plan {
     pub(crate) fn is_empty(&self) -> bool {
         let problem = &self.problem;
         problem.batch == 0 || problem.queries() == 0 || problem.keys() + problem.additional == 0
+    }
+}
+
+/// The tier of an operator beside attention: the direct kernels of the device's own backend, or tensor operations. There are no others,
+/// as `refusal` says.
+///
+/// `elements` are those of a tensor that attention does not have, so that the selection does not know of it.
+pub(crate) fn direct_or_composed(
+    request: &Request<'_>,
+    strategy: Strategy,
+    elements: usize,
+    refusal: &str,
+) -> Result<Tier, AttentionError> {
+    let first = |strategy| selection(request, strategy).map(|found| found.forward.first());
+    let has_indices = elements <= i32::MAX as usize || request.device.has_wide_indices;
+    let direct = || match first(Strategy::Portable)? {
+        Tier::Portable if !has_indices => {
+            let reason = TOO_LARGE.to_string();
+            Err(AttentionError::Strategy { strategy: Strategy::Portable, reason })
+        }
+        tier => Ok(tier),
+    };
+    match strategy {
+        Strategy::Auto => Ok(direct().unwrap_or_else(|error| {
+            log_once(format!("using {}, because {error}", Tier::Reference.kernels()));
+            Tier::Reference
+        })),
+        Strategy::Portable => direct(),
+        Strategy::Reference => first(strategy),
+        _ => Err(AttentionError::Strategy { strategy, reason: refusal.to_string() }),
     }
 }
 

@@ -39,6 +39,18 @@ pub fn identical(what: &str, got: &[f64], expected: &[f64]) {
     }
 }
 
+/// Fails unless there is NaN where it is expected, and nowhere else, and the rest is about what it should be. It has to be expected of
+/// some values only.
+#[track_caller]
+pub fn nan_as_expected(what: &str, got: &[f64], expected: &[f64]) {
+    assert!(expected.iter().any(|x| !x.is_nan()), "{what}: all is spoiled");
+    for (index, (got, want)) in got.iter().zip(expected).enumerate() {
+        let is_close = got == want || (got - want).abs() <= 100.0 * F32;
+        let is_right = if want.is_nan() { got.is_nan() } else { is_close };
+        assert!(is_right, "{what} {index}: {got} where {want} is expected");
+    }
+}
+
 /// The largest finite magnitude.
 pub fn magnitude(values: &[f64]) -> f64 {
     values.iter().map(|value| value.abs()).filter(|value| value.is_finite()).fold(0.0, f64::max)

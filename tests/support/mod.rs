@@ -1,6 +1,7 @@
 //! What the tests share: devices, an oracle, and a way to run a problem on a device.
 
 pub mod check;
+pub mod layout;
 pub mod oracle;
 pub mod problem;
 pub mod run;

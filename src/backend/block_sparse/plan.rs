@@ -1,9 +1,9 @@
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::BlockSparse;
 
-use crate::backend::log_once;
+use crate::backend::direct_or_composed;
 use crate::options::AttentionOptions;
-use crate::tier::{Request, selection};
+use crate::tier::Request;
 use crate::{AttentionError, Capabilities, Context, Strategy, Tier};
 
 /// A problem and how it is going to be computed.
@@ -26,23 +26,7 @@ impl BlockSparsePlan {
         let context = options.context.unwrap_or_else(Context::current);
         let request = Request { problem: &sparse.problem, dtype, device, context };
         let strategy = options.strategy;
-        let first = |strategy| selection(&request, strategy).map(|found| found.forward.first());
-        let is_too_large = sparse.needs_wide_indices() && !device.has_wide_indices;
-        let portable = || match is_too_large {
-            true => Err(refused(
-                "a tensor has more than 2^31 elements and the device no 64-bit indices",
-            )),
-            false => first(Strategy::Portable),
-        };
-        let tier = match strategy {
-            Strategy::Auto => portable().unwrap_or_else(|error| {
-                log_once(format!("using tensor operations, because {error}"));
-                Tier::Reference
-            }),
-            Strategy::Portable => portable()?,
-            Strategy::Reference => Tier::Reference,
-            _ => return Err(AttentionError::Strategy { strategy, reason: OTHERS.into() }),
-        };
+        let tier = direct_or_composed(&request, strategy, sparse.list_elements(), REFUSAL)?;
         Ok(Self { sparse, tier, strategy })
     }
 
@@ -54,8 +38,4 @@ impl BlockSparsePlan {
     }
 }
 
-const OTHERS: &str = "block-sparse attention has Portable and Reference";
-
-fn refused(reason: &str) -> AttentionError {
-    AttentionError::Strategy { strategy: Strategy::Portable, reason: reason.to_string() }
-}
+const REFUSAL: &str = "block-sparse attention has Portable and Reference";

@@ -1,10 +1,10 @@
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 
-use crate::backend::log_once;
+use crate::backend::direct_or_composed;
 use crate::backend::reference::keys_at_a_time;
 use crate::options::AttentionOptions;
-use crate::tier::{Request, TOO_LARGE, selection};
+use crate::tier::Request;
 use crate::{AttentionError, Capabilities, Context, Strategy, Tier};
 
 /// A problem and how its products are going to be computed.
@@ -63,34 +63,9 @@ impl UnfusedPlan {
     }
 }
 
-/// The direct kernels of the device's own backend, or tensor operations: there are no others.
 fn tier(request: &Request<'_>, strategy: Strategy) -> Result<Tier, AttentionError> {
-    let first = |strategy| selection(request, strategy).map(|found| found.forward.first());
-    let kernels = || match first(Strategy::Portable)? {
-        // Attention has no tensor of weights, so that the selection does not know of it.
-        Tier::Portable if has_too_many_weights(request) => {
-            let reason = TOO_LARGE.to_string();
-            Err(AttentionError::Strategy { strategy: Strategy::Portable, reason })
-        }
-        tier => Ok(tier),
-    };
-    match strategy {
-        Strategy::Auto => Ok(kernels().unwrap_or_else(|error| {
-            log_once(format!("using tensor operations, because {error}"));
-            Tier::Reference
-        })),
-        Strategy::Portable => kernels(),
-        Strategy::Reference => first(strategy),
-        _ => {
-            let reason = "the unfused operators have Portable and Reference".to_string();
-            Err(AttentionError::Strategy { strategy, reason })
-        }
-    }
-}
-
-/// Whether kernels on the device cannot index the weights.
-fn has_too_many_weights(request: &Request<'_>) -> bool {
-    request.problem.weights() > i32::MAX as usize && !request.device.has_wide_indices
+    const REFUSAL: &str = "the unfused operators have Portable and Reference";
+    direct_or_composed(request, strategy, request.problem.weights(), REFUSAL)
 }
 
 #[cfg(test)]
@@ -98,6 +73,7 @@ mod tests {
     use burn_natten_kernels::Axis;
 
     use super::*;
+    use crate::tier::TOO_LARGE;
 
     #[test]
     fn weights_that_kernels_cannot_index_are_an_error_before_anything_is_launched() {

@@ -1,13 +1,15 @@
 //! A problem on a device, through the public API.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_natten::{
-    AttentionError, BlockSparseOptions, BlockSparseOutput, Strategy, try_block_sparse1d,
-    try_block_sparse2d, try_block_sparse3d,
+    AttentionError, BlockSparseOptions, BlockSparseOutput, try_block_sparse1d, try_block_sparse2d,
+    try_block_sparse3d,
 };
 
 use super::oracle::{Axis, Inputs, Problem, Results};
 use crate::support::run::{tensor, values};
+
+pub use crate::suite::unfused::run::Setup;
 
 /// The operator of a rank.
 pub trait Operator<const D: usize, const L: usize> {
@@ -39,25 +41,6 @@ macro_rules! operator {
 operator!(1, 4, 3, try_block_sparse1d);
 operator!(2, 5, 4, try_block_sparse2d);
 operator!(3, 6, 5, try_block_sparse3d);
-
-/// Where and how.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    pub device: Device,
-    pub strategy: Strategy,
-    pub dtype: DType,
-}
-
-impl Setup {
-    /// f32, on the device with autodiff.
-    pub fn new(device: &Device, strategy: Strategy) -> Self {
-        Self { device: device.clone().autodiff(), strategy, dtype: DType::F32 }
-    }
-
-    pub fn dtype(self, dtype: DType) -> Self {
-        Self { dtype, ..self }
-    }
-}
 
 pub fn lists(problem: &Problem, inputs: &Inputs, device: &Device) -> Tensor<4, Int> {
     let shape = [problem.batch, problem.query_blocks(), problem.list_heads, problem.entries];

@@ -7,5 +7,5 @@ mod isolation;
 mod oracle;
 mod random;
 mod relations;
-mod run;
+pub(super) mod run;
 mod views;

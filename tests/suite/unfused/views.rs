@@ -1,28 +1,15 @@
 //! Tensors and cotangents that are views give what contiguous tensors of the same values give.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 
 use super::oracle::Halves;
 use super::random::{agree, everything};
 use super::run::{Setup, run_laid};
 use crate::support::check::close_to_unit;
 use crate::support::devices;
+use crate::support::layout::{for_each_view, swapped};
 use crate::support::problem::Problem;
 use crate::support::run::round;
-
-/// The middle of a longer axis, with NaN beyond.
-fn cropped<const D: usize>(tensor: Tensor<D>, axis: usize) -> Tensor<D> {
-    let mut edge = tensor.dims();
-    let length = edge[axis];
-    edge[axis] = 1;
-    let edge = Tensor::<D>::full(edge, f32::NAN, (&tensor.device(), tensor.dtype()));
-    Tensor::cat(vec![edge.clone(), tensor, edge], axis).narrow(axis, 1, length)
-}
-
-/// With two axes exchanged in memory.
-fn swapped<const D: usize>(tensor: Tensor<D>, a: usize, b: usize) -> Tensor<D> {
-    (tensor.swap_dims(a, b) * 1.0).swap_dims(a, b)
-}
 
 /// A crop along each axis, and every exchange of two.
 fn check(dtype: DType, tolerance: f64) {
@@ -36,22 +23,14 @@ fn check(dtype: DType, tolerance: f64) {
         for strategy in device.strategies() {
             let setup = Setup::new(&device.device, strategy).dtype(dtype);
             let want = run_laid::<2, 5>(&problem, &halves, &setup, &|x| x, &|x| x);
-            let compare = |what: &str, lay: &dyn Fn(Tensor<5>) -> Tensor<5>| {
+            for_each_view::<5>(|what, lay| {
                 let more = |tensor| swapped(tensor, 1, 2);
                 let got = run_laid(&problem, &halves, &setup, lay, &more);
                 let what = format!("{} {strategy:?} {dtype:?} {what}", device.name);
                 for ((name, got), (_, want)) in got.named().into_iter().zip(want.named()) {
                     close_to_unit(&format!("{what} {name}"), got, want, tolerance, 1.0);
                 }
-            };
-            for axis in 0..5 {
-                // The loss of a crop reads none of the NaN around it.
-                compare(&format!("cropped along {axis}"), &|tensor| cropped(tensor, axis));
-                for other in 0..axis {
-                    let name = format!("{axis} and {other} exchanged");
-                    compare(&name, &|tensor| swapped(tensor, axis, other));
-                }
-            }
+            });
         }
     }
 }
