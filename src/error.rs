@@ -153,6 +153,14 @@ pub enum AttentionError {
         /// What it must be, and what says so.
         bound: String,
     },
+    /// A sequence of a packed batch is at fault.
+    #[error("sequence {sequence}: {error}")]
+    Sequence {
+        /// Its number.
+        sequence: usize,
+        /// What is wrong with it.
+        error: Box<AttentionError>,
+    },
     /// The scale is infinite or not a number.
     #[error("scale: is {got}, must be finite")]
     Scale {
@@ -232,4 +240,11 @@ pub enum AttentionError {
         /// The device of the tensors.
         device: String,
     },
+}
+
+impl AttentionError {
+    /// The same of a sequence of a packed batch.
+    pub(crate) fn of_sequence(self, sequence: usize) -> Self {
+        Self::Sequence { sequence, error: Box::new(self) }
+    }
 }

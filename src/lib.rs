@@ -92,6 +92,7 @@ mod names;
 pub mod nn;
 pub mod nsa;
 mod options;
+pub mod packed;
 pub mod plan;
 mod problem;
 pub mod profile;
@@ -102,11 +103,13 @@ pub use burn_natten_kernels::{Axis, BlockSparse, Problem};
 pub use context::{Context, ContextScope, MemoryPreference};
 pub use error::AttentionError;
 pub use functional::{
-    AttentionOutput, BlockSparseOutput, NeighborhoodOutput, attention, block_sparse1d,
-    block_sparse2d, block_sparse3d, merge_attentions, na1d, na1d_av, na1d_qk, na2d, na2d_av,
-    na2d_qk, na3d, na3d_av, na3d_qk, try_attention, try_block_sparse1d, try_block_sparse2d,
-    try_block_sparse3d, try_merge_attentions, try_na1d, try_na1d_av, try_na1d_qk, try_na2d,
-    try_na2d_av, try_na2d_qk, try_na3d, try_na3d_av, try_na3d_qk,
+    AttentionOutput, BlockSparseOutput, NeighborhoodOutput, attention, attention_packed,
+    block_sparse1d, block_sparse2d, block_sparse3d, merge_attentions, na1d, na1d_av, na1d_packed,
+    na1d_qk, na2d, na2d_av, na2d_packed, na2d_qk, na3d, na3d_av, na3d_packed, na3d_qk,
+    try_attention, try_attention_packed, try_block_sparse1d, try_block_sparse2d,
+    try_block_sparse3d, try_merge_attentions, try_na1d, try_na1d_av, try_na1d_packed, try_na1d_qk,
+    try_na2d, try_na2d_av, try_na2d_packed, try_na2d_qk, try_na3d, try_na3d_av, try_na3d_packed,
+    try_na3d_qk,
 };
 pub use names::UnknownName;
 pub use nn::{
@@ -123,6 +126,7 @@ pub use options::{
     AttentionOptions, BlockSparseOptions, CausalAlignment, Mslk, NativeSparseAttentionOptions,
     NeighborhoodOptions, PerAxis, Strategy,
 };
+pub use packed::{Lengths, Spaces, Window};
 pub use tier::{Capabilities, TensorCores, Tier, select};
 pub use warm_up::{warm_up, warm_up_training};
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod block_sparse;
 pub(crate) mod native_sparse;
+pub(crate) mod packed;
 pub(crate) mod unfused;
 
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
@@ -114,7 +115,8 @@ pub(crate) fn window_axis(
 ) -> Result<Axis, AttentionError> {
     let (kernel_size, stride) = (windows.kernel_size[axis], windows.stride[axis]);
     let dilation = windows.dilation[axis];
-    at_least("kernel_size", axis, kernel_size, 2)?;
+    // Along an axis of one token there is no more than one key.
+    at_least("kernel_size", axis, kernel_size, if length == 1 { 1 } else { 2 })?;
     at_most("kernel_size", axis, kernel_size, length, "the length of the axis")?;
     at_least("stride", axis, stride, 1)?;
     at_most("stride", axis, stride, kernel_size, "kernel_size")?;

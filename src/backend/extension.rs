@@ -3,7 +3,9 @@
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 use burn_natten_kernels::{Operands, Saved};
 
-use super::{AttentionGradients, AttentionInputs, AttentionResults, Plan, merge, reference};
+use super::{
+    AttentionGradients, AttentionInputs, AttentionResults, Plan, merge, packed, reference,
+};
 
 /// Forward operators.
 #[backend_extension(
@@ -19,7 +21,10 @@ pub trait AttentionOps: Backend {
         #[extension_type] inputs: AttentionInputs<Self>,
         plan: Plan,
     ) -> AttentionResults<Self> {
-        AttentionResults::new(reference::forward::<Self>(inputs.operands(), &plan))
+        AttentionResults::new(match &plan.parts {
+            Some(parts) => packed::forward::<Self>(inputs.operands(), parts),
+            None => reference::forward::<Self>(inputs.operands(), &plan),
+        })
     }
 
     /// Merges `outs` `[parts, rows, head_dim]` by their `lses` `[parts, rows]`: `(out [rows,
@@ -50,7 +55,10 @@ pub trait AttentionBackwardOps: Backend {
         plan: Plan,
     ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
-        AttentionGradients::new(reference::backward::<Self>(saved, wanted, &plan))
+        AttentionGradients::new(match &plan.parts {
+            Some(parts) => packed::backward::<Self>(saved, wanted, parts),
+            None => reference::backward::<Self>(saved, wanted, &plan),
+        })
     }
 
     /// Gradients of `outs` and `lses`.

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::sm90;
 
-use super::log_once;
+use super::{Part, log_once};
 use crate::tier::{Ladder, Request, Selection, TOO_LARGE, selection};
 use crate::{AttentionError, Capabilities, Context, Strategy, Tier};
 
@@ -18,6 +18,8 @@ pub struct Plan {
     pub(crate) forward: Ladder,
     pub(crate) backward: Ladder,
     hopper: Arc<Hopper>,
+    /// What a packed batch is made of; the rest of the plan is that of no tokens then.
+    pub(crate) parts: Option<Arc<[Part]>>,
 }
 
 /// The schedules of the Hopper tier, each chosen when it is asked for first: a call that has no backward pass plans none.
@@ -65,7 +67,13 @@ impl Plan {
         let request = Request { problem: &problem, dtype, device: capabilities, context };
         let Selection { forward, backward, notes } = selection(&request, strategy)?;
         let hopper = Arc::default();
-        Ok((Self { problem, dtype, context, strategy, forward, backward, hopper }, notes))
+        let parts = None;
+        Ok((Self { problem, dtype, context, strategy, forward, backward, hopper, parts }, notes))
+    }
+
+    /// The same for the runs of a packed batch.
+    pub(crate) fn with_parts(self, parts: Vec<Part>) -> Self {
+        Self { parts: Some(parts.into()), ..self }
     }
 
     /// The schedule of the Hopper tier, which its launch takes and `explain` prints; or why there is none.

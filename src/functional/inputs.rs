@@ -2,10 +2,11 @@
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Tensor};
-use burn_natten_kernels::{KeyValue, Operands, Problem};
+use burn_natten_kernels::{Axis, KeyValue, Operands, Problem};
 
-use crate::backend::{AttentionInputs, AttentionOps, Plan};
+use crate::backend::{AttentionInputs, AttentionOps, Part, Plan};
 use crate::options::{AdditionalTokens, AttentionOptions};
+use crate::problem::packed::Run;
 use crate::warm_up::prepare;
 use crate::{AttentionError, Context};
 
@@ -126,20 +127,46 @@ impl<const D: usize> Inputs<D> {
         problem: Problem,
         options: &AttentionOptions,
     ) -> Result<(Tensor<D>, Tensor<L>), AttentionError> {
+        let plan = self.plan(problem, options)?;
+        Ok(self.run_plan(plan))
+    }
+
+    /// Runs the sequences of a packed batch, which were made from the shapes of these tensors: `(out, logsumexp)`.
+    pub fn run_packed<const L: usize>(
+        self,
+        runs: Vec<Run>,
+        options: &AttentionOptions,
+    ) -> Result<(Tensor<D>, Tensor<L>), AttentionError> {
+        let nothing = Problem::new([Axis::dense(0, 0, false)], 1, 1);
+        let mut parts = Vec::with_capacity(runs.len());
+        for run in runs {
+            parts.push(Part { plan: self.plan(run.problem, options)?, run });
+        }
+        let plan = self.plan(nothing, options)?.with_parts(parts);
+        Ok(self.run_plan(plan))
+    }
+
+    fn plan(&self, problem: Problem, options: &AttentionOptions) -> Result<Plan, AttentionError> {
         let context = options.context.unwrap_or_else(Context::current);
         let (device, dtype) = (self.query.device(), self.query.dtype());
         let plan = Plan::new(problem, dtype, &device, options.strategy, context)?;
         prepare(&plan, &device)?;
+        Ok(plan)
+    }
+
+    fn run_plan<const L: usize>(self, plan: Plan) -> (Tensor<D>, Tensor<L>) {
         let operands = Operands::new(
             self.query.into_dispatch(),
             self.key.into_dispatch(),
             self.value.into_dispatch(),
         );
-        let additional = self.additional.filter(|_| problem.additional > 0).map(|(key, value)| {
-            KeyValue { key: key.into_dispatch(), value: value.into_dispatch() }
-        });
+        let additional =
+            self.additional.filter(|(key, _)| key.dims()[1] > 0).map(|(key, value)| KeyValue {
+                key: key.into_dispatch(),
+                value: value.into_dispatch(),
+            });
         let inputs = AttentionInputs::new(Operands { additional, bias: self.bias, ..operands });
         let results = Dispatch::attention_forward(inputs, plan);
-        Ok((Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse)))
+        (Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse))
     }
 }

@@ -20,6 +20,7 @@ mod models;
 mod nat;
 mod natten_shapes;
 mod nsa;
+mod packed;
 mod plan;
 mod properties;
 mod relations;

@@ -24,7 +24,7 @@ use memory::{Lay, empty_gradients, empty_outputs};
 use super::extension::saved;
 use super::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
-    FALLBACKS, Plan, log_once, reference,
+    FALLBACKS, Plan, log_once, packed, reference,
 };
 use crate::tier::Ladder;
 use crate::{AttentionError, Strategy, Tier};
@@ -157,6 +157,9 @@ fn launch_backward(
 impl AttentionOps for CubeBackend {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
+        if let Some(parts) = &plan.parts {
+            return AttentionResults::new(packed::forward::<Self>(operands, parts));
+        }
         AttentionResults::new(match launch_forward(&operands, &plan) {
             Some(outputs) => outputs,
             None => reference::forward::<Self>(operands, &plan),
@@ -173,6 +176,9 @@ impl AttentionBackwardOps for CubeBackend {
         plan: Plan,
     ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
+        if let Some(parts) = &plan.parts {
+            return AttentionGradients::new(packed::backward::<Self>(saved, wanted, parts));
+        }
         AttentionGradients::new(match launch_backward(&saved, wanted, &plan) {
             Some(gradients) => gradients,
             None => reference::backward::<Self>(saved, wanted, &plan),

@@ -34,12 +34,15 @@ use self::simd::Real;
 use super::extension::saved;
 use super::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
-    Plan, reference,
+    Plan, packed, reference,
 };
 
 impl AttentionOps for Flex {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
+        if let Some(parts) = &plan.parts {
+            return AttentionResults::new(packed::forward::<Self>(operands, parts));
+        }
         if plan.is_empty() || !plan.forward.has_kernels() {
             return AttentionResults::new(reference::forward::<Self>(operands, &plan));
         }
@@ -62,6 +65,9 @@ impl AttentionBackwardOps for Flex {
         plan: Plan,
     ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
+        if let Some(parts) = &plan.parts {
+            return AttentionGradients::new(packed::backward::<Self>(saved, wanted, parts));
+        }
         if plan.is_empty() || !plan.backward.has_kernels() {
             return AttentionGradients::new(reference::backward::<Self>(saved, wanted, &plan));
         }

@@ -1,0 +1,130 @@
+//! A sequence gives what it gives alone, to the bit, and nothing of it reaches another.
+
+use burn::tensor::DType;
+use burn_natten::Strategy;
+
+use super::batch::{Packed, images, joined, run, texts};
+use crate::suite::unfused::run::Setup;
+use crate::support::check::identical;
+use crate::support::problem::{Gradients, Inputs};
+use crate::support::run::{self, Loss, Results, rounded};
+use crate::support::{TestDevice, devices};
+
+fn batches() -> [Packed; 4] {
+    [images(None, false), images(Some(3), false), texts(false, None), texts(true, Some(2))]
+}
+
+fn gradients(results: &Results) -> &Gradients {
+    results.gradients.as_ref().expect("was asked for")
+}
+
+fn check(device: &TestDevice, strategy: Strategy, dtype: DType, packed: &Packed) {
+    let mut inputs = packed.inputs(3);
+    if dtype != DType::F32 {
+        inputs = inputs.into_iter().map(|inputs| rounded(inputs, dtype)).collect();
+    }
+    // A loss of the output alone: that of a row that sees no key has no logsumexp to take part.
+    for inputs in &mut inputs {
+        inputs.grad_lse.fill(0.0);
+    }
+    let together = run(packed, &inputs, &Setup::new(&device.device, strategy).dtype(dtype));
+    let setup = run::Setup::new(&device.device).strategy(strategy).dtype(dtype).loss(Loss::Out);
+    let (mut row, mut more) = ([0; 4], [0; 2]);
+    let what = format!("{} {strategy:?} {dtype:?}", device.name);
+    for (number, (problem, inputs)) in packed.sequences.iter().zip(&inputs).enumerate() {
+        if problem.queries() == 0 {
+            let keys = [&inputs.key, &inputs.value].map(Vec::len);
+            let of = gradients(&together);
+            assert!(of.key[row[2]..][..keys[0]].iter().all(|gradient| *gradient == 0.0));
+            assert!(of.value[row[3]..][..keys[1]].iter().all(|gradient| *gradient == 0.0));
+            (row[2], row[3]) = (row[2] + keys[0], row[3] + keys[1]);
+        } else {
+            let alone = run::run(problem, inputs, &setup).expect("fits");
+            let mut part = |name: &str, all: &[f64], one: &[f64], at: &mut usize| {
+                identical(&format!("{what} {name} of {number}"), &all[*at..][..one.len()], one);
+                *at += one.len();
+            };
+            part("out", &together.out, &alone.out, &mut row[0]);
+            let (all, one) = (gradients(&together), gradients(&alone));
+            part("dq", &all.query, &one.query, &mut row[1]);
+            part("dk", &all.key, &one.key, &mut row[2]);
+            part("dv", &all.value, &one.value, &mut row[3]);
+            part("additional dk", &all.more_keys[more[0]..], &one.more_keys, &mut 0);
+            part("additional dv", &all.more_values[more[1]..], &one.more_values, &mut 0);
+        }
+        more = [more[0] + inputs.more_keys.len(), more[1] + inputs.more_values.len()];
+    }
+    assert_eq!(row[0], together.out.len(), "{what}: all are there");
+}
+
+#[test]
+fn a_sequence_gives_what_it_gives_alone() {
+    for device in devices() {
+        for strategy in device.strategies() {
+            for packed in batches() {
+                check(&device, strategy, DType::F32, &packed);
+            }
+        }
+    }
+}
+
+#[test]
+fn so_do_half_types() {
+    for dtype in [DType::F16, DType::BF16] {
+        for device in devices().into_iter().filter(|device| device.supports(dtype)) {
+            for strategy in device.half_strategies() {
+                check(&device, strategy, dtype, &images(None, false));
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_in_a_sequence_reaches_no_other() {
+    let spoil = |inputs: &mut Inputs| {
+        for values in [&mut inputs.query, &mut inputs.key, &mut inputs.value] {
+            values.fill(f64::NAN);
+        }
+        inputs.more_keys.fill(f64::NAN);
+        inputs.more_values.fill(f64::INFINITY);
+    };
+    for device in devices() {
+        for strategy in device.strategies() {
+            for packed in batches() {
+                let inputs = packed.inputs(5);
+                let setup = Setup::new(&device.device, strategy);
+                let clean = run(&packed, &inputs, &setup);
+                for spoiled in 0..packed.sequences.len() {
+                    let mut with_nan = inputs.clone();
+                    spoil(&mut with_nan[spoiled]);
+                    let got = run(&packed, &with_nan, &setup);
+                    let compare =
+                        |name: &str, got: &[f64], want: &[f64], of: fn(&Inputs) -> &Vec<f64>| {
+                            // Where each element's sequence is known by the sizes of the inputs.
+                            let sizes = inputs.iter().map(|inputs| of(inputs).len());
+                            let mut at = 0;
+                            for (number, size) in sizes.enumerate() {
+                                if number != spoiled {
+                                    let what =
+                                        format!("{} {strategy:?} {name} of {number}", device.name);
+                                    identical(&what, &got[at..][..size], &want[at..][..size]);
+                                }
+                                at += size;
+                            }
+                            assert_eq!((at, want.len()), (got.len(), joined(&inputs, of).len()));
+                        };
+                    compare("out", &got.out, &clean.out, |x| &x.grad_out);
+                    compare("lse", &got.lse, &clean.lse, |x| &x.grad_lse);
+                    let (got, clean) = (gradients(&got), gradients(&clean));
+                    compare("dq", &got.query, &clean.query, |x| &x.query);
+                    compare("dk", &got.key, &clean.key, |x| &x.key);
+                    compare("dv", &got.value, &clean.value, |x| &x.value);
+                    compare("additional dk", &got.more_keys, &clean.more_keys, |x| &x.more_keys);
+                    compare("additional dv", &got.more_values, &clean.more_values, |x| {
+                        &x.more_values
+                    });
+                }
+            }
+        }
+    }
+}
