@@ -29,7 +29,8 @@
 //! [`na1d`], [`na2d`] and [`na3d`] (neighborhood attention), [`attention`] (dense) and
 //! [`merge_attentions`]; the halves of the former, for whoever wants to see or to change attention weights:
 //! [`na1d_qk`], [`na1d_av`] and so on; [`block_sparse1d`], [`block_sparse2d`] and [`block_sparse3d`], whose queries see the blocks
-//! of keys in a list; and [`native_sparse_attention`] for long sequences. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
+//! of keys in a list; [`attention_packed`], [`na1d_packed`] and so on for sequences of different sizes in one call; and
+//! [`native_sparse_attention`] for long sequences. Each panics with the text of an [`AttentionError`] on bad input, as Burn's
 //! own operators do; its `try_` twin returns the error, and the logsumexp beside the output. Every
 //! output is differentiable on every backend, the logsumexp included.
 //!

@@ -9,6 +9,7 @@
 //! | [`block_sparse`] | How does a query see blocks of keys from a list? |
 //! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
 //! | [`native_sparse_attention`] | How do long sequences attend to what matters? |
+//! | [`packed`] | How are images, videos or texts of different sizes attended in one call? |
 //! | [`determinism`] | When do results repeat bit by bit? |
 //! | [`memory`] | What is kept, and what is allocated? |
 //! | [`precision`] | Which element types are there, and how large are errors? |
@@ -50,6 +51,9 @@ pub mod models {
 }
 pub mod native_sparse_attention {
     #![doc = include_str!("native_sparse_attention.md")]
+}
+pub mod packed {
+    #![doc = include_str!("packed.md")]
 }
 pub mod position_bias {
     #![doc = include_str!("position_bias.md")]

@@ -3,16 +3,16 @@ use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
-use crate::{NeighborhoodOptions, na1d, na2d, na3d};
+use crate::{NeighborhoodOptions, Spaces, na1d, na1d_packed, na2d, na2d_packed, na3d, na3d_packed};
 
 /// Defines the layer of a rank and its configuration.
 ///
 /// `$d` is the rank of the input, `$h` that of the query, whose channels are split into heads, `$b` that of a position
 /// bias.
 macro_rules! neighborhood_attention_layer {
-    ($name:ident, $config:ident, $operator:ident, rank $rank:tt, $d:literal, $h:literal, $b:literal,
+    ($name:ident, $config:ident, $operator:ident, $packed:ident, rank $rank:tt, $d:literal, $h:literal, $b:literal,
      space $space:literal, ones $ones:tt, falses $falses:tt,
-     example $kernel:literal $small:literal $dims:literal) => {
+     example $kernel:literal $small:literal $dims:literal $spaces:literal) => {
         #[doc = concat!("Configuration of [`", stringify!($name), "`].")]
         ///
         /// # Example
@@ -176,6 +176,43 @@ macro_rules! neighborhood_attention_layer {
                 self.dropout.forward(self.proj.forward(attended))
             }
 
+            /// [`forward`](Self::forward) for inputs of different sizes, one behind the other, as
+            #[doc = concat!("[`", stringify!($packed), "`](crate::", stringify!($packed), ") takes them.")]
+            ///
+            /// ```rust
+            /// use burn::tensor::{Device, Distribution, Tensor};
+            /// use burn_natten::Spaces;
+            #[doc = concat!("use burn_natten::nn::", stringify!($config), ";")]
+            ///
+            /// let device = Device::flex();
+            #[doc = concat!("let layer = ", stringify!($config), "::new(32, 4, ", $small, ").init(&device);")]
+            #[doc = concat!("let spaces = Spaces::new(", $spaces, ");")]
+            /// let shape = [1, spaces.tokens(), 32];
+            /// let input = Tensor::<3>::random(shape, Distribution::Default, &device);
+            /// assert_eq!(layer.forward_packed(input, &spaces).dims(), shape);
+            /// ```
+            ///
+            /// # Shapes
+            ///
+            /// - input: `[1, tokens of all spaces, embed_dim]`
+            /// - output: `[1, tokens of all spaces, embed_dim]`
+            ///
+            /// # Panics
+            ///
+            /// With the text of an [`AttentionError`](crate::AttentionError) if the windows do not fit into a space, or the tokens are
+            /// not those of the spaces.
+            #[track_caller]
+            pub fn forward_packed(&self, input: Tensor<3>, spaces: &Spaces<$rank>) -> Tensor<3> {
+                let shape = input.dims();
+                let [batch, tokens, channels] = shape;
+                let qkv = self.qkv.forward(input);
+                let heads = [batch, tokens, self.num_heads, channels / self.num_heads];
+                let [query, key, value] = [0, 1, 2]
+                    .map(|part| qkv.clone().narrow(2, part * channels, channels).reshape(heads));
+                let attended = $packed(query, key, value, spaces, self.options()).reshape(shape);
+                self.dropout.forward(self.proj.forward(attended))
+            }
+
             /// The query, key and value that [`forward`](Self::forward) attends with, for instance
             /// to look at attention weights:
             ///
@@ -228,15 +265,15 @@ macro_rules! neighborhood_attention_layer {
     };
 }
 
-neighborhood_attention_layer!(NeighborhoodAttention1d, NeighborhoodAttention1dConfig, na1d,
+neighborhood_attention_layer!(NeighborhoodAttention1d, NeighborhoodAttention1dConfig, na1d, na1d_packed,
     rank 1, 3, 4, 2, space "length", ones "[1]", falses "[false]",
-    example "[7]" "[5]" "[2, 20, 32]");
-neighborhood_attention_layer!(NeighborhoodAttention2d, NeighborhoodAttention2dConfig, na2d,
+    example "[7]" "[5]" "[2, 20, 32]" "[[9], [14]]");
+neighborhood_attention_layer!(NeighborhoodAttention2d, NeighborhoodAttention2dConfig, na2d, na2d_packed,
     rank 2, 4, 5, 3, space "height, width", ones "[1, 1]", falses "[false, false]",
-    example "[7, 7]" "[3, 3]" "[2, 8, 9, 32]");
-neighborhood_attention_layer!(NeighborhoodAttention3d, NeighborhoodAttention3dConfig, na3d,
+    example "[7, 7]" "[3, 3]" "[2, 8, 9, 32]" "[[8, 9], [7, 12]]");
+neighborhood_attention_layer!(NeighborhoodAttention3d, NeighborhoodAttention3dConfig, na3d, na3d_packed,
     rank 3, 5, 6, 4, space "depth, height, width", ones "[1, 1, 1]", falses "[false, false, false]",
-    example "[2, 3, 3]" "[2, 2, 3]" "[1, 4, 5, 6, 32]");
+    example "[2, 3, 3]" "[2, 2, 3]" "[1, 4, 5, 6, 32]" "[[4, 5, 6], [2, 3, 9]]");
 
 /// A new relative position bias of as many heads and windows of this size.
 fn position_bias<const N: usize, const B: usize>(

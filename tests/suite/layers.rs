@@ -7,6 +7,7 @@ use burn_natten::nn::{
     NeighborhoodAttention1dConfig, NeighborhoodAttention2dConfig, NeighborhoodAttention3dConfig,
     NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig,
 };
+use burn_natten::packed::{pack, unpack};
 use burn_natten::{NeighborhoodOptions, na2d};
 use rstest::rstest;
 
@@ -227,4 +228,18 @@ fn configurations_refuse(#[case] config: NeighborhoodAttention2dConfig, #[case] 
 
 fn config(embed_dim: usize, num_heads: usize) -> NeighborhoodAttention2dConfig {
     NeighborhoodAttention2dConfig::new(embed_dim, num_heads, [3, 3])
+}
+
+#[test]
+fn packed_images_are_as_if_each_were_alone() {
+    let device = Device::flex();
+    let config = NeighborhoodAttention2dConfig::new(8, 2, [3, 2]).with_dilation([1, 2]);
+    let layer = config.with_rel_pos_bias(true).init(&device);
+    let sizes = [[5, 7], [3, 4], [3, 4]];
+    let images = sizes.map(|[height, width]| random([height, width, 8], &device));
+    let (tokens, spaces) = pack::<2, 3>(images.to_vec()).expect("of one kind");
+    let attended = unpack::<2, 3>(layer.forward_packed(tokens, &spaces), &spaces).expect("fits");
+    for (image, attended) in images.into_iter().zip(attended) {
+        assert!(close(&layer.forward(image.unsqueeze()).squeeze_dim(0), &attended));
+    }
 }
