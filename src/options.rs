@@ -152,7 +152,7 @@ pub struct NeighborhoodOptions<const N: usize> {
 }
 
 impl<const N: usize> NeighborhoodOptions<N> {
-    /// Windows of `kernel_size` keys along each axis, at least 2 and at most the axis' length.
+    /// Windows of `kernel_size` keys along each axis, at least 2 and at most the axis' length; 1 along an axis of one token.
     ///
     /// Stride and dilation are 1, no axis is causal, the scale is `head_dim^-0.5`.
     ///

@@ -170,11 +170,15 @@ pub(super) fn backward<B: AttentionBackwardOps>(
     // Of each operand, what the parts give.
     let mut sums = operands.as_ref().map(|_, _| Vec::new());
     for part in parts {
+        let wanted = part.wanted(wanted);
+        if wanted.iter().all(|(_, is_wanted)| !is_wanted) {
+            continue;
+        }
         let given = B::attention_backward(
             AttentionInputs::new(part.operands::<B>(&operands)),
             AttentionResults::new(part.outputs::<B>(&outputs)),
             AttentionResults::new(part.outputs::<B>(&gradients)),
-            part.wanted(wanted),
+            wanted,
             part.plan.clone(),
         );
         let AttentionGradients { query, key, value, additional_key, additional_value, bias } =

@@ -8,7 +8,7 @@ use crate::backend::{AttentionInputs, AttentionOps, Part, Plan};
 use crate::options::{AdditionalTokens, AttentionOptions};
 use crate::problem::packed::Run;
 use crate::warm_up::prepare;
-use crate::{AttentionError, Context};
+use crate::{AttentionError, Context, Strategy};
 
 /// The additional keys and values, both or neither.
 pub(super) fn additional_tokens(
@@ -137,12 +137,17 @@ impl<const D: usize> Inputs<D> {
         runs: Vec<Run>,
         options: &AttentionOptions,
     ) -> Result<(Tensor<D>, Tensor<L>), AttentionError> {
-        let nothing = Problem::new([Axis::dense(0, 0, false)], 1, 1);
+        // What has nothing to compute is no reason to refuse a strategy.
+        let idle = options.clone().with_strategy(Strategy::Reference);
         let mut parts = Vec::with_capacity(runs.len());
         for run in runs {
-            parts.push(Part { plan: self.plan(run.problem, options)?, run });
+            let options = if run.is_idle() { &idle } else { options };
+            let plan = self.plan(run.problem, options);
+            let plan = plan.map_err(|error| error.of_sequence(run.sequence))?;
+            parts.push(Part { run, plan });
         }
-        let plan = self.plan(nothing, options)?.with_parts(parts);
+        let nothing = Problem::new([Axis::dense(0, 0, false)], 1, 1);
+        let plan = self.plan(nothing, &idle)?.with_parts(parts);
         Ok(self.run_plan(plan))
     }
 

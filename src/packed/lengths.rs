@@ -1,3 +1,4 @@
+use std::iter::repeat_n;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -83,12 +84,12 @@ impl Lengths {
 
     /// Queries of all sequences.
     pub fn tokens(&self) -> usize {
-        self.queries.iter().sum()
+        total(self.queries.iter().copied())
     }
 
     /// Keys of all sequences.
     pub fn key_tokens(&self) -> usize {
-        self.keys.iter().sum()
+        total(self.keys.iter().copied())
     }
 
     /// The queries of each sequence among the packed ones.
@@ -99,7 +100,7 @@ impl Lengths {
     /// Number of the sequence that each query is of, `[total]`.
     pub fn sequences(&self, device: &Device) -> Tensor<1, Int> {
         numbers(
-            self.queries.iter().enumerate().flat_map(|(number, length)| vec![number; *length]),
+            self.queries.iter().enumerate().flat_map(|(number, length)| repeat_n(number, *length)),
             device,
         )
     }
@@ -110,11 +111,16 @@ impl Lengths {
     }
 }
 
+/// The sum, or the largest number there is: no tensor has as many tokens.
+pub(super) fn total(lengths: impl Iterator<Item = usize>) -> usize {
+    lengths.fold(0, usize::saturating_add)
+}
+
 /// Where sequences of these lengths lie.
 pub(crate) fn ranges(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = Range<usize>> {
-    lengths.scan(0, |end, length| {
+    lengths.scan(0usize, |end, length| {
         let start = *end;
-        *end += length;
+        *end = end.saturating_add(length);
         Some(start..*end)
     })
 }

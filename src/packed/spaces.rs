@@ -1,9 +1,10 @@
+use std::iter::repeat_n;
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor};
 
-use super::lengths::{numbers, ranges};
+use super::lengths::{numbers, ranges, total};
 use crate::PerAxis;
 
 /// The spaces of a packed batch: how long the axes of each image, video or sequence are, slowest first. Their tokens lie row-major, one
@@ -112,7 +113,7 @@ impl<const N: usize> Spaces<N> {
 
     /// Tokens of all spaces.
     pub fn tokens(&self) -> usize {
-        self.lengths().sum()
+        total(self.lengths())
     }
 
     /// The tokens of each space among the packed ones.
@@ -121,13 +122,13 @@ impl<const N: usize> Spaces<N> {
     }
 
     fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
-        self.spaces.iter().map(|space| space.iter().product())
+        self.spaces.iter().map(|space| space.iter().copied().fold(1, usize::saturating_mul))
     }
 
     /// Number of the space that each token is of, `[total]`.
     pub fn sequences(&self, device: &Device) -> Tensor<1, Int> {
         numbers(
-            self.lengths().enumerate().flat_map(|(number, length)| vec![number; length]),
+            self.lengths().enumerate().flat_map(|(number, length)| repeat_n(number, length)),
             device,
         )
     }

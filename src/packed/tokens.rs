@@ -1,16 +1,24 @@
+use std::ops::Range;
+
 use burn::tensor::{Slice, Tensor};
 
 use super::Spaces;
 use crate::AttentionError;
+use crate::functional::inputs::matches;
 use crate::problem::same;
 
-/// Tensors of different spaces, `[*space, channels]` each, as one packed tensor `[1, total, channels]`, and their spaces.
+/// Tensors of different spaces as one packed tensor, and their spaces. Differentiable; [`unpack`] is the way back.
 ///
-/// `D` is `N + 1`. Differentiable. [`unpack`] is the way back.
+/// # Shapes
+///
+/// `D` is `N + 1`.
+///
+/// - tensors: `[*space, channels]` each, at least one
+/// - returns `[1, total, channels]`
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if there is no tensor, or one has other channels than the first.
+/// [`AttentionError`] if there is no tensor, or one has other channels, another type or another device than the first.
 ///
 /// # Example
 ///
@@ -35,7 +43,8 @@ pub fn pack<const N: usize, const D: usize>(
     tensors: Vec<Tensor<D>>,
 ) -> Result<(Tensor<3>, Spaces<N>), AttentionError> {
     const { assert!(D == N + 1, "a tensor has the axes of its space, and channels") };
-    let Some(first) = tensors.first() else {
+    const OTHER: &str = "the first of them";
+    let Some(first) = tensors.first().cloned() else {
         let bound = "at least 1".to_string();
         return Err(AttentionError::Parameter { parameter: "tensors", got: 0, bound });
     };
@@ -44,18 +53,32 @@ pub fn pack<const N: usize, const D: usize>(
     let mut lines = vec![];
     for tensor in tensors {
         let dims = tensor.dims();
-        same(&dims, "tensors", &channels, "the first of them", N, "channels")?;
+        same(&dims, "tensors", &channels, OTHER, N, "channels")?;
+        matches(("tensors", &tensor), (OTHER, &first))?;
         let mut space = [0; N];
         space.copy_from_slice(&dims[..N]);
-        lines.push(tensor.reshape([1, space.iter().product(), dims[N]]));
         spaces.push(space);
+        // Burn takes a length of 0 for another of the tensor's.
+        if !space.contains(&0) {
+            lines.push(tensor.reshape([1, space.iter().product(), dims[N]]));
+        }
     }
-    Ok((Tensor::cat(lines, 1), Spaces::new(spaces)))
+    let packed = match lines.is_empty() {
+        true => Tensor::empty([1, 0, channels[N]], (&first.device(), first.dtype())),
+        false => Tensor::cat(lines, 1),
+    };
+    Ok((packed, Spaces::new(spaces)))
 }
 
-/// The tensors `[*space, channels]` of a packed one, `[1, total, channels]`. Differentiable.
+/// The tensors of a packed one. Differentiable, though the gradient of each tensor passes through one of the size of them all: to
+/// pool or to add up by space, [`Spaces::sequences`] is cheaper.
+///
+/// # Shapes
 ///
 /// `D` is `N + 1`.
+///
+/// - packed: `[1, total, channels]`
+/// - returns `[*space, channels]` of each
 ///
 /// # Errors
 ///
@@ -69,10 +92,36 @@ pub fn unpack<const N: usize, const D: usize>(
     let expected = [1, spaces.tokens()];
     same(&dims, "packed", &expected, "a packed batch", 0, "batch")?;
     same(&dims, "packed", &expected, "spaces", 1, "tokens")?;
-    let tensor = |(range, space): (std::ops::Range<usize>, &[usize; N])| {
+    let tensor = |(range, space): (Range<usize>, &[usize; N])| {
         let mut shape = [dims[2]; D];
         shape[..N].copy_from_slice(space);
-        packed.clone().slice([Slice::full(), Slice::from(range), Slice::full()]).reshape(shape)
+        match range.is_empty() {
+            true => Tensor::empty(shape, (&packed.device(), packed.dtype())),
+            false => {
+                let slices = [Slice::full(), Slice::from(range), Slice::full()];
+                packed.clone().slice(slices).reshape(shape)
+            }
+        }
     };
     Ok(spaces.ranges().zip(spaces.as_slice()).map(tensor).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn spaces_without_tokens_are_there() {
+        let device = Device::flex();
+        let of = |space: [usize; 2]| Tensor::<3>::ones([space[0], space[1], 3], &device);
+        let sizes = [[0, 6], [2, 2], [5, 0]];
+        let (packed, spaces) = pack::<2, 3>(sizes.map(of).to_vec()).expect("of one kind");
+        assert_eq!((packed.dims(), spaces.as_slice()), ([1, 4, 3], &sizes[..]));
+        let back = unpack::<2, 3>(packed, &spaces).expect("fits");
+        assert!(back.iter().map(Tensor::dims).eq(sizes.map(|[a, b]| [a, b, 3])));
+        let (none, spaces) = pack::<2, 3>(vec![of([0, 6])]).expect("of one kind");
+        assert_eq!((none.dims(), spaces.tokens()), ([1, 0, 3], 0));
+    }
 }

@@ -20,6 +20,14 @@ pub(crate) struct Run {
     pub has_additional_alone: bool,
 }
 
+impl Run {
+    /// Whether there is no query, or nothing that any could see.
+    pub fn is_idle(&self) -> bool {
+        let problem = &self.problem;
+        problem.queries() == 0 || problem.keys() + problem.additional == 0
+    }
+}
+
 /// The runs of packed attention over sequences.
 pub(crate) fn sequences(
     shapes: Shapes<'_>,
@@ -73,7 +81,7 @@ pub(crate) fn spaces<const N: usize>(
     let mut runs = Runs::default();
     for (number, space) in spaces.as_slice().iter().enumerate() {
         let of_sequence = |error: AttentionError| error.of_sequence(number);
-        let tokens = space.iter().product();
+        let tokens = space.iter().fold(1, |tokens: usize, length| tokens.saturating_mul(*length));
         let problem = if tokens == 0 {
             // No window fits into it, and there is nothing to see.
             let one = One::new(Shapes { bias: None, ..shapes }, [&[0], &[0]]);

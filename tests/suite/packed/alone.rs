@@ -1,17 +1,25 @@
 //! A sequence gives what it gives alone, to the bit, and nothing of it reaches another.
 
-use burn::tensor::DType;
-use burn_natten::Strategy;
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_natten::{
+    AttentionOptions, CausalAlignment, Lengths, Strategy, attention, attention_packed,
+};
 
-use super::batch::{Packed, images, joined, run, texts};
+use super::batch::{Packed, images, joined, own_windows, run, texts};
 use crate::suite::unfused::run::Setup;
 use crate::support::check::identical;
 use crate::support::problem::{Gradients, Inputs};
-use crate::support::run::{self, Loss, Results, rounded};
+use crate::support::run::{self, Loss, Results, rounded, values as values_of};
 use crate::support::{TestDevice, devices};
 
-fn batches() -> [Packed; 4] {
-    [images(None, false), images(Some(3), false), texts(false, None), texts(true, Some(2))]
+fn batches() -> [Packed; 5] {
+    [
+        images(None, false),
+        images(Some(3), false),
+        own_windows(),
+        texts(false, None),
+        texts(true, Some(2)),
+    ]
 }
 
 fn gradients(results: &Results) -> &Gradients {
@@ -29,7 +37,7 @@ fn check(device: &TestDevice, strategy: Strategy, dtype: DType, packed: &Packed)
     }
     let together = run(packed, &inputs, &Setup::new(&device.device, strategy).dtype(dtype));
     let setup = run::Setup::new(&device.device).strategy(strategy).dtype(dtype).loss(Loss::Out);
-    let (mut row, mut more) = ([0; 4], [0; 2]);
+    let (mut row, mut more) = ([0; 5], [0; 2]);
     let what = format!("{} {strategy:?} {dtype:?}", device.name);
     for (number, (problem, inputs)) in packed.sequences.iter().zip(&inputs).enumerate() {
         if problem.queries() == 0 {
@@ -38,13 +46,17 @@ fn check(device: &TestDevice, strategy: Strategy, dtype: DType, packed: &Packed)
             assert!(of.key[row[2]..][..keys[0]].iter().all(|gradient| *gradient == 0.0));
             assert!(of.value[row[3]..][..keys[1]].iter().all(|gradient| *gradient == 0.0));
             (row[2], row[3]) = (row[2] + keys[0], row[3] + keys[1]);
+            let [keys, values] = [&inputs.more_keys, &inputs.more_values].map(Vec::len);
+            assert!(of.more_keys[more[0]..][..keys].iter().all(|gradient| *gradient == 0.0));
+            assert!(of.more_values[more[1]..][..values].iter().all(|gradient| *gradient == 0.0));
         } else {
             let alone = run::run(problem, inputs, &setup).expect("fits");
-            let mut part = |name: &str, all: &[f64], one: &[f64], at: &mut usize| {
+            let part = |name: &str, all: &[f64], one: &[f64], at: &mut usize| {
                 identical(&format!("{what} {name} of {number}"), &all[*at..][..one.len()], one);
                 *at += one.len();
             };
             part("out", &together.out, &alone.out, &mut row[0]);
+            part("lse", &together.lse, &alone.lse, &mut row[4]);
             let (all, one) = (gradients(&together), gradients(&alone));
             part("dq", &all.query, &one.query, &mut row[1]);
             part("dk", &all.key, &one.key, &mut row[2]);
@@ -73,7 +85,8 @@ fn so_do_half_types() {
     for dtype in [DType::F16, DType::BF16] {
         for device in devices().into_iter().filter(|device| device.supports(dtype)) {
             for strategy in device.half_strategies() {
-                check(&device, strategy, dtype, &images(None, false));
+                check(&device, strategy, dtype, &images(Some(3), false));
+                check(&device, strategy, dtype, &texts(true, None));
             }
         }
     }
@@ -126,5 +139,51 @@ fn nan_in_a_sequence_reaches_no_other() {
                 }
             }
         }
+    }
+}
+
+/// Whoever wants one gradient gets it, whatever else is tracked.
+#[test]
+fn gradients_come_one_by_one() {
+    let device = Device::flex().autodiff();
+    let lengths = Lengths::new([4, 0, 3]).with_keys([5, 2, 0]);
+    let random = |tokens| Tensor::<4>::random([1, tokens, 2, 8], Distribution::Default, &device);
+    let more = Tensor::<4>::random([3, 2, 2, 8], Distribution::Default, &device);
+    let tensors = [random(7), random(7), random(7), more.clone(), more];
+    let gradients = |tracked: [bool; 5]| {
+        let mut tensors = tensors.clone();
+        for (tensor, is_tracked) in tensors.iter_mut().zip(tracked) {
+            *tensor = tensor.clone().detach().set_require_grad(is_tracked);
+        }
+        let [query, key, value, keys, values] = tensors.clone();
+        let options = AttentionOptions::new().with_causal(true).with_additional_kv(keys, values);
+        let out = attention_packed(query, key, value, &lengths, options);
+        let tape = out.square().sum().backward();
+        tensors.map(|tensor| tensor.grad(&tape).map(values_of))
+    };
+    let all = gradients([true; 5]);
+    for wanted in 0..5 {
+        let some = gradients(std::array::from_fn(|place| place == wanted));
+        for (place, gradient) in some.into_iter().enumerate() {
+            assert_eq!(gradient, all[place].clone().filter(|_| place == wanted), "{wanted}");
+        }
+    }
+    assert!(gradients([false, false, false, true, false])[3].is_some());
+}
+
+/// With queries that stand where their numbers say, or at the end.
+#[test]
+fn causality_is_aligned_in_each_sequence() {
+    let device = Device::flex();
+    let lengths = Lengths::new([3, 5]).with_keys([6, 2]);
+    let random = || Tensor::<4>::random([1, 8, 2, 8], Distribution::Default, &device);
+    let (query, key) = (random(), random());
+    for alignment in [CausalAlignment::Start, CausalAlignment::End] {
+        let options = AttentionOptions::new().with_causal(true).with_causal_alignment(alignment);
+        let (q, k) = (query.clone(), key.clone());
+        let out = attention_packed(q.clone(), k.clone(), k, &lengths, options.clone());
+        let (q, k) = (q.narrow(1, 3, 5), key.clone().narrow(1, 6, 2));
+        let alone = attention(q, k.clone(), k, options);
+        assert_eq!(values_of(out.narrow(1, 3, 5)), values_of(alone));
     }
 }

@@ -72,7 +72,7 @@ impl Packed {
                 axes.push(Axis::Dense { queries, keys, is_causal: is_causal[0] });
             }
             for axis in 0..rank {
-                let [kernel_size, stride, dilation] = shared[axis];
+                let [kernel_size, _, dilation] = shared[axis];
                 let least = kernel_size * dilation;
                 let (mut length, mut window) = (rng.random_range(least..=longest), shared[axis]);
                 if has_own_windows && !has_bias {
@@ -292,7 +292,7 @@ pub fn run(packed: &Packed, inputs: &[Inputs], setup: &Setup) -> Results {
     run_laid(packed, inputs, setup, &|tensor| tensor).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Images whose windows have a stride, a dilation and a causal axis; two of one shape, one without tokens, one of a single row.
+/// Images whose windows have a stride, a dilation and a causal axis; two of one shape, and one without tokens.
 pub fn images(additional: Option<usize>, bias: bool) -> Packed {
     let plane = |space: [usize; 2]| {
         let along = |length, kernel_size, stride, dilation, is_causal| Axis::Window {
@@ -309,7 +309,7 @@ pub fn images(additional: Option<usize>, bias: bool) -> Packed {
         heads: 4,
         heads_kv: 2,
         dim: 8,
-        dim_v: 4,
+        dim_v: 16,
         additional,
         scale: None,
         bias,
@@ -318,6 +318,33 @@ pub fn images(additional: Option<usize>, bias: bool) -> Packed {
     let of = |space| Problem { axes: plane(space), ..common.clone() };
     let sequences = [[5, 7], [3, 4], [3, 4], [0, 6], [9, 5]].map(of).to_vec();
     Packed { common, sequences, has_own_windows: false }
+}
+
+/// Images with windows of their own: of a single row, of a single token, and windows that cover their image, two of one shape.
+pub fn own_windows() -> Packed {
+    let plane = |axes: [[usize; 2]; 2]| {
+        let along = |[length, kernel_size]: [usize; 2]| Axis::Window {
+            length,
+            kernel_size,
+            stride: 1,
+            dilation: 1,
+            is_causal: false,
+        };
+        axes.map(along).to_vec()
+    };
+    let common = images(None, false).common;
+    let common = Problem { axes: plane([[3, 3], [3, 3]]), ..common };
+    let of = |axes| Problem { axes: plane(axes), ..common.clone() };
+    let sequences = [
+        [[1, 1], [9, 3]],
+        [[4, 4], [3, 3]],
+        [[4, 4], [3, 3]],
+        [[1, 1], [1, 1]],
+        [[5, 2], [1, 1]],
+        [[6, 5], [4, 4]],
+    ];
+    let sequences = sequences.map(of).to_vec();
+    Packed { common, sequences, has_own_windows: true }
 }
 
 /// Texts of different lengths of queries and keys, of which some have none.

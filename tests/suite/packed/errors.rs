@@ -25,6 +25,11 @@ fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Lengths::new([30]).with_keys([31]),
     "key: axis 1 (tokens) is 30, must be 31 as in lengths"
 )]
+#[case(
+    [1, 30, 4, 8],
+    Lengths::new([usize::MAX, 31]),
+    "query: axis 1 (tokens) is 30, must be 18446744073709551615 as in lengths"
+)]
 #[case([1, 30, 4, 0], Lengths::new([30]), "query: axis 3 (head_dim) is 0, must be at least 1")]
 fn lengths_have_to_fit(#[case] shape: [usize; 4], #[case] lengths: Lengths, #[case] text: &str) {
     let x = zeros(shape);
@@ -34,6 +39,10 @@ fn lengths_have_to_fit(#[case] shape: [usize; 4], #[case] lengths: Lengths, #[ca
 }
 
 #[rstest]
+#[case(
+    Spaces::new([[1 << 40, 1 << 40], [5, 6]]),
+    "query: axis 1 (tokens) is 30, must be 18446744073709551615 as in spaces"
+)]
 #[case(Spaces::new([[5, 3], [3, 5]]), "sequence 1: kernel_size: axis 0 is 5, must be at most 3 (the length of the axis)")]
 #[case(Spaces::new([[5, 6], [0, 3]]).with_windows([Window::new(3)]), "windows of spaces: is 1, must be 2 (spaces)")]
 #[case(

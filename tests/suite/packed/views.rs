@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::batch::{images, run, run_laid, texts};
+use super::batch::{images, own_windows, run, run_laid, texts};
 use crate::suite::unfused::run::Setup;
 use crate::support::check::identical;
 use crate::support::devices;
@@ -23,6 +23,7 @@ fn views_are_like_contiguous_tensors() {
     for device in devices() {
         for strategy in device.strategies() {
             for (dtype, packed) in [
+                (DType::F32, own_windows()),
                 (DType::F32, images(Some(3), true)),
                 (DType::F32, texts(true, None)),
                 (DType::F16, images(None, false)),
