@@ -6,6 +6,7 @@
 //! some roundings are allowed besides.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
@@ -15,6 +16,7 @@ use burn_natten::models::{LoadOptions, Weights};
 
 use super::golden::{self, Golden};
 use crate::support::check::{close, errors, magnitude};
+use crate::support::quick_devices;
 
 /// Allowed in f64: the golden values are rounded to f32, half an ulp of which is 6e-8.
 const F64: f64 = 2e-7;
@@ -44,15 +46,18 @@ const WAYS: [Way; 2] = [Way { dtype: DType::F32 }, Way { dtype: DType::F64 }];
 
 #[test]
 fn models_compute_what_the_originals_do() {
-    let device = Device::flex().autodiff();
-    for golden in golden::all() {
-        for way in WAYS {
-            if golden.is_hdit() {
-                check_hdit(&golden, way, &device);
-            } else if golden.is_dinat_s() {
-                check_dinat_s(&golden, way, &device);
-            } else {
-                check_nat(&golden, way, &device);
+    for device in quick_devices() {
+        let is_there = |way: &Way| device.supports(way.dtype);
+        let device = device.device.clone().autodiff();
+        for golden in golden::all() {
+            for way in WAYS.into_iter().filter(is_there) {
+                if golden.is_hdit() {
+                    check_hdit(&golden, way, &device);
+                } else if golden.is_dinat_s() {
+                    check_dinat_s(&golden, way, &device);
+                } else {
+                    check_nat(&golden, way, &device);
+                }
             }
         }
     }
@@ -61,17 +66,39 @@ fn models_compute_what_the_originals_do() {
 #[test]
 fn all_formats_of_weights_are_the_same() {
     let device = Device::flex();
-    for golden in golden::all().iter().filter(|golden| golden.name.starts_with("nat")) {
+    let folder = Folder::new("formats");
+    let is_nat = |golden: &Golden| !golden.is_hdit() && !golden.is_dinat_s();
+    let models: Vec<_> = golden::all().into_iter().filter(is_nat).collect();
+    assert!(!models.is_empty(), "the repository has one");
+    for golden in models {
         let images = golden.tensor::<4>(&golden.input, DType::F32, &device);
-        let outputs: Vec<_> = golden
-            .weights()
-            .into_iter()
-            .map(|file| {
-                let (model, _) = golden.nat().init_from(file, &device).expect("the weights fit");
-                values(model.forward(images.clone()))
-            })
-            .collect();
+        let load = |file: &Path| golden.nat().init_from(file, &device).expect("the weights fit").0;
+        // PyTorch's own file, the same weights as safetensors, and whatever else is there.
+        let mut files = golden.weights();
+        let saved = folder.0.join(format!("{}.safetensors", golden.name));
+        load(&files[0]).save_weights(&saved).expect("is writable");
+        files.push(saved);
+        let outputs: Vec<_> =
+            files.iter().map(|file| values(load(file).forward(images.clone()))).collect();
         assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{}", golden.name);
+    }
+}
+
+/// A new folder, removed when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("burn-natten-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("the temporary folder is writable");
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

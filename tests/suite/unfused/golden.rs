@@ -1,12 +1,15 @@
-//! What NATTEN 0.17.5 gives for both halves: its own CPU kernels, in float64. With a bias in `src/functional`.
+//! What NATTEN 0.17.5 gives for both halves: its own CPU kernels, in float64.
 
+use burn::tensor::Tensor;
+use burn_natten::{na1d_qk, na2d_qk, na3d_qk};
 use serde::Deserialize;
 
-use super::oracle::{Halves, Results};
+use super::oracle::{Halves, Results, slots};
 use super::run::{Setup, run};
 use crate::support::check::{self, close};
 use crate::support::devices;
 use crate::support::problem::{Axis, Problem};
+use crate::support::run::{options, tensor, values};
 
 #[derive(Clone, Deserialize)]
 struct Slice {
@@ -30,6 +33,7 @@ struct Golden {
     dattn: Slice,
     dq: Slice,
     dk: Slice,
+    drpb: Option<Slice>,
     dextra_k: Option<Slice>,
     weights: Slice,
     v: Slice,
@@ -142,6 +146,45 @@ impl Cases {
     }
 }
 
+/// Scores with a bias, and the gradient of the bias.
+fn scores_with_bias(
+    problem: &Problem,
+    halves: &Halves,
+    (bias, shape): (&[f64], &[usize]),
+    setup: &Setup,
+) -> [Vec<f64>; 2] {
+    macro_rules! of_rank {
+        ($qk:ident, $rank:literal, $bias:literal, $d:literal) => {{
+            let space = problem.axes.iter().map(Axis::queries);
+            let like = |last| -> [usize; $d] {
+                let shape = [problem.batch].into_iter().chain(space.clone());
+                let shape: Vec<_> = shape.chain([problem.heads, last]).collect();
+                shape.try_into().expect("rank")
+            };
+            let of = |values: &[f64], last| tensor(values, like(last), &setup.device, setup.dtype);
+            let shape: [usize; $bias] = shape.try_into().expect("heads and space");
+            let bias = tensor::<$bias>(bias, shape, &setup.device, setup.dtype).require_grad();
+            let more = problem.additional.map(|count| {
+                let shape = [problem.batch, count, problem.heads_kv, problem.dim];
+                tensor::<4>(&halves.more_keys, shape, &setup.device, setup.dtype)
+            });
+            let options = options::<$rank>(problem)
+                .with_strategy(setup.strategy)
+                .with_bias(bias.clone())
+                .with_additional_kv(more, None);
+            let [query, key] = [&halves.query, &halves.key].map(|values| of(values, problem.dim));
+            let scores: Tensor<$d> = $qk(query, key, options);
+            let tape = (scores.clone() * of(&halves.grad_scores, slots(problem))).sum().backward();
+            [values(scores), values(bias.grad(&tape).expect("tracked"))]
+        }};
+    }
+    match problem.axes.len() {
+        1 => of_rank!(na1d_qk, 1, 2, 4),
+        2 => of_rank!(na2d_qk, 2, 3, 5),
+        _ => of_rank!(na3d_qk, 3, 4, 6),
+    }
+}
+
 /// Results against golden ones, which a bias leaves the same but for the scores.
 fn agree(what: &str, got: &Results, golden: &Golden, want: &Results, tolerance: f64) {
     for ((name, got), (_, want)) in got.named().into_iter().zip(want.named()) {
@@ -164,6 +207,7 @@ fn the_oracle_agrees_with_natten() {
 #[test]
 fn every_device_agrees_with_natten() {
     let cases = Cases::load();
+    let mut biased = 0;
     for device in devices() {
         for strategy in device.strategies() {
             for (index, golden) in cases.all.iter().enumerate() {
@@ -171,7 +215,16 @@ fn every_device_agrees_with_natten() {
                 let got = run(&problem, &halves, &Setup::new(&device.device, strategy));
                 let what = format!("{} {strategy:?} case {index}", device.name);
                 agree(&what, &got, golden, &want, check::F32);
+                if let (Some(rpb), Some(drpb)) = (&golden.rpb, &golden.drpb) {
+                    let setup = Setup::new(&device.device, strategy);
+                    let bias = (&*cases.read(rpb), &*rpb.shape);
+                    let [scores, gradient] = scores_with_bias(&problem, &halves, bias, &setup);
+                    close(&format!("{what} scores with a bias"), &scores, &want.scores, check::F32);
+                    close(&format!("{what} dbias"), &gradient, &cases.read(drpb), check::F32);
+                    biased += 1;
+                }
             }
         }
     }
+    assert!(biased > 0, "some have a bias");
 }
