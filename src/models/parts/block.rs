@@ -30,7 +30,7 @@ impl BlockConfig {
             "embed_dim: gives {dim} channels, must be a positive multiple of {num_heads} (num_heads)"
         );
         assert!(kernel_size >= 2, "kernel_size: is {kernel_size}, must be at least 2");
-        assert!(dilation >= 1, "dilations: is {dilation}, must be at least 1");
+        assert!(dilation >= 1, "dilation: is {dilation} in a block, must be at least 1");
         let finite = |field: &str, value: Option<f64>| {
             if let Some(value) = value {
                 assert!(value.is_finite(), "{field}: is {value}, must be finite");
