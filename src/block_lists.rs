@@ -23,7 +23,7 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
+use std::ops::Range;
 
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 
@@ -80,7 +80,7 @@ impl<const N: usize> BlockGrid<N> {
     }
 
     /// The lists of blocks of keys in a range along each axis, which depends on the block of queries; ranges end within the axis.
-    fn boxes(&self, range: impl Fn(usize, usize) -> RangeInclusive<usize>) -> Vec<Vec<i64>> {
+    fn boxes(&self, range: impl Fn(usize, usize) -> Range<usize>) -> Vec<Vec<i64>> {
         let (queries, keys) = (self.query_grid(), self.key_grid());
         let list = |block: usize| {
             let mut list = vec![0];
@@ -124,9 +124,9 @@ pub fn sliding<const N: usize>(
     let lists = grid.boxes(|axis, at| {
         // Where grids differ, the block of keys at the same place along the axis.
         let middle = (2 * at + 1) * keys[axis] / (2 * queries[axis]);
-        let width = (2 * radius + 1).min(keys[axis]);
+        let width = radius.saturating_mul(2).saturating_add(1).min(keys[axis]);
         let first = middle.saturating_sub(radius).min(keys[axis] - width);
-        first..=first + width - 1
+        first..first + width
     });
     stored(lists, batch, heads, device)
 }
@@ -174,7 +174,7 @@ pub fn window<const N: usize>(
         let dilation = axes[axis].dilation;
         let ends = seen.map(|(start, count)| (start, start + (count - 1) * dilation));
         let (start, end) = ends.fold((usize::MAX, 0), |(a, b), (c, d)| (a.min(c), b.max(d)));
-        start / grid.key_block[axis]..=end / grid.key_block[axis]
+        start / grid.key_block[axis]..end / grid.key_block[axis] + 1
     });
     Ok(stored(lists, batch, heads, device))
 }
@@ -272,6 +272,15 @@ mod tests {
         let all = lists(dense(&cube, [2, 3], &device));
         assert_eq!(all, vec![(0..8).collect::<Vec<i64>>(); 8 * 6]);
         assert_eq!(lists(sliding(&cube, 1, [2, 3], &device)), all);
+    }
+
+    #[test]
+    fn tiles_of_any_radius_are_those_that_there_are() {
+        let device = Device::flex();
+        let of = |grid: BlockGrid<1>, radius| lists(sliding(&grid, radius, [1, 1], &device));
+        assert_eq!(of(BlockGrid::new([9], [4]), usize::MAX), vec![vec![0, 1, 2]; 3]);
+        let without_keys = BlockGrid::new([9], [4]).with_keys([0], [4]);
+        assert_eq!(sliding(&without_keys, 1, [1, 1], &device).dims(), [1, 3, 1, 0]);
     }
 
     #[test]

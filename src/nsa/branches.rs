@@ -9,7 +9,7 @@ use crate::functional::inputs::Inputs;
 use crate::functional::{AttentionOutput, try_attention, try_block_sparse1d};
 use crate::options::Edge;
 use crate::problem::native_sparse::{must, offset, sizes};
-use crate::problem::{Shapes, dense, same};
+use crate::problem::{Shapes, dense};
 use crate::{AttentionError, BlockSparseOptions, NativeSparseAttentionOptions};
 
 /// Attention to compressed blocks: a query sees those whose tokens are all there at the query, its own token among them.
@@ -125,7 +125,11 @@ pub(super) fn compressed(
     let offset = tokens - rows;
     let unseeing = first.saturating_sub(offset).min(rows);
     if blocks == 0 || unseeing == rows {
-        same(&value.dims(), "value", &key.dims(), "key", 1, "blocks")?;
+        Inputs::try_new(query.clone(), key.clone(), value.clone(), (None, None))?;
+        let (queries, keys, values) = (query.dims(), key.dims(), value.dims());
+        let shapes =
+            Shapes { query: &queries, key: &keys, value: &values, additional: None, bias: None };
+        dense(shapes, None, options.common.scale)?;
         return Ok(blind(&query, rows, head_dim_v));
     }
     if options.mslk.is_some_and(|mslk| !mslk.is_causal) {

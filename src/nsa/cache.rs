@@ -6,7 +6,7 @@ use super::compress::compress;
 use super::packed::joined;
 use super::{BranchTokens, NativeSparseOutput, PerBranch, Pooling, span};
 use crate::options::Sizes;
-use crate::problem::native_sparse::{must, sizes};
+use crate::problem::native_sparse::{must, sizes, strategy};
 use crate::problem::same;
 use crate::{AttentionError, NativeSparseAttentionOptions};
 
@@ -17,7 +17,7 @@ use crate::{AttentionError, NativeSparseAttentionOptions};
 /// `tokens / cmp_stride + num_selected * slc_block + window` keys of them, and writes its own: memory is taken ahead.
 ///
 /// Its rows are those of [`native_sparse_attention`](crate::native_sparse_attention) of the whole sequence, whether they come one by one, or as
-/// a prompt and then one by one. A batch grows together. On a device with autodiff it works as well, and remembers everything.
+/// a prompt and then one by one. A batch grows together. On a device with autodiff it works as well, but then the tape holds the memory of every step: decode without.
 ///
 /// ```rust
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -96,6 +96,7 @@ impl NativeSparseCache {
     /// looks ahead.
     pub fn try_new(options: NativeSparseAttentionOptions) -> Result<Self, AttentionError> {
         sizes(&options)?;
+        strategy(&options)?;
         let none = |what, is_none| must(what, 1, is_none, || "none where there is a cache".into());
         none("number of given lists", options.blocks.is_none() && options.cmp_blocks.is_none())?;
         none("number of given compressed tokens", options.compressed.is_none())?;
@@ -146,7 +147,8 @@ impl NativeSparseCache {
     ///
     /// # Errors
     ///
-    /// An [`AttentionError`] names what does not fit. The cache is then as it was, unless a device fails on the way.
+    /// An [`AttentionError`] names what does not fit. The cache is then as it was, unless a device fails on the way or does not have the
+    /// strategy that was asked for by name: then it holds part of the tokens, and is of no more use.
     pub fn try_append(
         &mut self,
         query: Tensor<4>,
@@ -156,6 +158,9 @@ impl NativeSparseCache {
     ) -> Result<NativeSparseOutput, AttentionError> {
         let (key, value) = (key.into(), value.into());
         check(&query, &key, &value, &gates, &self.options)?;
+        let cmp_block = self.options.sizes.cmp_block;
+        self.options.pool_key.check(("key", &key.tokens.compressed), cmp_block)?;
+        self.options.pool_value.check(("value", &value.tokens.compressed), cmp_block)?;
         let (rows, got) = (query.dims()[1], key.tokens.selected.dims()[1]);
         must("tokens of key", got, got == rows, || format!("{rows} (tokens of query)"))?;
         self.fits(&query, &key, &value)?;

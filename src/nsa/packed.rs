@@ -8,7 +8,8 @@ use crate::{AttentionError, NativeSparseAttentionOptions};
 
 /// [`native_sparse_attention`](crate::native_sparse_attention) of sequences that lie one behind the other, as a batch of one.
 ///
-/// Every sequence is on its own: blocks and tiles begin with it. Sequences may be empty, or shorter than a block.
+/// Every sequence is on its own: blocks and tiles begin with it. Sequences may be empty, or shorter than a block. They are computed one by one, and
+/// each one's gradients pass through tensors of the size of them all.
 ///
 /// # Shapes
 ///
@@ -107,6 +108,7 @@ pub fn try_native_sparse_attention_packed(
         let (key, value) = (key.clone().map(of), value.clone().map(of));
         parts.push(one_sequence(of(query.clone()), key, value, of(gates.clone()), options)?);
     }
+    sequences.has_no_more()?;
     if parts.is_empty() {
         return one_sequence(query, key, value, gates, options);
     }
@@ -142,6 +144,23 @@ impl<'a> Sequences<'a> {
         }
         (self.tiles, self.blocks) = (self.tiles + tiles, self.blocks + blocks);
         Ok(options)
+    }
+
+    /// Fails where there are more lists or compressed tokens than those of the sequences: they were made otherwise, such as across the
+    /// ends of sequences.
+    fn has_no_more(&self) -> Result<(), AttentionError> {
+        let is = |what, got, expected: usize| {
+            must(what, got, got == expected, || format!("{expected} (of all sequences)"))
+        };
+        for lists in [&self.options.blocks, &self.options.cmp_blocks].into_iter().flatten() {
+            is("tiles of blocks", lists.dims()[1], self.tiles)?;
+        }
+        if let Some((key, value)) = &self.options.compressed {
+            for tokens in [key, value] {
+                is("number of compressed tokens", tokens.dims()[1], self.blocks)?;
+            }
+        }
+        Ok(())
     }
 }
 

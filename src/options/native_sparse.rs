@@ -269,7 +269,8 @@ impl NativeSparseAttentionOptions {
         self
     }
 
-    /// Which implementation runs, in each of the branches; [`Strategy::Auto`] by default.
+    /// Which implementation runs, in each of the branches; [`Strategy::Auto`] by default. By name there are [`Strategy::Portable`] and
+    /// [`Strategy::Reference`], those of the selected branch.
     pub fn with_strategy(mut self, strategy: Strategy) -> Self {
         self.common = self.common.with_strategy(strategy);
         self

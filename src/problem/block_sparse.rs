@@ -32,7 +32,12 @@ pub(crate) fn block_sparse<const N: usize>(
         }
     });
     let problem = finish(shapes, &axes, options.common.scale)?;
-    let sparse = BlockSparse::new(problem, options.query_block, options.key_block);
+    // A block that is longer than its axis is as long.
+    let within = |blocks: [usize; N], shape: &[usize]| -> [usize; N] {
+        std::array::from_fn(|axis| blocks[axis].min(shape[axis + 1].max(1)))
+    };
+    let query_block = within(options.query_block, shapes.query);
+    let sparse = BlockSparse::new(problem, query_block, within(options.key_block, shapes.key));
     let sparse = match options.edge {
         Some(edge) => sparse.with_step(edge.step),
         None => sparse,

@@ -1,8 +1,8 @@
 //! The checks of native sparse attention.
 
 use super::{BATCH, HEAD_DIM, HEADS, Shapes, TOKENS, dense, same};
-use crate::AttentionError;
 use crate::options::{NativeSparseAttentionOptions, Sizes};
+use crate::{AttentionError, Strategy};
 
 /// Fails unless the sizes fit together, whatever they are used on.
 pub(crate) fn sizes(options: &NativeSparseAttentionOptions) -> Result<(), AttentionError> {
@@ -29,13 +29,25 @@ pub(crate) fn sizes(options: &NativeSparseAttentionOptions) -> Result<(), Attent
     }
 }
 
+/// Fails unless every branch has the strategy: that of the selected blocks has the fewest.
+pub(crate) fn strategy(options: &NativeSparseAttentionOptions) -> Result<(), AttentionError> {
+    let strategy = options.common.strategy;
+    match strategy {
+        Strategy::Auto | Strategy::Portable | Strategy::Reference => Ok(()),
+        _ => {
+            let reason = "native sparse attention has Portable and Reference".to_string();
+            Err(AttentionError::Strategy { strategy, reason })
+        }
+    }
+}
+
 fn causal(sizes: &Sizes) -> Result<(), AttentionError> {
     let (tile, block) = (sizes.query_tile, sizes.slc_block);
     must("query_tile", tile, tile.is_multiple_of(block) || block.is_multiple_of(tile), || {
         format!("a divisor or a multiple of {block} (slc_block)")
     })?;
     let own = (tile / block).max(1);
-    let forced = sizes.num_init + sizes.num_local - 1 + own;
+    let forced = sizes.num_init.saturating_add(sizes.num_local - 1).saturating_add(own);
     must("num_selected", sizes.num_selected, sizes.num_selected >= forced, || {
         format!(
             "at least {forced} (num_init + num_local - 1 + {own} selection blocks of a query tile)"
@@ -68,6 +80,7 @@ pub(crate) fn shapes(
     options: &NativeSparseAttentionOptions,
 ) -> Result<(), AttentionError> {
     sizes(options)?;
+    strategy(options)?;
     for (key, value) in keys.iter().zip(&values) {
         for (axis, name) in [(0, BATCH), (1, TOKENS), (2, HEADS), (3, HEAD_DIM)] {
             same(key, "key", &keys[0], "key of the compressed branch", axis, name)?;

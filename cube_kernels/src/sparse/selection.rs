@@ -173,7 +173,8 @@ impl Selection {
             ),
         )?;
         must(self.num_local > 0, "num_local has to be at least 1; got 0".into())?;
-        let forced = self.num_init + self.num_local - 1 + (query_tile / selected).max(1);
+        let own = (query_tile / selected).max(1);
+        let forced = self.num_init.saturating_add(self.num_local - 1).saturating_add(own);
         must(
             num_selected >= forced,
             format!("num_selected has to hold the {forced} forced blocks; got {num_selected}"),

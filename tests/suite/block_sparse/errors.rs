@@ -48,6 +48,10 @@ fn blocks_have_tokens() {
     let error = run(BlockSparseOptions::new(2, [0, 2])).expect_err("no keys");
     assert_eq!(error.to_string(), "key_block: axis 0 is 0, must be at least 1");
     run(BlockSparseOptions::new(2, 100)).expect("one short block");
+    for strategy in [Strategy::Auto, Strategy::Reference] {
+        let options = BlockSparseOptions::new(2, usize::MAX).with_strategy(strategy);
+        run(options).expect("as long as the axis");
+    }
 }
 
 #[test]

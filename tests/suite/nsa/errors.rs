@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_natten::nsa::PerBranch;
 use burn_natten::{
-    Mslk, NativeSparseAttentionOptions, NativeSparseCache, Pooling, compress_tokens,
+    Mslk, NativeSparseAttentionOptions, NativeSparseCache, Pooling, Strategy, compress_tokens,
     native_sparse_attention, try_compress_tokens, try_native_sparse_attention,
     try_native_sparse_attention_packed,
 };
@@ -51,6 +51,14 @@ fn fails(shapes: [[usize; 4]; 4], options: NativeSparseAttentionOptions, text: &
 #[case(
     options().with_num_selected(1),
     "num_selected: is 1, must be at least 3 (num_init + num_local - 1 + 1 selection blocks of a query tile)"
+)]
+#[case(
+    options().with_num_init(usize::MAX),
+    "num_selected: is 4, must be at least 18446744073709551615 (num_init + num_local - 1 + 1 selection blocks of a query tile)"
+)]
+#[case(
+    options().with_strategy(Strategy::TensorCore),
+    "strategy: TensorCore cannot run here, native sparse attention has Portable and Reference"
 )]
 #[case(
     options().with_query_tile(16).with_num_selected(3),
@@ -156,6 +164,17 @@ fn what_a_cache_refuses() {
     let given = options().with_compressed((zeros([1, 1, 1, 1]), zeros([1, 1, 1, 1])));
     let text = "number of given compressed tokens: is 1, must be none where there is a cache";
     assert_eq!(error(given).to_string(), text);
+    let text =
+        "strategy: Hopper cannot run here, native sparse attention has Portable and Reference";
+    assert_eq!(error(options().with_strategy(Strategy::Hopper)).to_string(), text);
+
+    let pooling = Pooling::Weighted(zeros([2, 16]));
+    let mut cache = NativeSparseCache::new(options().with_pooling(Pooling::Mean, pooling));
+    let error = cache
+        .try_append(zeros(QUERY), zeros(KEY), zeros(VALUE), zeros(GATES))
+        .expect_err("blocks have 8 tokens");
+    let text = "pooling: axis 1 (cmp_block) is 16, must be 8 as in options";
+    assert_eq!((error.to_string().as_str(), cache.tokens()), (text, 0));
 
     let mut cache = NativeSparseCache::new(options());
     cache.append(zeros(QUERY), zeros(KEY), zeros(VALUE), zeros(GATES));
@@ -175,6 +194,25 @@ fn what_a_cache_refuses() {
     let error = cache.try_append(q, k, v, g).expect_err("another batch");
     assert_eq!(error.to_string(), "query: axis 0 (batch) is 1, must be 2 as in the cache");
     assert_eq!(cache.tokens(), 40);
+}
+
+/// Lists and compressed tokens of a packed batch are those of its sequences, and not of all tokens at once.
+#[test]
+fn what_packed_sequences_bring() {
+    let of = |shape: [usize; 4]| zeros([1, shape[1], shape[2], shape[3]]);
+    let error = |options| {
+        let (q, k, v, g) = (of(QUERY), of(KEY), of(VALUE), of(GATES));
+        try_native_sparse_attention_packed(q, k, v, g, &[0, 22, 40], options)
+            .expect_err("there are too many")
+            .to_string()
+    };
+    // 40 tokens have 9 blocks, 22 and 18 of them have 4 and 3.
+    let whole = options().with_compressed((zeros([1, 9, 2, 8]), zeros([1, 9, 2, 6])));
+    let text = "number of compressed tokens: is 9, must be 7 (of all sequences)";
+    assert_eq!(error(whole), text);
+    let lists = Tensor::<4, Int>::zeros([1, 41, 2, 4], &Device::flex());
+    let text = "tiles of blocks: is 41, must be 40 (of all sequences)";
+    assert_eq!(error(options().with_blocks(lists)), text);
 }
 
 #[test]

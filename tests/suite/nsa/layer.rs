@@ -1,9 +1,9 @@
 //! The layer: its shapes, its gradients, its steps, and that it learns.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::RotaryEncodingConfig;
-use burn::tensor::{Distribution, Tensor};
-use burn_natten::nn::{NativeSparseAttentionConfig, PoolingConfig};
+use burn::tensor::{Distribution, Gradients, Tensor};
+use burn_natten::nn::{LearnedPooling, NativeSparseAttentionConfig, PoolingConfig};
 
 use crate::support::check::{F32, close};
 use crate::support::run::values;
@@ -25,6 +25,10 @@ fn config() -> NativeSparseAttentionConfig {
         .with_window(9)
 }
 
+fn of_weights<const D: usize>(weights: &Param<Tensor<D>>, gradients: &Gradients) -> Vec<f64> {
+    values(weights.val().grad(gradients).expect("it is trained"))
+}
+
 #[test]
 fn every_parameter_has_a_gradient() {
     for device in quick_devices() {
@@ -42,7 +46,16 @@ fn every_parameter_has_a_gradient() {
                     assert!(values.iter().any(|value| *value != 0.0), "{pooling:?}");
                 }
                 let is_learned = pooling != PoolingConfig::Mean;
-                assert_eq!(layer.pool_key.is_some(), is_learned);
+                for pool in [&layer.pool_key, &layer.pool_value] {
+                    let gradient = pool.as_ref().map(|pool| match pool {
+                        LearnedPooling::Weighted(weights) => of_weights(weights, &gradients),
+                        LearnedPooling::MeanProjected(weights) => of_weights(weights, &gradients),
+                        LearnedPooling::Linear(weights) => of_weights(weights, &gradients),
+                    });
+                    assert_eq!(gradient.is_some(), is_learned);
+                    let is_trained = |values: &Vec<f64>| values.iter().any(|value| *value != 0.0);
+                    assert!(gradient.is_none_or(|values| is_trained(&values)), "{pooling:?}");
+                }
             }
         }
     }
