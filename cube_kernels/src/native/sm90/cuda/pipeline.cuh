@@ -1,4 +1,4 @@
-// What the kernels' pipelines share: stages, registers, loads of boxes, and the layout of operands and accumulators.
+// What the kernels' pipelines share: stages, registers, descriptors, loads of boxes, and the layout of operands and accumulators.
 
 // Chunks of 64 elements: rows of 128 bytes, the swizzle's width.
 DEVICE constexpr int chunks_of(int dim) { return (dim + 63) / 64; }
@@ -12,14 +12,23 @@ constexpr int SCORES = BLOCKS * 32;
 // The producer hands registers over to the consumers, unless all have as many as there can be.
 constexpr bool MOVES_REGISTERS = WARPGROUPS * CTAS > 1;
 DEVICE void give_registers() {
-  if constexpr (MOVES_REGISTERS) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+  if constexpr (MOVES_REGISTERS) give_registers<PRODUCER_REGISTERS>();
 }
 DEVICE void take_registers() {
-  if constexpr (MOVES_REGISTERS) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+  if constexpr (MOVES_REGISTERS) take_registers<CONSUMER_REGISTERS>();
 }
 
 DEVICE int stage_of(int step) { return step % STAGES; }
 DEVICE u32 parity_of(int step) { return step / STAGES & 1; }
+
+// Descriptor of a matrix in shared memory with the 128-byte swizzle.
+DEVICE u64 swizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32) | ((u64)1 << 62);
+}
+// Descriptor of a matrix in shared memory without swizzle.
+DEVICE u64 unswizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32);
+}
 
 // A box of `rows` vectors, chunk after chunk.
 DEVICE void load_box(u32 destination, const TensorMap* map, u32 barrier, int chunks, int rows, const int (&at)[3], int head) {
@@ -47,7 +56,7 @@ template <int N> DEVICE void load_fragments(u32 tile, int row, int lane, u32 (&f
   for (int i = 0; i < N; i++) {
     const int k = i / 4, r = row + (i & 1) * 8, column = k % 4 * 2 + (i >> 1 & 1);
     const u32 address = tile + k / 4 * 8192 + r * 128 + ((column ^ r & 7) << 4) + lane % 4 * 4;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(fragments[i]) : "r"(address));
+    fragments[i] = load_word(address);
   }
 }
 
