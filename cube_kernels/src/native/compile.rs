@@ -38,7 +38,7 @@ pub enum CompileError {
 pub struct Cubin {
     /// Hash of everything that it was made from.
     pub key: Arc<str>,
-    /// The ELF file.
+    /// The ELF file; for what [stands in](super::stand_in) for a device, the source.
     pub image: Vec<u8>,
 }
 
@@ -61,6 +61,10 @@ pub struct Source {
 ///
 /// [`CompileError`] if there is no NVRTC or it rejects the program.
 pub fn compile(source: &Source, driver: i32) -> Result<Arc<Cubin>, CompileError> {
+    if super::stand_in::current().is_some() {
+        let (key, image) = (source.name.as_str().into(), source.code.clone().into_bytes());
+        return Ok(Arc::new(Cubin { key, image }));
+    }
     type Slot = Arc<OnceLock<Result<Arc<Cubin>, CompileError>>>;
     static KNOWN: LazyLock<Mutex<HashMap<String, Slot>>> = LazyLock::new(Mutex::default);
     let slot = {

@@ -18,6 +18,9 @@ mod grid;
 #[cfg(feature = "cuda")]
 mod launch;
 pub mod sm90;
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub mod stand_in;
 mod statistics;
 #[cfg(test)]
 mod window_tests;
