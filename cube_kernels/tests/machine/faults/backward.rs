@@ -1,0 +1,204 @@
+//! Faults of the backward kernels.
+
+use super::{Fault, On, fault};
+
+pub const FAULTS: &[Fault] = &[
+    // Waits and phases.
+    fault(
+        "columns are multiplied before they have arrived",
+        On::Plane,
+        "      if (i + 1 < high) wait_columns(step + i + 1);\n",
+        "",
+    ),
+    fault(
+        "the first columns are multiplied before they have arrived",
+        On::Line,
+        "        wait_columns(step + low);\n",
+        "",
+    ),
+    fault(
+        "the producer does not wait for free rows",
+        On::Line,
+        "barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);\n    slots[slot].first = step;",
+        "slots[slot].first = step;",
+    ),
+    fault(
+        "the producer does not wait for free columns",
+        On::Plane,
+        "barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);",
+        "",
+    ),
+    fault(
+        "rows have parities that change with every tile",
+        On::Line,
+        "return slot / ROW_BUFFERS & 1;",
+        "return slot & 1;",
+    ),
+    fault(
+        "the dP of a step is taken before it is there",
+        On::Plane,
+        "        wait_next_columns(i);\n        wgmma_wait<1>();",
+        "        wait_next_columns(i);\n        wgmma_wait<2>();",
+    ),
+    fault(
+        "sums are written before they are there",
+        On::Line,
+        "          sum_bias(high - 1);\n          wgmma_wait<0>();",
+        "          sum_bias(high - 1);",
+    ),
+    // Arrivals.
+    fault(
+        "columns are freed before they are multiplied",
+        On::Plane,
+        "      aim(i + 1);\n      wgmma_wait<is_early ? 1 : 0>();\n      pin(scores);\n      if (!is_first) release_columns(step + i - 1);",
+        "      aim(i + 1);\n      if (!is_first) release_columns(step + i - 1);\n      wgmma_wait<is_early ? 1 : 0>();\n      pin(scores);",
+    ),
+    fault(
+        "lanes have not read the rows that their warp frees",
+        On::LongLine,
+        "lane, row_second_fragments);\n    __syncwarp();",
+        "lane, row_second_fragments);",
+    ),
+    fault(
+        "the bytes of the statistics are not expected",
+        On::Plane,
+        "FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);",
+        "FIRST_STAGE + SECOND_STAGE);",
+    ),
+    fault(
+        "a tile is described where the one before still is",
+        On::Line,
+        "constexpr int TILE_SLOTS = 2 * ROW_BUFFERS;",
+        "constexpr int TILE_SLOTS = ROW_BUFFERS;",
+    ),
+    fault(
+        "a stage is not freed at the end of a pass",
+        On::Plane,
+        "        release_columns(step + high - 1);\n      }",
+        "      }",
+    ),
+    // Fences and groups.
+    fault(
+        "the table of the mask is not fenced, backward",
+        On::Plane,
+        "    shared_proxy_fence();\n",
+        "",
+    ),
+    fault(
+        "no fence before dS K",
+        On::Plane,
+        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_first",
+        "#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_first",
+    ),
+    fault(
+        "no fence before P dout",
+        On::Line,
+        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_second",
+        "#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_second",
+    ),
+    fault(
+        "dP is not committed",
+        On::Plane,
+        "    wgmma_commit();\n  }\n\n  // first += dS K or dS^T Q",
+        "  }\n\n  // first += dS K or dS^T Q",
+    ),
+    fault(
+        "the mask is written while a product reads it, backward",
+        On::Plane,
+        "      aim(i + 1);\n      wgmma_wait<is_early",
+        "      aim(i + 1);\n      fire();\n      wgmma_wait<is_early",
+    ),
+    fault(
+        "slopes are written while a product reads them",
+        On::Plane,
+        "      if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);\n      begin_scores(step + i);",
+        "      if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);\n      if constexpr (WITH_FIRST) slopes[0] = 0;\n      begin_scores(step + i);",
+    ),
+    // Descriptors and layouts.
+    fault(
+        "the descriptor's stride is that of four rows, backward",
+        On::Line,
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 1024);",
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 512);",
+    ),
+    fault(
+        "the chunks of dout are as far as they have bytes in a row",
+        On::LongLine,
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * 128, 1024);",
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 128, 1024);",
+    ),
+    fault(
+        "a step of k is half as far",
+        On::Line,
+        "weights[4 * k + 3], columns + k * 128);",
+        "weights[4 * k + 3], columns + k * 64);",
+    ),
+    fault(
+        "rows of both tensors overlap",
+        On::Plane,
+        "SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE;",
+        "SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE - 1024;",
+    ),
+    fault(
+        "the statistics are one stage too few",
+        On::LongPlane,
+        "TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;",
+        "TILE_OFFSET = STATISTICS_OFFSET + (STAGES - 1) * STATISTICS_STAGE;",
+    ),
+    fault(
+        "barriers lie behind the shared memory",
+        On::Plane,
+        "BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128;",
+        "BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128 + 64;",
+    ),
+    fault(
+        "a lane reads the delta of its neighbor",
+        On::Plane,
+        "lane % 4 * 32 + 12;",
+        "(lane + 1) % 4 * 32 + 12;",
+    ),
+    // Numbers and windows.
+    fault(
+        "delta is added",
+        On::Plane,
+        "(products[4 * j + e] - mean[e]);",
+        "(products[4 * j + e] + mean[e]);",
+    ),
+    fault(
+        "heads that share keys are one",
+        On::Plane,
+        "return INVERSE ? params.group_size : 1;",
+        "return 1;",
+    ),
+    fault(
+        "a key is seen by one query too few",
+        On::Line,
+        "w.end = first_with_leader<Strided>(axis, row + 1 + behind, half);",
+        "w.end = first_with_leader<Strided>(axis, row + behind, half);",
+    ),
+    fault(
+        "a column is masked too many, backward",
+        On::Line,
+        "8 * j + e - low_b >= size_b",
+        "8 * j + e - low_b + 1 >= size_b",
+    ),
+    fault(
+        "delta leaves out the logsumexp's gradient",
+        On::Line,
+        "is_blind ? 0.f : sum - dlse;",
+        "is_blind ? 0.f : sum;",
+    ),
+    fault(
+        "lanes of delta do not meet",
+        On::LongLine,
+        "int mask = LANES / 2; mask; mask >>= 1",
+        "int mask = LANES / 4; mask; mask >>= 1",
+    ),
+    fault(
+        "statistics are written one place further",
+        On::Plane,
+        "place[1]) * extents[2] + place[2];",
+        "place[1]) * extents[2] + place[2] + 1;",
+    ),
+    // A taken tile that is taken again is written again, with the same bits: what is left of the counter in memory harms nobody.
+];

@@ -1,0 +1,248 @@
+//! Faults of the forward kernel.
+
+use super::{Fault, On, fault};
+
+pub const FAULTS: &[Fault] = &[
+    // Waits and phases.
+    fault(
+        "keys are multiplied before they have arrived",
+        On::Plane,
+        "        wait_key(first + i);\n        wait_turn();",
+        "        wait_turn();",
+    ),
+    fault(
+        "values are multiplied before they have arrived",
+        On::Plane,
+        "        wait_value(first + i - 1);\n",
+        "",
+    ),
+    fault(
+        "the last values are multiplied before they have arrived",
+        On::Line,
+        "      wait_value(first + high - 1);\n",
+        "",
+    ),
+    fault(
+        "the wait for keys has the wrong parity",
+        On::Line,
+        "barriers.k_full(stage_of(step)), parity_of(step))",
+        "barriers.k_full(stage_of(step)), parity_of(step) ^ 1)",
+    ),
+    fault(
+        "parities change with every step",
+        On::Line,
+        "return step / STAGES & 1;",
+        "return step & 1;",
+    ),
+    fault(
+        "the producer does not wait for free keys",
+        On::Line,
+        "barrier_wait(barriers.k_empty(stage), parity_of(step) ^ 1);",
+        "",
+    ),
+    fault(
+        "the producer does not wait for free values",
+        On::Plane,
+        "barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);",
+        "",
+    ),
+    fault(
+        "the producer does not wait for free queries",
+        On::Plane,
+        "barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);\n    *next = tile;",
+        "*next = tile;",
+    ),
+    fault(
+        "consumers do not wait for queries",
+        On::Plane,
+        "barrier_wait(barriers.q_full(), tiles & 1);",
+        "if (tiles == 0) barrier_wait(barriers.q_full(), 0);",
+    ),
+    // Arrivals.
+    // Keys of a later step that are freed before they are multiplied harm nobody: the producer waits for the values of the step before
+    // ahead of loading in their place, and those are freed behind this product.
+    fault(
+        "the first keys are freed before they are multiplied",
+        On::Line,
+        "      wgmma_wait<0>();\n      pin(scores);\n      release_key(first + low);",
+        "      release_key(first + low);\n      wgmma_wait<0>();\n      pin(scores);",
+    ),
+    fault(
+        "values are freed before they are multiplied",
+        On::Line,
+        "        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
+        "        release_value(first + i - 1);\n        wgmma_wait<0>();\n        pin(out);",
+    ),
+    fault(
+        "a free stage needs the arrival of one warp",
+        On::Line,
+        "barrier_init(barriers.k_empty(i), CONSUMER_WARPS);",
+        "barrier_init(barriers.k_empty(i), 1);",
+    ),
+    fault(
+        "a free stage needs one arrival more than there are",
+        On::Line,
+        "barrier_init(barriers.v_empty(i), CONSUMER_WARPS);",
+        "barrier_init(barriers.v_empty(i), CONSUMER_WARPS + 1);",
+    ),
+    fault("values are not freed", On::Plane, "        release_value(first + i - 1);\n", ""),
+    fault(
+        "lanes have not read the queries that their warp frees",
+        On::Line,
+        "lane / 4, lane, query);\n    __syncwarp();",
+        "lane / 4, lane, query);",
+    ),
+    fault(
+        "half of the bytes are expected",
+        On::Plane,
+        "barrier_expect(barriers.k_full(stage), K_STAGE);",
+        "barrier_expect(barriers.k_full(stage), K_STAGE / 2);",
+    ),
+    fault(
+        "more bytes are expected than are loaded",
+        On::Plane,
+        "barrier_expect(barriers.v_full(stage), V_STAGE);",
+        "barrier_expect(barriers.v_full(stage), V_STAGE + 16);",
+    ),
+    fault(
+        "the first turn is nobody's",
+        On::Line,
+        "if (role == WARPGROUPS) consumer.pass_turn();",
+        "",
+    ),
+    // Synchronisation of threads, and fences.
+    fault(
+        "barriers are used before they are there",
+        On::Line,
+        "  __syncthreads();\n  if (role == 0)",
+        "  if (role == 0)",
+    ),
+    fault("barriers are not fenced for TMA", On::Line, "    barrier_init_fence();\n", ""),
+    fault("the table of the mask is not fenced", On::Plane, "    shared_proxy_fence();\n", ""),
+    fault(
+        "no fence before the scores' product",
+        On::Plane,
+        "    wgmma_fence();\n    if constexpr (MASK == ONE_HOT)\n",
+        "    if constexpr (MASK == ONE_HOT)\n",
+    ),
+    fault(
+        "no fence before the values' product",
+        On::Line,
+        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_values",
+        "#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_values",
+    ),
+    fault(
+        "the scores' product is not committed",
+        On::Plane,
+        "    wgmma_commit();\n  }\n\n  // out += P V",
+        "  }\n\n  // out += P V",
+    ),
+    fault(
+        "the wait leaves the scores' product in flight",
+        On::Plane,
+        "        wgmma_wait<1>();\n        pin(scores);",
+        "        wgmma_wait<2>();\n        pin(scores);",
+    ),
+    fault(
+        "sums are scaled before they are there",
+        On::Line,
+        "        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);\n        rescale();",
+        "        rescale();\n        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
+    ),
+    fault(
+        "the mask is written while a product reads it",
+        On::Plane,
+        "        if (BIAS_AHEAD) load_bias(i);\n        aim(i + 1);\n        wgmma_wait<1>();",
+        "        if (BIAS_AHEAD) load_bias(i);\n        aim(i + 1);\n        fire();\n        wgmma_wait<1>();",
+    ),
+    // Descriptors and layouts.
+    fault(
+        "the descriptor's stride is that of four rows",
+        On::Line,
+        "key_matrix = swizzled(shared + K_OFFSET, 16, 1024);",
+        "key_matrix = swizzled(shared + K_OFFSET, 16, 512);",
+    ),
+    fault(
+        "the values' descriptor has half of the distance of its chunks",
+        On::LongLine,
+        "value_matrix = swizzled(shared + V_OFFSET, ROWS * 128, 1024);",
+        "value_matrix = swizzled(shared + V_OFFSET, ROWS * 64, 1024);",
+    ),
+    fault("the swizzle is that of 64 bytes", On::Line, "((u64)1 << 62)", "((u64)2 << 62)"),
+    fault(
+        "the table's strides have changed places",
+        On::Plane,
+        "unswizzled(shared + ONE_HOT_OFFSET, 128, 256)",
+        "unswizzled(shared + ONE_HOT_OFFSET, 256, 128)",
+    ),
+    fault(
+        "a step of k is twice as far",
+        On::Plane,
+        "k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;",
+        "k / 4 * (ROWS * 128 >> 4) + k % 4 * 4;",
+    ),
+    fault(
+        "the stage of the keys is that of the one before",
+        On::Plane,
+        "(u64)(stage_of(step) * (K_STAGE >> 4))",
+        "(u64)(stage_of(step + STAGES - 1) * (K_STAGE >> 4))",
+    ),
+    fault(
+        "fragments are read without the swizzle",
+        On::Plane,
+        "((column ^ r & 7) << 4)",
+        "(column << 4)",
+    ),
+    fault(
+        "the values begin within the keys",
+        On::Plane,
+        "V_OFFSET = K_OFFSET + STAGES * K_STAGE;",
+        "V_OFFSET = K_OFFSET + (STAGES - 1) * K_STAGE;",
+    ),
+    // Registers and parameters.
+    fault("the producer keeps its registers", On::Line, "    give_registers();\n", ""),
+    fault(
+        "every query's head has keys of its own",
+        On::Plane,
+        "tile.head / params.group_size;",
+        "tile.head;",
+    ),
+    // Windows and masks.
+    fault(
+        "windows are one too short",
+        On::Line,
+        "w.end = w.start + axis.kernel;",
+        "w.end = w.start + axis.kernel - 1;",
+    ),
+    fault(
+        "windows are one further",
+        On::Plane,
+        "leader - axis.kernel / 2, 0)",
+        "leader - axis.kernel / 2 + 1, 0)",
+    ),
+    fault(
+        "a column is masked too few",
+        On::Line,
+        "8 * j + e - low_a >= size_a",
+        "8 * j + e - low_a > size_a",
+    ),
+    fault(
+        "the one-hot mask begins a column later",
+        On::Plane,
+        "8 * max_(0, end[r] - offset)",
+        "8 * max_(0, end[r] - offset + 1)",
+    ),
+    fault(
+        "additional tokens are not masked",
+        On::Space,
+        "if (token + ROWS > additional)",
+        "if (false)",
+    ),
+    fault("sums are not scaled", On::Line, "        rescale();\n", ""),
+    fault(
+        "the second sample's boxes are those of the first",
+        On::Space,
+        "    at[b][0] += tile.batch * space.batch_step;\n",
+        "",
+    ),
+];

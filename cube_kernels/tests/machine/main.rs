@@ -1,0 +1,16 @@
+//! The native kernels on a CPU: their own C++, with the launches that they get, on a model of the machine that their instructions are
+//! for (`cpp/machine.h`), held to the oracle as on a device.
+//!
+//! Finds what a device may hide: waits that are missing but were long over, races, fences, registers and tensor memory in use, memory outside
+//! of buffers. Times nothing. Needs a C++ compiler, and passes with a line that says so where there is none, unless
+//! `BURN_NATTEN_REQUIRE_CXX=1`. The few problems and faults that run by themselves take about two minutes; `--ignored` runs
+//! all of them.
+
+mod faults;
+mod golden;
+mod program;
+mod repair;
+mod run;
+mod text;
+mod views;
+mod ways;

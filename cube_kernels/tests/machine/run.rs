@@ -1,0 +1,165 @@
+//! The machine in a device's place.
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::process::Command;
+use std::rc::Rc;
+
+use burn_natten_kernels::native::stand_in::{
+    self, Argument, DeviceInfo, Launch, MapElement, StandIn, TensorMap,
+};
+use cubecl::client::Client;
+use cubecl_common::bytes::Bytes;
+
+use crate::program::{Folder, build};
+
+/// When what is asynchronous is done, see `cpp/machine.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Early,
+    Late,
+    Random(u32),
+}
+
+impl Policy {
+    pub const ALL: [Self; 3] = [Self::Late, Self::Early, Self::Random(1)];
+
+    fn words(self) -> [u64; 2] {
+        match self {
+            Self::Early => [0, 0],
+            Self::Late => [1, 0],
+            Self::Random(seed) => [2, u64::from(seed)],
+        }
+    }
+}
+
+/// A change of a kernel's text: every `from` becomes `to`.
+#[derive(Clone, Copy, Debug)]
+pub struct Change {
+    pub from: &'static str,
+    pub to: &'static str,
+}
+
+/// A machine and what it is asked to do.
+#[derive(Clone, Copy)]
+pub struct Machine {
+    pub compiler: &'static str,
+    pub capability: u32,
+    pub policy: Policy,
+    pub change: Option<Change>,
+}
+
+struct Running {
+    machine: Machine,
+    fault: RefCell<Option<String>>,
+    is_changed: Cell<bool>,
+}
+
+impl Machine {
+    /// Runs `work` with all of its launches on the machine. An error is the first fault.
+    pub fn run<R>(&self, work: impl FnOnce() -> R) -> Result<R, String> {
+        let running = Rc::new(Running {
+            machine: *self,
+            fault: RefCell::default(),
+            is_changed: Cell::new(self.change.is_none()),
+        });
+        let result = stand_in::with(running.clone(), work);
+        assert!(running.is_changed.get(), "fault table: no kernel has {:?}", self.change);
+        match running.fault.take() {
+            Some(fault) => Err(fault),
+            None => Ok(result),
+        }
+    }
+}
+
+impl StandIn for Running {
+    fn info(&self) -> DeviceInfo {
+        // So few that CTAs have several tiles each.
+        DeviceInfo {
+            capability: self.machine.capability,
+            multiprocessors: 2,
+            l2_bytes: 50 << 20,
+            driver: 13000,
+        }
+    }
+
+    fn launch(&self, client: &Client, launch: Launch) {
+        if self.fault.borrow().is_none() {
+            let mut code = String::from_utf8(launch.kernel.cubin.image.clone()).expect("a source");
+            if let Some(Change { from, to }) =
+                self.machine.change.filter(|of| code.contains(of.from))
+            {
+                code = code.replace(from, to);
+                self.is_changed.set(true);
+            }
+            *self.fault.borrow_mut() = run(&self.machine, client, &launch, &code).err();
+        }
+    }
+}
+
+/// Runs one launch of a program.
+fn run(machine: &Machine, client: &Client, launch: &Launch, code: &str) -> Result<(), String> {
+    let entry = launch.kernel.entry.to_str().expect("a name");
+    let program = build(machine.compiler, code, entry)
+        .unwrap_or_else(|log| panic!("fault table or machine: {entry} does not compile: {log}"));
+    let folder = Folder::new();
+    let path = |name: &str| folder.0.join(name);
+    let words: Vec<u8> = describe(machine, launch).into_iter().flat_map(u64::to_le_bytes).collect();
+    fs::write(path("launch"), words).expect("written");
+    let mut before = vec![];
+    for (index, buffer) in launch.buffers.iter().enumerate() {
+        let mut bytes = client.read_one(buffer.handle.clone()).expect("memory").to_vec();
+        // Nobody else writes what this kernel does, and it is not the caller's.
+        if buffer.is_output && entry == "attention_delta" {
+            bytes.fill(0xff);
+        }
+        fs::write(path(&index.to_string()), &bytes).expect("written");
+        before.push(bytes);
+    }
+    let output = Command::new(program).arg(&folder.0).output().expect("the kernel was built");
+    if !output.status.success() {
+        let log = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{log} ({}, {:?})", output.status, machine.policy));
+    }
+    for (index, (buffer, before)) in launch.buffers.iter().zip(before).enumerate() {
+        let after = fs::read(path(&index.to_string())).expect("the kernel wrote it");
+        // A buffer may be there twice.
+        if buffer.is_output && (after != before || entry == "attention_delta") {
+            client.write(&buffer.handle, Bytes::from_bytes_vec(after));
+        }
+    }
+    Ok(())
+}
+
+/// The file `launch` of `cpp/machine.cpp`.
+fn describe(machine: &Machine, launch: &Launch) -> Vec<u64> {
+    let Launch { kernel, buffers, arguments } = launch;
+    let mut words: Vec<u64> =
+        [kernel.grid, kernel.block, kernel.shared_memory].into_iter().map(u64::from).collect();
+    words.extend(machine.policy.words());
+    words.extend([buffers.len() as u64, arguments.len() as u64]);
+    words.extend(buffers.iter().map(|buffer| u64::from(buffer.is_output)));
+    for argument in arguments {
+        match argument {
+            Argument::Struct { words: value, pointers } => {
+                words.extend([0, value.len() as u64]);
+                words.extend(value);
+                words.push(pointers.len() as u64);
+                for (word, buffer, byte) in pointers {
+                    words.extend([*word as u64, *buffer as u64, *byte as u64]);
+                }
+            }
+            Argument::TensorMap(map) => {
+                let TensorMap { buffer, offset, element, sizes, strides, tile, steps } = map;
+                let [bytes, swizzle] = match element {
+                    MapElement::F16 | MapElement::Bf16 => [2, 128],
+                    MapElement::F32 => [4, 0],
+                };
+                words.extend([1, *buffer as u64, *offset as u64, bytes, swizzle]);
+                words.extend(sizes.iter().chain(strides));
+                words.extend(tile.iter().chain(steps).copied().map(u64::from));
+            }
+        }
+    }
+    words
+}

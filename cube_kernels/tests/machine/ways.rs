@@ -1,0 +1,140 @@
+//! The tier as tests see it that several share: every launch on the machine.
+
+use burn_natten_kernels::native::sm90::{
+    BackwardPlan, Element, Schedule, backward_with, forward_with, plan, plan_backward,
+};
+use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
+use cubecl::client::Client;
+use cubecl::server::Handle;
+use test_support::Data;
+use test_support::compare::{Forward, format};
+use test_support::cpp::compiler;
+use test_support::oracle::compute;
+use test_support::tier::{BackwardTier, ForwardTier, check_data, check_forward};
+
+use crate::run::{Change, Machine, Policy};
+
+/// Memory.
+pub fn client() -> Client {
+    cubecl::Device::cpu().expect("a CPU").client()
+}
+
+/// A Hopper GPU.
+pub fn hopper(policy: Policy) -> Option<Machine> {
+    compiler().map(|compiler| Machine { compiler, capability: 90, policy, change: None })
+}
+
+/// The native kernels on the machine.
+pub struct OnMachine;
+
+pub fn planned(problem: &Problem, element: Element) -> Schedule {
+    plan(problem, element).unwrap_or_else(|| panic!("no schedule for {problem:?}"))
+}
+pub fn planned_backward(problem: &Problem, element: Element) -> BackwardPlan {
+    plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))
+}
+
+/// The forward pass on tensors of the client.
+pub fn forward(
+    machine: &Machine,
+    client: &Client,
+    schedule: &Schedule,
+    problem: &Problem,
+    inputs: &Operands<Strided>,
+) -> Result<Forward, String> {
+    let format = format(schedule.element);
+    let outputs = format.poisoned_outputs(client, problem);
+    machine
+        .run(|| forward_with(client, schedule, problem, inputs, &outputs))?
+        .map_err(|error| error.to_string())?;
+    Ok(format.download_outputs(client, problem, &outputs))
+}
+
+/// How a backward pass is run.
+#[derive(Clone)]
+pub struct Way {
+    pub machine: Machine,
+    pub plan: BackwardPlan,
+}
+
+impl ForwardTier for OnMachine {
+    type Element = Element;
+    const ELEMENTS: &'static [Element] = &[Element::F16, Element::Bf16];
+    const WIDE: &'static [Element] = &[Element::Bf16];
+    const F16: Element = Element::F16;
+
+    fn computed(
+        client: &Client,
+        element: Element,
+        problem: &Problem,
+        data: &Data,
+    ) -> Vec<(String, Forward)> {
+        let schedule = planned(problem, element);
+        let Some(machine) = hopper(Policy::Late) else { return vec![] };
+        let inputs = format(element).operands(client, problem, data);
+        let result = forward(&machine, client, &schedule, problem, &inputs);
+        vec![(schedule.to_string(), result.unwrap_or_else(|fault| panic!("{schedule}: {fault}")))]
+    }
+}
+
+impl BackwardTier for OnMachine {
+    type Plan = Way;
+
+    fn plans(problem: &Problem, element: Element) -> Vec<Way> {
+        let plan = planned_backward(problem, element);
+        hopper(Policy::Late).map(|machine| Way { machine, plan }).into_iter().collect()
+    }
+
+    fn several(problem: &Problem, element: Element) -> Vec<Way> {
+        Self::plans(problem, element)
+    }
+
+    fn kernels(way: &Way) -> Vec<String> {
+        way.plan.schedules().map(ToString::to_string).collect()
+    }
+
+    fn launch(
+        client: &Client,
+        _: Element,
+        way: &Way,
+        problem: &Problem,
+        saved: &Saved<Strided>,
+        outputs: &Operands<Option<Handle>>,
+    ) -> Result<(), KernelError> {
+        let result = way.machine.run(|| backward_with(client, &way.plan, problem, saved, outputs));
+        result.unwrap_or_else(|fault| panic!("{}: {fault}", Self::names(way)))
+    }
+}
+
+/// The forward pass of a problem, with random data, held to the oracle.
+pub fn check_one_forward(
+    machine: &Machine,
+    client: &Client,
+    problem: &Problem,
+    schedule: &Schedule,
+    data: &Data,
+) -> Result<f64, String> {
+    let format = format(schedule.element);
+    let exact = compute(problem, data, |x| x);
+    let inputs = format.operands(client, problem, data);
+    let result = forward(machine, client, schedule, problem, &inputs)
+        .map_err(|fault| format!("{schedule}: {fault}"))?;
+    check_forward(&schedule.to_string(), format, problem, &exact, &result)
+}
+
+/// The same for the backward pass.
+pub fn check_one_backward(
+    machine: &Machine,
+    client: &Client,
+    problem: &Problem,
+    element: Element,
+    data: &Data,
+) -> Result<f64, String> {
+    let way = Way { machine: *machine, plan: planned_backward(problem, element) };
+    check_data::<OnMachine>(client, element, &way, problem, data)
+}
+
+/// A machine whose kernels have another text.
+pub fn changed(machine: &Machine, change: Change) -> Machine {
+    Machine { change: Some(change), ..*machine }
+}
