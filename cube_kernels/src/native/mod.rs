@@ -8,15 +8,21 @@
 //! specialisation that it can choose is generated without one, too.
 
 #[cfg(feature = "cuda")]
+mod backward;
+#[cfg(feature = "cuda")]
 mod bias;
 #[cfg(feature = "cuda")]
 pub mod compile;
 mod cut;
+mod delta;
 mod element;
+#[cfg(feature = "cuda")]
+mod forward;
 #[cfg(feature = "cuda")]
 mod grid;
 #[cfg(feature = "cuda")]
 mod launch;
+mod limits;
 pub mod sm90;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
@@ -30,4 +36,5 @@ pub(crate) use cut::MAX_STEP;
 pub use element::Element;
 #[cfg(feature = "cuda")]
 pub use launch::{DeviceInfo, device_info};
+pub use statistics::backward_workspace;
 pub(crate) use statistics::dense;

@@ -4,7 +4,7 @@
 //
 // Compile-time parameters: RANK, CAUSAL (bit a: axis a is causal), STRIDED, DILATED, ORIGIN (some axis is
 // shifted, see window.cuh), INVERSE, ROW_Z
-// ROW_Y ROW_X (the 64 rows of a warpgroup), COLUMN_Z COLUMN_Y COLUMN_X (the 64 columns of a block), STACK
+// ROW_Y ROW_X (the rows of a warpgroup), COLUMN_Z COLUMN_Y COLUMN_X (the columns of a block), STACK
 // (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers), BLOCKS (of a step).
 
 constexpr int FIRST_AXIS = 3 - RANK;

@@ -1,7 +1,8 @@
 // The order in which a tile's blocks of columns are visited: all blocks of its box, in steps of BLOCKS, then the
 // additional tokens.
 
-constexpr int ROWS = BLOCKS * 64;  // columns of scores in a step, which are rows of memory
+constexpr int BLOCK = COLUMN_Z * COLUMN_Y * COLUMN_X;
+constexpr int ROWS = BLOCKS * BLOCK;  // columns of scores in a step, which are rows of memory
 
 // Walks over the blocks of a tile.
 struct Walk {
@@ -34,7 +35,7 @@ DEVICE void column_boxes(const Space& space, const Tile& tile, Walk& walk, int (
 // The same for additional tokens, which begin with `token`.
 DEVICE void additional_boxes(const Tile& tile, int token, int (&at)[BLOCKS][3]) {
 #pragma unroll
-  for (int b = 0; b < BLOCKS; b++) at[b][0] = tile.batch, at[b][1] = 0, at[b][2] = token + 64 * b;
+  for (int b = 0; b < BLOCKS; b++) at[b][0] = tile.batch, at[b][1] = 0, at[b][2] = token + BLOCK * b;
 }
 
 DEVICE int additional_steps(int additional) { return ADDITIONAL ? (additional + ROWS - 1) / ROWS : 0; }
@@ -42,7 +43,7 @@ DEVICE int additional_steps(int additional) { return ADDITIONAL ? (additional + 
 // The steps that hold all that a warpgroup's rows see: `low..high` of one pass over the blocks, without
 // additional tokens. Empty for a warpgroup all of whose rows lie outside.
 struct Range { int low, high; };
-DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) {
+DEVICE Range steps_seen(const Space& space, const Tile& tile, int warpgroup) {
   bool idle = false;
 #pragma unroll
   for (int a = 0; a < 3; a++) idle = idle || tile.row[a] + (a == STACK ? warpgroup * row_extent(a) : 0) >= tile.rows[a];
@@ -57,6 +58,16 @@ DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) 
   // Rows that see nothing have results: of a step that they see nothing of.
   if (ORIGIN && !INVERSE && steps.low == steps.high) steps.low = min_(steps.low, tile.steps - 1), steps.high = steps.low + 1;
   if (idle) steps.low = steps.high = 0;
+  return steps;
+}
+
+// The same, for all threads of whole warps.
+DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) {
+  Range steps = steps_seen(space, tile, warpgroup);
   steps.low = uniform(steps.low), steps.high = uniform(steps.high);
   return steps;
 }
+
+// Rounds of tiles run forwards and backwards in turn, which evens out tiles of falling length.
+DEVICE int tile_index(int round) { return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
+DEVICE int rounds(const Space& space) { return (space.tiles + gridDim.x - 1) / gridDim.x; }

@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Mutex};
 
 use crate::choices::{Choices, remembered};
 use crate::cost::{Cost, DeviceModel};
-use crate::native::MAX_STEP;
+use crate::native::limits;
 use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
@@ -20,6 +20,8 @@ pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_bac
 const SLOTS: usize = 16;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
 const MIN_SCALE: f64 = 1e-6;
+/// Elements of the longest vectors.
+const LONGEST: usize = 256;
 /// Most entries of a head's bias: each warp of a backward kernel sums as many in shared memory, beside a table of them and two steps.
 const MOST_BIAS: usize = 860;
 /// Multiprocessors of an H100 or H200.
@@ -50,17 +52,8 @@ const ALONE: f64 = 0.8;
 
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
-    let dims = [("head_dim", problem.head_dim), ("head_dim of value", problem.head_dim_v)];
-    for (name, dim) in dims {
-        if dim == 0 || dim % 8 != 0 || dim > 256 {
-            return Some(format!("{name} is {dim}, not a multiple of 8 up to 256"));
-        }
-    }
-    if problem.scale.is_nan() || problem.scale < MIN_SCALE {
-        return Some(format!("scale is {}, below {MIN_SCALE:e}", problem.scale));
-    }
-    if problem.batch > 1 && problem.axes[0].queries != problem.axes[0].keys {
-        return Some("the slowest of three axes has other queries than keys".into());
+    if let Some(reason) = limits::unsupported(problem, LONGEST, MIN_SCALE) {
+        return Some(reason);
     }
     // With a bias it makes a difference where all keys are seen, too.
     if problem.has_bias && problem.axes.iter().any(|axis| axis.origin != 0) {
@@ -71,31 +64,6 @@ pub fn unsupported(problem: &Problem) -> Option<String> {
     }
     if problem.has_bias && !has_room_for_bias(problem) {
         return Some("shared memory has no room for the position bias beside vectors of more than 192 elements".into());
-    }
-    if problem.keys() == 0 {
-        return Some("there are no keys".into());
-    }
-    // Tile numbers, and positions in one-hot masks.
-    if problem.axes.iter().any(|axis| axis.queries.max(axis.keys) >= 1 << 20 && problem.rank() > 1)
-    {
-        return Some("an axis has 2^20 or more tokens".into());
-    }
-    // Such groups are launched one by one, and samples of one have to lie a whole number of its
-    // strides apart.
-    let slowest = &problem.axes[0];
-    let is_uneven = slowest.dilation > MAX_STEP && !slowest.keys.is_multiple_of(slowest.dilation);
-    if problem.batch > 1 && is_uneven {
-        let Axis { keys, dilation, .. } = slowest;
-        return Some(format!(
-            "the slowest axis has a dilation of {dilation}, above {MAX_STEP}, that does not divide its length of {keys}"
-        ));
-    }
-    let tokens = problem.queries().max(problem.keys()).max(problem.additional);
-    if problem.queries().saturating_mul(problem.heads) >= 1 << 31 {
-        return Some("a sample has 2^31 or more rows of queries".into());
-    }
-    if tokens.saturating_mul(problem.batch) >= 1 << 31 || problem.batch * problem.heads >= 1 << 24 {
-        return Some("there are 2^31 or more tokens, or 2^24 or more heads".into());
     }
     None
 }

@@ -1,6 +1,7 @@
 use std::fmt::Write;
 
 use super::{Element, Gradients, Pass, Schedule};
+use crate::native::delta;
 
 #[cfg(test)]
 mod tests;
@@ -25,23 +26,25 @@ impl Schedule {
         text += include_str!("../cuda/tile.cuh");
         text += include_str!("../cuda/walk.cuh");
         text += include_str!("../cuda/tma.cuh");
+        text += include_str!("../cuda/boxes.cuh");
         text += include_str!("cuda/wgmma.cuh");
         text += &self.wgmma();
         text += include_str!("cuda/pipeline.cuh");
         text += include_str!("cuda/mask.cuh");
         text += include_str!("cuda/score.cuh");
+        text += include_str!("../cuda/bias_params.cuh");
         text += include_str!("cuda/bias.cuh");
         text += include_str!("cuda/finish.cuh");
         text += match self.pass {
             Pass::Forward => concat!(
-                include_str!("cuda/forward_params.cuh"),
-                include_str!("cuda/forward_repair.cuh"),
+                include_str!("../cuda/forward_params.cuh"),
+                include_str!("../cuda/forward_repair.cuh"),
                 include_str!("cuda/forward.cu"),
             ),
             Pass::Queries | Pass::Keys => concat!(
-                include_str!("cuda/backward_params.cuh"),
+                include_str!("../cuda/backward_params.cuh"),
                 include_str!("cuda/backward_layout.cuh"),
-                include_str!("cuda/backward_repair.cuh"),
+                include_str!("../cuda/backward_repair.cuh"),
                 include_str!("cuda/bias_sums.cuh"),
                 include_str!("cuda/backward.cu"),
             ),
@@ -96,17 +99,7 @@ impl Schedule {
 
 /// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length.
 pub fn delta_source(element: Element, head_dim_v: usize) -> (String, String) {
-    let is_bf16 = usize::from(element == Element::Bf16);
-    let lanes = delta_lanes(head_dim_v);
-    let macros =
-        format!("#define BF16 {is_bf16}\n#define DIM_V {head_dim_v}\n#define LANES {lanes}\n");
-    let code = concat!(include_str!("../cuda/device.cuh"), include_str!("../cuda/delta.cu"));
-    (format!("sm90_delta_{}_v{head_dim_v}", element.name()), macros + code)
-}
-
-/// Threads that share a row of it: each takes 8 elements at a time.
-pub(super) fn delta_lanes(head_dim_v: usize) -> usize {
-    (head_dim_v / 8).next_power_of_two().min(32)
+    delta::source("sm90", element, head_dim_v)
 }
 
 /// Where the first operand is.

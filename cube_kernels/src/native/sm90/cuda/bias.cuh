@@ -7,15 +7,6 @@
 // scores of a lane that have the same distance share it: 18 for 32 scores where boxes are 8 x 8. Tiles come head by
 // head: a table is made once for many of them.
 
-struct Bias {
-  const u16* entries;            // [heads, z, y, x]
-  float* sums;                   // of the CTAs of this launch, see bias.cu
-  int samples;                   // whose tiles come before those of the next head; 0 where heads take turns
-  int rows;                      // of `sums`, for each head
-};
-
-constexpr int BIAS_ENTRIES = BIAS_Z * BIAS_Y * BIAS_X;
-DEVICE constexpr int bias_extent(int a) { return a == 0 ? BIAS_Z : a == 1 ? BIAS_Y : BIAS_X; }
 // Of the table: the rows of a CTA see farther than one of them on both sides, and the last block begins with the last column
 // that is seen. Behind it the slow axis runs on.
 DEVICE constexpr int table_extent(int a) {
@@ -31,14 +22,6 @@ DEVICE constexpr int table_distance(int z, int y, int x) { return (z * table_ext
 // adds up.
 DEVICE constexpr int table_column(int n) { return table_distance(n / (COLUMN_Y * COLUMN_X), n / COLUMN_X % COLUMN_Y, n % COLUMN_X); }
 DEVICE constexpr int table_row(int n) { return table_distance(n / (ROW_Y * ROW_X), n / ROW_X % ROW_Y, n % ROW_X); }
-
-// For a row that sees the column.
-DEVICE float bias_of(const Bias& bias, int head, const int (&row)[3], const int (&column)[3]) {
-  int entry = head;
-#pragma unroll
-  for (int a = 0; a < 3; a++) entry = entry * bias_extent(a) + bias_extent(a) / 2 + (INVERSE ? row[a] - column[a] : column[a] - row[a]);
-  return unpack(bias.entries[entry]);
-}
 
 // The table in shared memory.
 struct BiasTable {

@@ -38,10 +38,6 @@ struct Maps { const TensorMap *query, *key, *value, *more_key, *more_value; };
 
 // ---- producer: one thread
 
-// Rounds run forwards and backwards in turn, which evens out tiles of falling length.
-DEVICE int tile_index(int round) { return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
-DEVICE int rounds(const Space& space) { return (space.tiles + gridDim.x - 1) / gridDim.x; }
-
 // `next` is where consumers find the tile that Q belongs to; one without steps is the end.
 DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* next, const Barriers& barriers) {
   const Space& space = params.space;

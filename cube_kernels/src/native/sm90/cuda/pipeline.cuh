@@ -1,7 +1,5 @@
 // What the kernels' pipelines share: stages, registers, descriptors, loads of boxes, and the layout of operands and accumulators.
 
-// Chunks of 64 elements: rows of 128 bytes, the swizzle's width.
-DEVICE constexpr int chunks_of(int dim) { return (dim + 63) / 64; }
 constexpr int CONSUMER_WARPS = 4 * WARPGROUPS;
 
 // Accumulator layout of wgmma: a lane holds two rows, `lane / 4` and eight further down, of its warp's
@@ -28,20 +26,6 @@ DEVICE u64 swizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
 // Descriptor of a matrix in shared memory without swizzle.
 DEVICE u64 unswizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
   return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32);
-}
-
-// A box of `rows` vectors, chunk after chunk.
-DEVICE void load_box(u32 destination, const TensorMap* map, u32 barrier, int chunks, int rows, const int (&at)[3], int head) {
-#pragma unroll
-  for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, at[2], at[1], at[0], head);
-}
-
-// The position of a row of a warpgroup.
-DEVICE void row_of_warpgroup(const Tile& tile, int warpgroup, int member, int (&at)[3]) {
-  at[0] = tile.row[0] + member / (ROW_Y * ROW_X);
-  at[1] = tile.row[1] + member / ROW_X % ROW_Y;
-  at[2] = tile.row[2] + member % ROW_X;
-  at[STACK] += warpgroup * row_extent(STACK);
 }
 
 // Positions of the two rows that a lane holds.

@@ -1,0 +1,365 @@
+//! Launches of the backward kernels, which all architectures' take alike.
+//!
+//! First the statistics: what the kernels need of each query besides its vectors. Then the gradients, each
+//! written once by one kernel that computes all scores it needs: nothing is summed in memory, so that
+//! results are the same in every run, and the statistics are all the workspace there is, but for a counter
+//! for each launch, from which its CTAs take their tiles.
+
+use std::mem::offset_of;
+use std::sync::Arc;
+
+use cubecl::client::Client;
+use cubecl::server::Handle;
+
+use super::bias::{Bias, BiasParams};
+use super::compile::Cubin;
+use super::forward::{ELEMENT, check_layouts, more_strides, words};
+use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
+use super::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use super::statistics::{pitch, places, statistics_bytes};
+use super::{Cut, delta, dense};
+use crate::view::{KeyGradients, check_gradients, check_saved};
+use crate::{
+    KernelError, KeyValue, MAX_RANK, Operand, Operands, Outputs, Pass, Problem, Saved, Shape,
+    Strided,
+};
+
+/// A kernel of a backward pass.
+pub(super) struct Part {
+    pub cut: Cut,
+    pub has_additional: bool,
+    /// Whether it sums the gradient of the bias.
+    pub sums_bias: bool,
+    /// Whether it writes the gradients of keys and of values.
+    pub is_joint: bool,
+    pub cubin: Arc<Cubin>,
+}
+
+/// The kernels of a backward pass that sum a gradient that somebody wants.
+pub(super) struct Parts {
+    pub queries: Vec<Part>,
+    pub keys: Vec<Part>,
+    /// For additional keys and values.
+    pub additional: Vec<Part>,
+    /// The program that makes the statistics.
+    pub delta: Arc<Cubin>,
+    /// That which adds up the gradient of the bias, if that is wanted.
+    pub bias_sum: Option<Arc<Cubin>>,
+}
+
+/// Whether launches can read and write these tensors.
+///
+/// # Errors
+///
+/// [`KernelError`] that says why not.
+pub(super) fn check(
+    cuts: impl IntoIterator<Item = Cut>,
+    problem: &Problem,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    check_saved(problem, inputs, ELEMENT)?;
+    check_gradients(problem, outputs, ELEMENT)?;
+    let Saved { operands, outputs: results, gradients } = inputs;
+    for (name, tensor) in [("lse", &results.lse), ("dlse", &gradients.lse)] {
+        tensor.contiguous_handle(name, Shape::lse(problem))?;
+    }
+    for cut in cuts {
+        check_layouts(&cut, problem, operands)?;
+        for (name, tensor) in [("out", &results.out), ("dout", &gradients.out)] {
+            check_layout(name, tensor, Shape::out(problem), problem, &cut)?;
+        }
+    }
+    Ok(())
+}
+
+/// Enqueues a backward pass on tensors that are [checked](check).
+///
+/// # Errors
+///
+/// [`KernelError`] if the layout of a tensor is none for additional tokens. Nothing was launched then.
+pub(super) fn enqueue(
+    client: &Client,
+    device: &DeviceInfo,
+    parts: &Parts,
+    problem: &Problem,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let all = || parts.queries.iter().chain(&parts.keys).chain(&parts.additional);
+    let is_joint = all().any(|part| part.is_joint);
+    let of_keys = KeyGradients { client, problem, size: ELEMENT, is_joint };
+    let (keys, more) = (of_keys.own(outputs), of_keys.additional(outputs));
+    let dense = match &more {
+        Some(_) => additional_keys(problem, inputs)?,
+        None => None,
+    };
+    assert!(dense.is_none() || !parts.additional.is_empty(), "no kernels for additional tokens");
+    let pair = |gradients: &Option<KeyValue<Handle>>| {
+        gradients.as_ref().map(|KeyValue { key, value }| [key.clone(), value.clone()])
+    };
+    let dbias = outputs.bias.as_ref().and_then(Option::as_ref);
+    assert!(
+        dbias.is_none() || parts.queries.iter().any(|part| part.sums_bias),
+        "the plan sums no gradient of the bias"
+    );
+    // The kernel that sums a bias' gradient writes that of the queries, too, to memory of its own if nobody wants it.
+    let unwanted = || client.empty(ELEMENT * Operand::Query.shape(problem).elements());
+    let dq = outputs.query.clone().or_else(|| dbias.map(|_| unwanted()));
+    let query = dq.map(|dq| [dq.clone(), dq]);
+    let mut own = works(&parts.queries, query);
+    own.extend(works(&parts.keys, pair(&keys)));
+    let more = works(&parts.additional, pair(&more));
+    let run = |problem: &Problem, works: &[Work<'_>], inputs: &Saved<Strided>| {
+        if works.is_empty() {
+            return;
+        }
+        let launches: Vec<(Grid, &Work<'_>)> = works
+            .iter()
+            .flat_map(|work| grids(work.part.cut, problem, device).map(move |grid| (grid, work)))
+            .collect();
+        let bias = inputs.operands.bias.as_ref().map(|bias| {
+            let sums = launches.iter().filter(|(_, work)| work.part.sums_bias);
+            let summing: Vec<_> = sums.map(|(grid, _)| grid).collect();
+            Bias::new(client, problem, &bias.handle, &summing)
+        });
+        let workspace = Workspace {
+            statistics: client.empty(statistics_bytes(problem)),
+            taken: client.empty(size_of::<i32>() * launches.len()),
+            bias,
+        };
+        launch_delta(client, &parts.delta, problem, inputs, &workspace, launches.len());
+        let mut row = 0;
+        for (number, (grid, work)) in launches.iter().enumerate() {
+            let part = work.part;
+            let kernel = grid.kernel(&part.cubin, c"attention_backward");
+            let buffers = buffers(inputs, &work.outputs, &workspace, number);
+            let bias = workspace.bias.as_ref();
+            launch(
+                client,
+                kernel,
+                buffers,
+                arguments(grid, part.has_additional, inputs, bias, row),
+            );
+            row += if part.sums_bias { grid.ctas() as usize } else { 0 };
+        }
+        if let (Some(bias), Some(cubin), Some(gradient)) = (&workspace.bias, &parts.bias_sum, dbias)
+        {
+            bias.launch_sum(client, cubin, gradient);
+        }
+    };
+    run(problem, &own, inputs);
+    if let Some((problem, inputs)) = &dense {
+        run(problem, &more, inputs);
+    }
+    Ok(())
+}
+
+/// The additional tokens as the keys of another problem on the same tensors; `None` if there are none.
+fn additional_keys(
+    problem: &Problem,
+    inputs: &Saved<Strided>,
+) -> Result<Option<(Problem, Saved<Strided>)>, KernelError> {
+    let Saved { operands, outputs, gradients } = inputs;
+    let (Some(dense), Some(more)) = (dense(problem), &operands.additional) else {
+        return Ok(None);
+    };
+    let line = |name, tensor: &Strided| tensor.beside_additional(name, Shape::out(problem));
+    let query = line("query", &operands.query)?;
+    let inputs = Saved {
+        operands: Operands::new(query, more.key.clone(), more.value.clone()),
+        outputs: Outputs { out: line("out", &outputs.out)?, lse: outputs.lse.clone() },
+        gradients: Outputs { out: line("dout", &gradients.out)?, lse: gradients.lse.clone() },
+    };
+    Ok(Some((dense, inputs)))
+}
+
+/// A kernel and where it writes.
+struct Work<'a> {
+    part: &'a Part,
+    /// A kernel takes an address for the gradient that it does not write, too.
+    outputs: [Handle; 2],
+}
+
+/// None where nothing is to be written.
+fn works(parts: &[Part], outputs: Option<[Handle; 2]>) -> Vec<Work<'_>> {
+    let Some(outputs) = outputs else { return vec![] };
+    parts.iter().map(|part| Work { part, outputs: outputs.clone() }).collect()
+}
+
+/// What the kernels of a pass hand to each other.
+struct Workspace {
+    statistics: Handle,
+    /// A counter for each launch.
+    taken: Handle,
+    bias: Option<Bias>,
+}
+
+/// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
+const UNTRUSTED_SCORE: f64 = (1 << 23) as f64;
+
+/// `Params` of the kernel that makes the statistics.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DeltaParams {
+    pointers: [u64; 6],
+    strides: [[i64; 5]; 2],
+    queries: [i32; 3],
+    dilation: [i32; 3],
+    pitch: [i32; 3],
+    heads: i32,
+    blocks: i32,
+    launches: i32,
+    untrusted: f32,
+    padding: i32,
+}
+
+const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 4 * 14);
+
+fn launch_delta(
+    client: &Client,
+    cubin: &Arc<Cubin>,
+    problem: &Problem,
+    inputs: &Saved<Strided>,
+    workspace: &Workspace,
+    launches: usize,
+) {
+    const THREADS: usize = 256;
+    let rows = places(problem).iter().product::<usize>() * problem.heads;
+    let threads = rows * delta::lanes(problem.head_dim_v);
+    let blocks = threads.div_ceil(THREADS);
+    let kernel = Kernel {
+        cubin: cubin.clone(),
+        entry: c"attention_delta",
+        grid: (blocks * problem.batch) as u32,
+        block: THREADS as u32,
+        shared_memory: 0,
+    };
+    let params = DeltaParams {
+        pointers: [0; 6],
+        strides: [words(&inputs.outputs.out), words(&inputs.gradients.out)],
+        queries: problem.axes.map(|axis| axis.queries as i32),
+        dilation: problem.axes.map(|axis| axis.dilation as i32),
+        pitch: problem.axes.map(|axis| pitch(&axis) as i32),
+        heads: problem.heads as i32,
+        blocks: blocks as i32,
+        launches: launches as i32,
+        untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
+        padding: 0,
+    };
+    let Saved { outputs, gradients, .. } = inputs;
+    let read = [&outputs.out, &gradients.out, &outputs.lse, &gradients.lse]
+        .map(|tensor| Buffer::read(&tensor.handle));
+    let [statistics, taken] = [&workspace.statistics, &workspace.taken].map(Buffer::written);
+    let buffers = [statistics].into_iter().chain(read).chain([taken]).collect();
+    // SAFETY: the assertion above counts every byte.
+    let params = unsafe { parameters(params, &[0, 1, 2, 3, 4, 5]) };
+    launch(client, kernel, buffers, vec![params]);
+}
+
+/// Buffers of a launch, in order.
+#[derive(Clone, Copy)]
+enum Slot {
+    Query,
+    Key,
+    Value,
+    Dout,
+    MoreKey,
+    MoreValue,
+    Statistics,
+    Taken,
+    First,
+    Second,
+    Entries,
+    Sums,
+}
+
+fn buffers(
+    inputs: &Saved<Strided>,
+    [first, second]: &[Handle; 2],
+    workspace: &Workspace,
+    number: usize,
+) -> Vec<Buffer> {
+    let Operands { query, key, value, additional, .. } = &inputs.operands;
+    let dout = &inputs.gradients.out;
+    let (more_key, more_value) =
+        additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
+    let read = [query, key, value, dout, more_key, more_value];
+    let read = read.map(|tensor| Buffer::read(&tensor.handle));
+    let taken = workspace.taken.clone().offset_start((size_of::<i32>() * number) as u64);
+    let written = [&taken, first, second].map(Buffer::written);
+    let bias = Bias::buffers(workspace.bias.as_ref(), &query.handle);
+    let read = read.into_iter().chain([Buffer::read(&workspace.statistics)]);
+    read.chain(written).chain(bias).collect()
+}
+
+/// The kernel's `Params`. Addresses are filled in when it is enqueued.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    pointers: [u64; 10],
+    strides: [[i64; 5]; 4],
+    more_strides: [[i64; 3]; 2],
+    space: Space,
+    heads: i32,
+    group_size: i32,
+    additional: i32,
+    scale: f32,
+    scale_log2: f32,
+    shift: [i32; MAX_RANK],
+    bias: BiasParams,
+}
+
+const _: () =
+    assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 8) + size_of::<BiasParams>());
+
+fn arguments(
+    grid: &Grid,
+    has_additional: bool,
+    inputs: &Saved<Strided>,
+    bias: Option<&Bias>,
+    row: usize,
+) -> Vec<Argument> {
+    use Slot::*;
+    let Operands { query, key, value, additional, .. } = &inputs.operands;
+    let dout = &inputs.gradients.out;
+    let problem = grid.problem;
+    let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
+    let queries =
+        [grid.query_map(Query as usize, query, dim), grid.query_map(Dout as usize, dout, dim_v)];
+    let keys = [grid.key_map(Key as usize, key, dim), grid.key_map(Value as usize, value, dim_v)];
+    let mut maps = match grid.cut.pass {
+        Pass::Forward | Pass::Queries => [queries, keys].concat(),
+        Pass::Keys => [keys, queries].concat(),
+    };
+    match additional {
+        Some(KeyValue { key, value }) if has_additional => maps.extend([
+            grid.map_more(MoreKey as usize, key, dim),
+            grid.map_more(MoreValue as usize, value, dim_v),
+        ]),
+        _ => maps.extend(keys),
+    }
+    maps.push(match grid.cut.pass {
+        Pass::Forward | Pass::Queries => queries[0],
+        Pass::Keys => statistics_map(Statistics as usize, &grid.cut, problem),
+    });
+    let params = Params {
+        pointers: [0; 10],
+        strides: [query, key, value, dout].map(words),
+        more_strides: more_strides(additional),
+        space: grid.space(),
+        heads: problem.heads as i32,
+        group_size: problem.group_size() as i32,
+        additional: if has_additional { problem.additional as i32 } else { 0 },
+        scale: problem.scale as f32,
+        scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
+        shift: grid.shift(),
+        bias: Bias::params(bias, grid),
+    };
+    let pointers = [First, Second, Query, Key, Value, Dout, MoreKey, MoreValue, Statistics, Taken];
+    // SAFETY: the assertion above counts every byte.
+    let params = unsafe { parameters(params, &pointers.map(|slot| slot as usize)) };
+    let (at, slots) = (offset_of!(Params, bias), [Entries as usize, Sums as usize]);
+    let params = Bias::address(bias, params, at, slots, row);
+    maps.into_iter().map(Argument::TensorMap).chain([params]).collect()
+}

@@ -1,0 +1,18 @@
+// Boxes of rows and columns in shared memory, and what lies where in them.
+
+// Chunks of 64 elements: rows of 128 bytes, the swizzle's width.
+DEVICE constexpr int chunks_of(int dim) { return (dim + 63) / 64; }
+
+// A box of `rows` vectors, chunk after chunk.
+DEVICE void load_box(u32 destination, const TensorMap* map, u32 barrier, int chunks, int rows, const int (&at)[3], int head) {
+#pragma unroll
+  for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, at[2], at[1], at[0], head);
+}
+
+// The position of a row of a warpgroup.
+DEVICE void row_of_warpgroup(const Tile& tile, int warpgroup, int member, int (&at)[3]) {
+  at[0] = tile.row[0] + member / (ROW_Y * ROW_X);
+  at[1] = tile.row[1] + member / ROW_X % ROW_Y;
+  at[2] = tile.row[2] + member % ROW_X;
+  at[STACK] += warpgroup * row_extent(STACK);
+}
