@@ -42,6 +42,17 @@ impl DeviceModel {
     /// rates are taken over; the copy rate is that of the data sheet, 3.35e12, less a tenth.
     pub const H100: Self = Self { name: "NVIDIA H100", bandwidth: 3.0e12, ..Self::H200 };
 
+    /// NVIDIA B200 in f16 or bf16, which nothing has been measured on: matrix multiplication is 0.8 of the data sheet's 2,250
+    /// TFLOP/s, as on an H200, and copy 0.9 of its 8 TB/s; the cache and the launch are estimates.
+    pub const B200: Self = Self {
+        name: "NVIDIA B200 (expected)",
+        matmul_flops: 1800e12,
+        vector_flops: 70e12,
+        bandwidth: 7.2e12,
+        l2_bandwidth: 10e12,
+        launch: 4e-6,
+    };
+
     /// Two cores of a server CPU in f32, measured; there are no matrix units. Cache and launch are
     /// estimates.
     pub const TWO_CORES: Self = Self {

@@ -51,6 +51,9 @@ pub enum KernelError {
     /// A kernel that was asked for is for another pass or other problems, or takes more than the device has.
     #[error("{0}")]
     Blueprint(String),
+    /// Kernels that have never run on such a device do not do there what others do.
+    #[error("on this device its kernels fail their check: {0}")]
+    Check(String),
     /// There is no program.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

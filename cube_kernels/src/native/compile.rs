@@ -102,11 +102,12 @@ fn key(source: &Source, version: (i32, i32), driver: i32) -> String {
     hex(&hash.finalize())
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn cache_folder() -> Option<PathBuf> {
+/// Where programs are kept, and what is known of them; `None` for nowhere.
+pub(super) fn cache_folder() -> Option<PathBuf> {
     match std::env::var_os("BURN_NATTEN_CACHE") {
         Some(folder) if folder.is_empty() => None,
         Some(folder) => Some(folder.into()),

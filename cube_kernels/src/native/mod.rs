@@ -4,7 +4,8 @@
 //! compiles a specialisation at its first use (`compile`), and it is enqueued on
 //! CubeCL's own stream with CubeCL's own memory (`launch`), under either of CubeCL's CUDA compilers.
 //!
-//! What a kernel would do is decided without a device, by [`sm90::plan()`], and the text of every
+//! What a kernel would do is decided without a device, by [`sm90::plan()`] and
+//! [`sm100::plan()`], and the text of every
 //! specialisation that it can choose is generated without one, too.
 
 #[cfg(feature = "cuda")]
@@ -23,6 +24,7 @@ mod grid;
 #[cfg(feature = "cuda")]
 mod launch;
 mod limits;
+pub mod sm100;
 pub mod sm90;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]

@@ -6,6 +6,7 @@
 //! `BURN_NATTEN_REQUIRE_CXX=1`. The few problems and faults that run by themselves take about two minutes; `--ignored` runs
 //! all of them.
 
+mod blackwell;
 mod faults;
 mod golden;
 mod program;

@@ -1,0 +1,63 @@
+// The online softmax of a row of scores, which is a thread's. Compile-time parameter EMULATE: of 16 exponentials that many, an even
+// number, are polynomials, because a multiprocessor has 16 a cycle and products of 128 x 128 x 16 take 64 cycles.
+
+constexpr float RESCALE_ABOVE = 8.f;  // log2 by which a maximum may grow before sums are rescaled
+
+// 2^x for x below 127 without the special function unit: an integer, and a polynomial of a fraction f, which is right to 2.9e-6. That
+// leaves a logsumexp right to 1e-5. Nothing is below 2^-126.
+DEVICE float exp2_polynomial(float x) {
+  constexpr float c1 = 0.69304484f, c2 = 0.24128027f, c3 = 0.052242338f, c4 = 0.013426769f;
+  const float shift = 12582912.f;  // 2^23 + 2^22: the integer is in the last bits of the sum
+  x = fmaxf(x, -126.f);
+  const float sum = add_down(x, shift), fraction = x - (sum - shift);
+  float y = fmaf(fraction, c4, c3);
+  y = fmaf(fraction, y, c2);
+  y = fmaf(fraction, y, c1);
+  y = fmaf(fraction, y, 1.f);
+  return __int_as_float(__float_as_int(y) + (__float_as_int(sum) << 23));
+}
+
+struct Softmax {
+  float max, sum;                // of raw scores, nearly; of exp2(scale_log2 * (score - max))
+
+  DEVICE void start() { max = NEG_INF, sum = 0.f; }
+
+  // Turns scores into exponents; gives what older sums are to be multiplied with. `max` lags behind by no more than
+  // RESCALE_ABOVE, so that weights are at most 2^8 and most steps rescale nothing.
+  DEVICE float step(float (&x)[128], float scale) {
+    float a = max3(x[0], x[1], max), b = max3(x[2], x[3], x[4]);
+#pragma unroll
+    for (int j = 5; j + 3 < 128; j += 4) a = max3(a, x[j], x[j + 1]), b = max3(b, x[j + 2], x[j + 3]);
+    a = max3(a, b, max3(x[125], x[126], x[127]));
+    // Of a row that has seen nothing yet.
+    float base = a == NEG_INF ? 0.f : a;
+    float rescale = 1.f;
+    const float growth = (max - base) * scale;
+    if (growth < -RESCALE_ABOVE) rescale = exp2_approx(growth), max = a;
+    else base = max;
+    const float bias = -base * scale;
+#pragma unroll
+    for (int j = 0; j < 128; j += 2) fma2(x[j], x[j + 1], x[j], scale, x[j + 1], scale, bias, bias);
+    sum *= rescale;
+    return rescale;
+  }
+
+  // Turns 32 exponents into weights, and packs them.
+  DEVICE void weigh(float* x, u32 (&weights)[16]) {
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) {
+      const bool is_polynomial = j % 16 >= 16 - EMULATE;
+      x[j] = is_polynomial ? exp2_polynomial(x[j]) : exp2_approx(x[j]);
+      x[j + 1] = is_polynomial ? exp2_polynomial(x[j + 1]) : exp2_approx(x[j + 1]);
+      weights[j / 2] = pack(x[j], x[j + 1]);
+    }
+  }
+
+  // Adds up 64 weights.
+  DEVICE void add(const float* x) {
+    float even = 0.f, odd = 0.f;
+#pragma unroll
+    for (int j = 0; j < 64; j += 2) even += x[j], odd += x[j + 1];
+    sum += even + odd;
+  }
+};
