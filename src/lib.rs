@@ -63,16 +63,17 @@
 //! [`Strategy::Auto`] picks the fastest implementation that the device of the tensors has: a direct
 //! SIMD kernel on Burn's Flex backend, CubeCL kernels on every CubeCL runtime (CUDA, ROCm, Metal,
 //! Vulkan, WebGPU, CPU), CubeCL kernels on the tensor cores of NVIDIA GPUs from Ampere on in f16 and bf16, and
-//! native CUDA kernels on Hopper GPUs in the same types, which NVRTC compiles at
-//! their first use ([`warm_up`] and [`warm_up_training`] do it beforehand). [`Strategy::Reference`]
+//! native CUDA kernels on Hopper and data-center Blackwell GPUs in the same types, which NVRTC compiles at
+//! their first use ([`warm_up`] and [`warm_up_training`] do it beforehand). Those for Blackwell have never run on one, and are held to the
+//! Portable kernels at their first use. [`Strategy::Reference`]
 //! composes Burn's tensor operations and runs anywhere. [`plan::explain`] says which of them a problem would run on and what bounds it,
 //! [`profile`] measures it, and the command-line tool `natten-profiler` (feature `profiler`) does both.
 //!
 //! # Determinism
 //!
 //! No tier sums by atomics: the same inputs on the same device give the same bits, forward and backward; from run to run too, unless the
-//! TensorCore tier chooses its kernels by measurement ([`Context::with_autotune`]). The one atomic counter there is, of Hopper's backward
-//! pass, says which multiprocessor takes the next tile, and not what comes out.
+//! TensorCore tier chooses its kernels by measurement ([`Context::with_autotune`]). The one atomic counter there is, of native backward
+//! passes, says which multiprocessor takes the next tile, and not what comes out.
 //!
 //! # Guide
 //!

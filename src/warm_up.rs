@@ -3,7 +3,7 @@ use burn_natten_kernels::Problem;
 
 use crate::backend::Plan;
 #[cfg(feature = "cuda")]
-use crate::backend::warm_up_hopper;
+use crate::backend::{warm_up_blackwell, warm_up_hopper};
 use crate::profile::Workload;
 use crate::{AttentionError, Context, Strategy, Tier};
 
@@ -87,7 +87,7 @@ fn warm(
     let plan = Plan::new(*problem, dtype, device, strategy, Context::current())?;
     for tier in plan.forward.iter() {
         match tier {
-            Tier::Hopper => match compile(&plan, device, is_training) {
+            Tier::Hopper | Tier::Blackwell => match compile(&plan, tier, device, is_training) {
                 Ok(()) => return Ok(tier),
                 Err(error) if strategy != Strategy::Auto => return Err(error),
                 // As the operator does, which says so.
@@ -107,21 +107,34 @@ fn warm(
 /// backend behind it.
 pub(crate) fn prepare(plan: &Plan, device: &Device) -> Result<(), AttentionError> {
     match plan.strategy {
-        Strategy::Hopper if !plan.is_empty() => compile(plan, device, device.is_autodiff()),
+        Strategy::Hopper | Strategy::Blackwell if !plan.is_empty() => {
+            compile(plan, plan.forward.first(), device, device.is_autodiff())
+        }
         _ => Ok(()),
     }
 }
 
 #[cfg(feature = "cuda")]
-fn compile(plan: &Plan, device: &Device, is_training: bool) -> Result<(), AttentionError> {
-    warm_up_hopper(plan, device, is_training).map_err(|error| AttentionError::Strategy {
+fn compile(
+    plan: &Plan,
+    tier: Tier,
+    device: &Device,
+    is_training: bool,
+) -> Result<(), AttentionError> {
+    let warm_up = if tier == Tier::Blackwell { warm_up_blackwell } else { warm_up_hopper };
+    warm_up(plan, device, is_training).map_err(|error| AttentionError::Strategy {
         strategy: plan.strategy,
         reason: error.to_string(),
     })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn compile(plan: &Plan, _device: &Device, _is_training: bool) -> Result<(), AttentionError> {
+fn compile(
+    plan: &Plan,
+    _tier: Tier,
+    _device: &Device,
+    _is_training: bool,
+) -> Result<(), AttentionError> {
     let reason = "this build has no native kernels".to_string();
     Err(AttentionError::Strategy { strategy: plan.strategy, reason })
 }

@@ -21,7 +21,7 @@ mod tests;
 pub(crate) mod unfused;
 
 #[cfg(feature = "cuda")]
-pub(crate) use cube::warm_up_hopper;
+pub(crate) use cube::{warm_up_blackwell, warm_up_hopper};
 pub(crate) use extension::{AttentionBackwardOps, AttentionOps};
 pub(crate) use log::{FALLBACKS, log_once};
 pub(crate) use operands::Gradient;

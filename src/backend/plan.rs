@@ -2,7 +2,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{DType, Device};
 use burn_natten_kernels::Problem;
-use burn_natten_kernels::native::sm90;
+use burn_natten_kernels::native::{Element, sm90, sm100};
 
 use super::{Part, log_once};
 use crate::tier::{Ladder, Request, Selection, TOO_LARGE, selection};
@@ -17,19 +17,26 @@ pub struct Plan {
     pub(crate) strategy: Strategy,
     pub(crate) forward: Ladder,
     pub(crate) backward: Ladder,
-    hopper: Arc<Hopper>,
+    hopper: Arc<Native<sm90::Schedule, sm90::BackwardPlan>>,
+    blackwell: Arc<Native<sm100::Schedule, sm100::BackwardPlan>>,
     /// What a packed batch is made of; the rest of the plan is that of no tokens then.
     pub(crate) parts: Option<Arc<[Part]>>,
 }
 
-/// The schedules of the Hopper tier, each chosen when it is asked for first: a call that has no backward pass plans none.
+/// The schedules of a tier of native kernels, each chosen when it is asked for first: a call that has no backward pass plans none.
 ///
 /// The other tiers choose at their launches, since that takes the strides of the tensors, the limits of the device, or a
 /// measurement.
-#[derive(Debug, Default)]
-struct Hopper {
-    forward: OnceLock<Result<sm90::Schedule, String>>,
-    backward: OnceLock<Result<Arc<sm90::BackwardPlan>, String>>,
+#[derive(Debug)]
+struct Native<Forward, Backward> {
+    forward: OnceLock<Result<Forward, String>>,
+    backward: OnceLock<Result<Arc<Backward>, String>>,
+}
+
+impl<Forward, Backward> Default for Native<Forward, Backward> {
+    fn default() -> Self {
+        Self { forward: OnceLock::new(), backward: OnceLock::new() }
+    }
 }
 
 impl Plan {
@@ -66,9 +73,18 @@ impl Plan {
     ) -> Result<(Self, Vec<String>), AttentionError> {
         let request = Request { problem: &problem, dtype, device: capabilities, context };
         let Selection { forward, backward, notes } = selection(&request, strategy)?;
-        let hopper = Arc::default();
-        let parts = None;
-        Ok((Self { problem, dtype, context, strategy, forward, backward, hopper, parts }, notes))
+        let plan = Self {
+            problem,
+            dtype,
+            context,
+            strategy,
+            forward,
+            backward,
+            hopper: Arc::default(),
+            blackwell: Arc::default(),
+            parts: None,
+        };
+        Ok((plan, notes))
     }
 
     /// The same for the runs of a packed batch.
@@ -89,11 +105,24 @@ impl Plan {
         self.hopper.backward.get_or_init(choose).clone()
     }
 
+    /// The schedule of the Blackwell tier, as [`hopper`](Self::hopper).
+    pub(crate) fn blackwell(&self) -> Result<sm100::Schedule, String> {
+        let choose = || sm100::planned(&self.problem, self.element(), self.context.tiling());
+        self.blackwell.forward.get_or_init(choose).clone()
+    }
+
+    /// The schedules of the Blackwell tier's backward pass, or why there are none.
+    pub(crate) fn blackwell_backward(&self) -> Result<Arc<sm100::BackwardPlan>, String> {
+        let choose =
+            || sm100::planned_backward(&self.problem, self.element(), self.context.tiling());
+        self.blackwell.backward.get_or_init(choose).clone()
+    }
+
     /// What the native kernels multiply. They know two types, and [`select`](crate::select) lets no other pass.
-    fn element(&self) -> sm90::Element {
+    pub(crate) fn element(&self) -> Element {
         match self.dtype {
-            DType::F16 => sm90::Element::F16,
-            _ => sm90::Element::Bf16,
+            DType::F16 => Element::F16,
+            _ => Element::Bf16,
         }
     }
 

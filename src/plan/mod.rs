@@ -28,7 +28,7 @@ pub enum Target {
     Cpu,
     /// A CUDA device.
     Cuda {
-        /// Compute capability, times ten: 90 is Hopper.
+        /// Compute capability, times ten: 90 is Hopper, 100 and 103 are Blackwell.
         sm: u32,
     },
     /// Any other device that CubeCL has a runtime for.
@@ -63,7 +63,8 @@ impl Target {
             Self::Cuda { sm } => Capabilities::cube()
                 .with_wide_indices(true)
                 .with_tensor_cores(TensorCores::cuda(sm))
-                .with_hopper(sm == 90),
+                .with_hopper(sm == 90)
+                .with_blackwell(sm == 100 || sm == 103),
             // Of other runtimes some have 64-bit indices; a plan must not count on it.
             Self::Gpu => Capabilities::cube(),
         }
@@ -73,6 +74,7 @@ impl Target {
     pub fn device_model(self) -> DeviceModel {
         match self {
             Self::Cpu => DeviceModel::TWO_CORES,
+            Self::Cuda { sm: 100..=109 } => DeviceModel::B200,
             Self::Cuda { .. } => DeviceModel::H200,
             Self::Gpu => DeviceModel::SOME_GPU,
         }

@@ -1,5 +1,7 @@
 //! How each tier works through a problem. A new tier is one line in [`candidates`].
 
+mod blackwell;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -51,6 +53,7 @@ pub(super) fn candidates(plan: &Plan, target: Target) -> Vec<Candidate> {
         Tier::Portable => vec![portable_schedule(&request)],
         Tier::TensorCore => tensor_core_schedules(&request),
         Tier::Hopper => hopper_schedules(&request),
+        Tier::Blackwell => blackwell::schedules(&request),
     };
     schedules
         .into_iter()

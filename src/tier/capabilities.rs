@@ -1,7 +1,7 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
-use burn_natten_kernels::native::sm90;
+use burn_natten_kernels::native::{sm90, sm100};
 pub use burn_natten_kernels::tensor_core::Capability as TensorCores;
 
 /// What the selection knows of a device.
@@ -39,6 +39,9 @@ pub struct Capabilities {
     /// Whether native Hopper kernels can be compiled and run: compute capability 9.0, the feature
     /// `cuda`, and NVRTC where the loader finds it.
     pub has_hopper: bool,
+    /// Whether native Blackwell kernels can be compiled: compute capability 10.0 or 10.3, the feature `cuda`, and NVRTC where
+    /// the loader finds it. Whether they do there what they are to do is found at their first use.
+    pub has_blackwell: bool,
 }
 
 impl Capabilities {
@@ -50,6 +53,7 @@ impl Capabilities {
             has_wide_indices: true,
             tensor_cores: None,
             has_hopper: false,
+            has_blackwell: false,
         }
     }
 
@@ -73,6 +77,11 @@ impl Capabilities {
         Self { has_hopper, ..self }
     }
 
+    /// The same with native Blackwell kernels, or without them.
+    pub const fn with_blackwell(self, has_blackwell: bool) -> Self {
+        Self { has_blackwell, ..self }
+    }
+
     /// Reads the capabilities of a device; `None` if this build has no operators for its backend.
     ///
     /// ```rust
@@ -94,7 +103,9 @@ impl Capabilities {
                     .with_wide_indices(is_wide)
                     .with_tensor_cores(TensorCores::of(&client));
                 #[cfg(feature = "cuda")]
-                let plain = plain.with_hopper(sm90::is_available(&client));
+                let plain = plain
+                    .with_hopper(sm90::is_available(&client))
+                    .with_blackwell(sm100::is_available(&client));
                 Some(plain)
             }
             #[allow(unreachable_patterns)]

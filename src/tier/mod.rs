@@ -30,12 +30,20 @@ pub enum Tier {
     TensorCore,
     /// Native CUDA kernels for Hopper GPUs.
     Hopper,
+    /// Native CUDA kernels for Blackwell GPUs of data centers.
+    Blackwell,
 }
 
 impl Tier {
     /// All of them, the fastest first: where one cannot run, the next one that can takes its place.
-    pub const ALL: [Self; 5] =
-        [Self::Hopper, Self::TensorCore, Self::Flex, Self::Portable, Self::Reference];
+    pub const ALL: [Self; 6] = [
+        Self::Blackwell,
+        Self::Hopper,
+        Self::TensorCore,
+        Self::Flex,
+        Self::Portable,
+        Self::Reference,
+    ];
 
     /// The strategy that asks for it by name.
     ///
@@ -52,6 +60,7 @@ impl Tier {
             Self::Flex | Self::Portable => Strategy::Portable,
             Self::TensorCore => Strategy::TensorCore,
             Self::Hopper => Strategy::Hopper,
+            Self::Blackwell => Strategy::Blackwell,
         }
     }
 
@@ -63,6 +72,7 @@ impl Tier {
             Self::Portable => "the Portable kernels",
             Self::TensorCore => "the TensorCore kernels",
             Self::Hopper => "the Hopper kernels",
+            Self::Blackwell => "the Blackwell kernels",
         }
     }
 }

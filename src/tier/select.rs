@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use burn::tensor::DType;
-use burn_natten_kernels::native::sm90;
+use burn_natten_kernels::native::{sm90, sm100};
 use burn_natten_kernels::tensor_core;
 use burn_natten_kernels::{Operand, Problem};
 
@@ -56,7 +56,16 @@ impl Tier {
     fn knows(self, operand: Operand) -> bool {
         match operand {
             Operand::Query | Operand::Key | Operand::Value => true,
-            Operand::AdditionalKey | Operand::AdditionalValue | Operand::Bias => match self {
+            Operand::AdditionalKey | Operand::AdditionalValue => match self {
+                Self::Blackwell
+                | Self::Hopper
+                | Self::TensorCore
+                | Self::Flex
+                | Self::Portable
+                | Self::Reference => true,
+            },
+            Operand::Bias => match self {
+                Self::Blackwell => false,
                 Self::Hopper | Self::TensorCore | Self::Flex | Self::Portable | Self::Reference => {
                     true
                 }
@@ -69,13 +78,16 @@ impl Tier {
         match self {
             Self::Flex => device.is_flex,
             Self::Portable => device.is_cube,
-            Self::Hopper | Self::TensorCore | Self::Reference => true,
+            Self::Blackwell | Self::Hopper | Self::TensorCore | Self::Reference => true,
         }
     }
 
     /// Why it cannot compute the forward pass of a request; `None` if it can.
     fn obstacle(self, request: &Request<'_>) -> Option<Obstacle> {
         let (reason, is_news) = match self {
+            Self::Blackwell => {
+                (blackwell(request), request.device.has_blackwell && request.is_half())
+            }
             Self::Hopper => (hopper(request), request.device.has_hopper && request.is_half()),
             Self::TensorCore => {
                 let has_units = request.device.tensor_cores.is_some();
@@ -246,6 +258,18 @@ fn tensor_core(request: &Request<'_>) -> Option<Cow<'static, str>> {
         Some(TOO_LARGE.into())
     } else {
         tensor_core::unsupported(request.problem).map(Cow::Owned)
+    }
+}
+
+fn blackwell(request: &Request<'_>) -> Option<Cow<'static, str>> {
+    if !request.device.has_blackwell {
+        let needs =
+            "it needs a GPU of compute capability 10.0 or 10.3, the feature `cuda` and NVRTC";
+        Some(needs.into())
+    } else if !request.is_half() {
+        Some("its kernels run in f16 and bf16".into())
+    } else {
+        sm100::unsupported(request.problem).map(Cow::Owned)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The tiers on Burn's CubeCL backend, which covers every CubeCL runtime: each pass goes down the ladder of its plan until
 //! a tier has launched it.
 
+#[cfg(feature = "cuda")]
+mod blackwell;
 mod block_sparse;
 #[cfg(feature = "cuda")]
 mod hopper;
@@ -17,6 +19,8 @@ use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
+#[cfg(feature = "cuda")]
+pub(crate) use blackwell::warm_up as warm_up_blackwell;
 #[cfg(feature = "cuda")]
 pub(crate) use hopper::warm_up as warm_up_hopper;
 use memory::{Lay, empty_gradients, empty_outputs};
@@ -48,6 +52,8 @@ impl<'a> Launch<'a> {
     ) -> Result<(), KernelError> {
         match tier {
             #[cfg(feature = "cuda")]
+            Tier::Blackwell => blackwell::forward(self, operands, outputs),
+            #[cfg(feature = "cuda")]
             Tier::Hopper => hopper::forward(self, operands, outputs),
             Tier::TensorCore => tensor_core::forward(self, operands, outputs),
             _ => portable::forward(self, operands, outputs),
@@ -61,6 +67,8 @@ impl<'a> Launch<'a> {
         gradients: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError> {
         match tier {
+            #[cfg(feature = "cuda")]
+            Tier::Blackwell => blackwell::backward(self, saved, gradients),
             #[cfg(feature = "cuda")]
             Tier::Hopper => hopper::backward(self, saved, gradients),
             Tier::TensorCore => tensor_core::backward(self, saved, gradients),

@@ -5,9 +5,13 @@ use super::*;
 const CUBE: Capabilities = Capabilities::cube();
 const FLEX: Capabilities = Capabilities::flex();
 const HOPPER: Capabilities = CUBE.with_hopper(true).with_wide_indices(true);
+const BLACKWELL: Capabilities = CUBE.with_blackwell(true).with_wide_indices(true);
 
 fn cuda(sm: u32) -> Capabilities {
-    CUBE.with_wide_indices(true).with_hopper(sm == 90).with_tensor_cores(TensorCores::cuda(sm))
+    CUBE.with_wide_indices(true)
+        .with_hopper(sm == 90)
+        .with_blackwell(sm == 100 || sm == 103)
+        .with_tensor_cores(TensorCores::cuda(sm))
 }
 
 fn problem(tokens: usize) -> Problem {
@@ -41,6 +45,30 @@ fn what_hopper_does_not_cover_is_portable_unless_it_was_named() {
     assert_eq!(
         of(Strategy::Hopper).expect_err("no multiple of 8").to_string(),
         "strategy: Hopper cannot run here, head_dim is 20, not a multiple of 8 up to 256"
+    );
+}
+
+#[test]
+fn what_blackwell_does_not_cover_is_for_the_tensor_cores() {
+    assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(100)), Tier::Blackwell);
+    assert_eq!(tier(Strategy::Auto, DType::F16, cuda(103)), Tier::Blackwell);
+    assert_eq!(tier(Strategy::Auto, DType::F32, cuda(100)), Tier::Portable);
+    // Chips for other uses have no tensor memory.
+    assert_eq!(tier(Strategy::Auto, DType::BF16, cuda(120)), Tier::TensorCore);
+    let long = of_dim(136);
+    let plane = [Axis::neighborhood(9, 3), Axis::neighborhood(9, 3)];
+    let biased = Problem::new(plane, 2, 64).with_bias(true);
+    let of = |problem, strategy| select(problem, strategy, DType::F16, cuda(100), Context::new());
+    assert_eq!(of(&long, Strategy::Auto), Ok(Tier::TensorCore));
+    assert_eq!(of(&biased, Strategy::Auto), Ok(Tier::TensorCore));
+    let text = |problem| of(problem, Strategy::Blackwell).expect_err("refused").to_string();
+    assert_eq!(
+        text(&long),
+        "strategy: Blackwell cannot run here, head_dim is 136, not a multiple of 8 up to 128"
+    );
+    assert_eq!(
+        text(&biased),
+        "strategy: Blackwell cannot run here, its kernels know no position bias"
     );
 }
 
@@ -227,7 +255,12 @@ fn a_named_strategy_that_cannot_run_says_why() {
     );
     assert_eq!(
         text(16, Strategy::Blackwell, DType::BF16, HOPPER),
-        "strategy: Blackwell cannot run here, this version has no kernels for it"
+        "strategy: Blackwell cannot run here, it needs a GPU of compute capability 10.0 or 10.3, \
+         the feature `cuda` and NVRTC"
+    );
+    assert_eq!(
+        text(16, Strategy::Blackwell, DType::F32, BLACKWELL),
+        "strategy: Blackwell cannot run here, its kernels run in f16 and bf16"
     );
     assert_eq!(
         text(16, Strategy::Portable, DType::F64, CUBE),
