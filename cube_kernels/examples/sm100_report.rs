@@ -174,7 +174,7 @@ fn problems() -> Vec<Problem> {
         shifted.axes[MAX_RANK - 1] = Axis::dense(200, 128, true);
         problems.push(shifted);
     }
-    let named = catalogue::all().iter().map(|entry| entry.problem);
+    let named = catalogue::all().into_iter().map(|entry| entry.problem);
     named.chain(problems).filter(|problem| unsupported(problem).is_none()).collect()
 }
 
