@@ -8,6 +8,8 @@ use burn_natten_kernels::{MAX_RANK, Problem};
 use clap::{Args, Parser, Subcommand};
 
 use crate::Failure;
+use crate::blocks::Blocks;
+use crate::sparse::Sparse;
 
 /// Draw what queries see, and how windows are cut into tiles.
 #[derive(Parser, Debug)]
@@ -25,6 +27,10 @@ pub enum Command {
     See(See),
     /// Which pairs of query tile and key tile are computed, and which of them need a mask
     Tiles(Tiles),
+    /// Which blocks of keys the lists of block-sparse attention name, as a matrix
+    Blocks(Blocks),
+    /// What native sparse attention reads: compressed blocks, selected blocks and a window
+    Sparse(Sparse),
     /// The pictures of the documentation, as SVG
     All {
         /// Folder to write them to
@@ -144,7 +150,8 @@ pub fn problem(axes: &[Axis]) -> Problem {
     Problem::new(axes, 1, 1)
 }
 
-fn per_axis<const N: usize, T: Copy>(flag: &str, values: &[T]) -> Result<[T; N], Failure> {
+/// A value for every axis: one holds for all.
+pub fn per_axis<const N: usize, T: Copy>(flag: &str, values: &[T]) -> Result<[T; N], Failure> {
     match values {
         [value] => Ok([*value; N]),
         values => values.try_into().map_err(|_| {
@@ -154,7 +161,8 @@ fn per_axis<const N: usize, T: Copy>(flag: &str, values: &[T]) -> Result<[T; N],
     }
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+/// A whole number, and not zero.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err("must be a whole number of at least 1".to_string()),

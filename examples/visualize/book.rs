@@ -3,7 +3,9 @@
 use burn_natten::Axis;
 use burn_natten_kernels::tiling::Tiling;
 
+use crate::blocks::{self, Blocks, Pattern};
 use crate::drawing::{Drawing, HUES, TINT};
+use crate::sparse::{self, Sparse};
 use crate::{Failure, args, see, tiles, weights, words};
 
 /// File names without their extension, and what is drawn.
@@ -14,6 +16,8 @@ pub fn pictures() -> Result<Vec<(&'static str, Drawing)>, Failure> {
         ("planes-3d", planes()),
         ("tile-map", tile_map()?),
         ("attention-weights", weights()?),
+        ("block-lists", lists()?),
+        ("native-sparse", native_sparse()?),
     ])
 }
 
@@ -22,7 +26,7 @@ fn axis(length: usize, kernel_size: usize) -> Axis {
 }
 
 /// Panels side by side, and a line below them.
-fn row(panels: Vec<Drawing>, gap: f64, below: Drawing) -> Drawing {
+pub fn row(panels: Vec<Drawing>, gap: f64, below: Drawing) -> Drawing {
     let mut drawing = Drawing::new();
     let mut x = 0.0;
     for panel in panels {
@@ -95,6 +99,39 @@ fn weights() -> Result<Drawing, Failure> {
     let note = "Features are those of slanted stripes. softmax(na2d_qk(features, features)).";
     below.place(words::note(note), [0.0, 24.0]);
     Ok(row(weights::draw()?, 0.0, below))
+}
+
+/// Lists of sixteen blocks.
+fn lists() -> Result<Drawing, Failure> {
+    let line = Blocks {
+        length: vec![128],
+        block: vec![8],
+        pattern: Pattern::Dense,
+        radius: 1,
+        kernel_size: vec![13],
+        num_selected: 4,
+        seed: 1,
+        output: Default::default(),
+    };
+    let plane =
+        Blocks { length: vec![16, 16], block: vec![4, 4], kernel_size: vec![5], ..line.clone() };
+    let panels = [
+        Blocks { pattern: Pattern::Sliding, ..line.clone() },
+        Blocks { pattern: Pattern::Window, ..plane },
+        Blocks { pattern: Pattern::Top, ..line.clone() },
+        Blocks { pattern: Pattern::Random, ..line },
+    ];
+    let panels = panels.iter().map(blocks::draw).collect::<Result<Vec<_>, _>>()?;
+    let note = words::note(
+        "A row is the list of a block of queries. Boxes of the second are numbered row-major.",
+    );
+    Ok(row(panels, -10.0, note))
+}
+
+/// The three branches of native sparse attention.
+fn native_sparse() -> Result<Drawing, Failure> {
+    let flags = Sparse::default();
+    Ok(row(sparse::draw(&flags)?, -8.0, sparse::legend(&flags)))
 }
 
 #[cfg(test)]

@@ -1,20 +1,25 @@
-//! Draws what queries see, and how windows are cut into tiles.
+//! Draws what queries see, how windows are cut into tiles, and what sparse attention reads.
 //!
 //! ```text
 //! cargo run --example visualize -- see --length 24 24 --kernel-size 7 --query 0,0 --query 12,12
 //! cargo run --example visualize -- tiles --length 32 32 --kernel-size 13 --q-tile 4 4
+//! cargo run --example visualize -- blocks --length 32 32 --block 8 --pattern window --kernel-size 13
+//! cargo run --example visualize -- sparse --length 128 --num-selected 5
 //! cargo run --example visualize -- all            # the pictures in docs/pictures
 //! ```
 //!
 //! Nothing here knows what a window is: visibility comes from [`burn_natten::Axis::window`], tiles
-//! from `burn_natten_kernels::tiling`, weights from [`burn_natten::na2d_qk`].
+//! from `burn_natten_kernels::tiling`, weights from [`burn_natten::na2d_qk`], lists of blocks from
+//! [`burn_natten::block_lists`] and [`burn_natten::select_blocks`].
 
 mod args;
+mod blocks;
 mod book;
 mod drawing;
 mod grid;
 mod png;
 mod see;
+mod sparse;
 mod svg;
 mod tiles;
 mod weights;
@@ -62,6 +67,11 @@ fn run(command: Command) -> Result<(), Failure> {
             save(&see::draw(&windows.axes()?, &queries)?, &output)
         }
         Command::Tiles(flags) => save(&tile_map(&flags)?, &flags.output),
+        Command::Blocks(flags) => save(&blocks::draw(&flags)?, &flags.output),
+        Command::Sparse(flags) => {
+            let drawing = book::row(sparse::draw(&flags)?, -8.0, sparse::legend(&flags));
+            save(&drawing, &flags.output)
+        }
         Command::All { folder } => {
             fs::create_dir_all(&folder).map_err(|error| failure(&folder, error))?;
             for (name, drawing) in book::pictures()? {

@@ -165,7 +165,7 @@ fn keys(axes: &[Axis], query: &[usize]) -> usize {
 }
 
 /// A titled grid, whose cells are as large as fits; `offset` is its top left corner.
-fn panel(
+pub fn panel(
     title: &str,
     subtitle: &str,
     rows: usize,

@@ -25,6 +25,7 @@ pub mod attention_weights {
 }
 pub mod block_sparse {
     #![doc = include_str!("block_sparse.md")]
+    #![doc = include_str!("../../docs/pictures/block-lists.svg")]
 }
 pub mod choosing {
     #![doc = include_str!("choosing.md")]
@@ -51,6 +52,7 @@ pub mod models {
 }
 pub mod native_sparse_attention {
     #![doc = include_str!("native_sparse_attention.md")]
+    #![doc = include_str!("../../docs/pictures/native-sparse.svg")]
 }
 pub mod packed {
     #![doc = include_str!("packed.md")]

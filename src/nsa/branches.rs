@@ -10,7 +10,7 @@ use crate::functional::{AttentionOutput, try_attention, try_block_sparse1d};
 use crate::options::Edge;
 use crate::problem::native_sparse::{must, offset, sizes};
 use crate::problem::{Shapes, dense};
-use crate::{AttentionError, BlockSparseOptions, NativeSparseAttentionOptions};
+use crate::{AttentionError, BlockSparseOptions, Capabilities, NativeSparseAttentionOptions};
 
 /// Attention to compressed blocks: a query sees those whose tokens are all there at the query, its own token among them.
 ///
@@ -158,7 +158,8 @@ pub(super) fn compressed(
 /// Attention of rows that each see a block at least: row `i` the first `(at + i) / cmp_stride + 1`, and the last one all.
 ///
 /// The `cmp_stride` rows that see the same blocks are an axis of their own, along which there is one key: the other axis is
-/// that of ordinary causal attention, which every tier has.
+/// that of ordinary causal attention, which every tier has. Flex is given that one as the last axis, though its queries are apart in
+/// memory: its loops run along the keys of the last axis.
 fn slanted(
     [query, key, value]: [Tensor<4>; 3],
     at: usize,
@@ -191,15 +192,21 @@ fn slanted(
         additional: None,
         bias: None,
     };
-    let axes = [Axis::dense(groups, blocks, true), Axis::dense(stride, 1, false)];
-    let problem = dense(shapes, None, options.common.scale)?.with_axes(axes);
+    let is_flex = Capabilities::of(&whole.device()).is_some_and(|device| device.is_flex);
+    let order = if is_flex { [1, 0] } else { [0, 1] };
+    let (axes, lengths) =
+        ([Axis::dense(groups, blocks, true), Axis::dense(stride, 1, false)], [blocks, 1]);
+    let problem = dense(shapes, None, options.common.scale)?.with_axes(order.map(|at| axes[at]));
+    let [first, second] = order.map(|at| lengths[at]);
     let inputs = Inputs::try_new(
-        whole.reshape([batch, groups, stride, heads, dim]),
-        key.reshape([batch, blocks, 1, heads_kv, dim]),
-        value.reshape([batch, blocks, 1, heads_kv, dim_v]),
+        whole.reshape([batch, groups, stride, heads, dim]).swap_dims(1, 1 + order[0]),
+        key.reshape([batch, first, second, heads_kv, dim]),
+        value.reshape([batch, first, second, heads_kv, dim_v]),
         (None, None),
     )?;
     let (out, logsumexp) = inputs.run::<4>(problem, &options.branch())?;
+    let out = out.swap_dims(1, 1 + order[0]);
+    let logsumexp = logsumexp.swap_dims(1, 1 + order[0]);
     let out = out.reshape([batch, groups * stride, heads, dim_v]);
     let logsumexp = logsumexp.reshape([batch, groups * stride, heads]);
     Ok(AttentionOutput {

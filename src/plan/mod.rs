@@ -5,6 +5,7 @@
 //! each takes at the very least. The command-line tool `natten-profiler` prints it.
 
 mod sizes;
+mod sparse;
 mod tiers;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use burn_natten_kernels::cost::{Cost, DeviceModel};
 pub use burn_natten_kernels::tiling::{TileCount, Tiling};
 
 pub use self::sizes::Sizes;
+pub use self::sparse::{SparsePlan, SparseStep};
 pub(crate) use self::tiers::FLEX_QUERIES;
 use crate::backend::Plan;
 pub use crate::problem::Windows;

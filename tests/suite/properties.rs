@@ -31,6 +31,12 @@ pub fn cases_on(device: &TestDevice) -> u32 {
     if device.compiles_kernels() { CASES / 4 } else { CASES }
 }
 
+/// As many cases of sparse attention as `BURN_NATTEN_TEST_CASES` asks for.
+pub fn asked_cases() -> Option<u32> {
+    let asked = std::env::var("BURN_NATTEN_TEST_CASES").ok()?;
+    Some(asked.parse().expect("BURN_NATTEN_TEST_CASES is a number"))
+}
+
 /// A valid axis of at most `longest` elements.
 fn axis(longest: usize) -> impl Strategy<Value = Axis> {
     (2..=longest)

@@ -21,8 +21,18 @@ impl BlockSparsePlan {
         device: &Device,
         options: &AttentionOptions,
     ) -> Result<Self, AttentionError> {
-        let device = Capabilities::of(device)
+        let capabilities = Capabilities::of(device)
             .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
+        Self::on(capabilities, sparse, dtype, options)
+    }
+
+    /// On a device of which no more is known.
+    pub(crate) fn on(
+        device: Capabilities,
+        sparse: BlockSparse,
+        dtype: DType,
+        options: &AttentionOptions,
+    ) -> Result<Self, AttentionError> {
         let context = options.context.unwrap_or_else(Context::current);
         let request = Request { problem: &sparse.problem, dtype, device, context };
         let strategy = options.strategy;

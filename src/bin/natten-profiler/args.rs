@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Parser};
 
 use crate::failure::Failure;
+use crate::sparse::Sparse;
 use crate::values::{self, DeviceName, ElementType};
 
 const EXAMPLES: &str = "\
@@ -93,6 +94,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", conflicts_with_all = SHAPE)]
     #[arg(help_heading = "Problem (one value stands for all axes)")]
     pub problem: Option<String>,
+
+    /// Sparse attention
+    #[command(flatten)]
+    pub sparse: Sparse,
 
     /// f32, f16, bf16 or f64
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = ElementType::F32)]

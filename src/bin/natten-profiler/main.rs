@@ -13,6 +13,7 @@ mod measure;
 mod memory;
 mod print;
 mod request;
+mod sparse;
 mod units;
 mod values;
 
@@ -73,6 +74,9 @@ fn run(parsed: Parsed) -> Result<String, Failure> {
     };
     if args.list {
         return Ok(list::run(args.json));
+    }
+    if let Some(job) = sparse::Job::find(&args)? {
+        return sparse::run(&job, &args);
     }
     let request = Request::new(&args)?;
     if args.dry_run {

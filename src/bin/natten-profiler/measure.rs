@@ -154,6 +154,14 @@ mod tests {
     }
 
     #[test]
+    fn a_gauge_sees_what_was_freed_again() {
+        let gauge = Gauge::new();
+        drop(std::hint::black_box(vec![1u8; 50 << 20]));
+        assert!(gauge.bytes() >= 50 << 20);
+        assert!(Gauge::new().bytes() < 50 << 20);
+    }
+
+    #[test]
     fn flags_say_how_often_to_measure() {
         let flags = ["natten-profiler", "-i", "8", "--warmup-steps", "5", "--repeats", "9"];
         let Ok(Parsed::Run(args)) = parse(flags) else { panic!("the flags are refused") };

@@ -59,16 +59,3 @@ impl Gauge {
         PEAK.load(Ordering::Relaxed).saturating_sub(self.before) as u64
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_gauge_sees_what_was_freed_again() {
-        let gauge = Gauge::new();
-        drop(std::hint::black_box(vec![1u8; 50 << 20]));
-        assert!(gauge.bytes() >= 50 << 20);
-        assert!(Gauge::new().bytes() < 50 << 20);
-    }
-}

@@ -144,6 +144,12 @@ pub fn usage(error: AttentionError) -> Failure {
         ("dilation:", "--dilation:"),
         ("scale:", "--scale:"),
         ("strategy:", "--strategy:"),
+        ("cmp_stride:", "--cmp-stride:"),
+        ("cmp_block:", "--cmp-block:"),
+        ("slc_block:", "--slc-block:"),
+        ("num_selected:", "--num-selected:"),
+        ("query_tile:", "--query-tile:"),
+        ("cmp_top:", "--cmp-top:"),
         ("query: has dtype", "--dtype: is"),
         ("query: has", "--heads:"),
     ] {
@@ -207,7 +213,12 @@ fn dense_causality(args: &Args) -> Result<bool, Failure> {
 }
 
 /// A value for every axis.
-fn per_axis<T: Copy>(flag: &str, values: &[T], rank: usize, default: T) -> Result<Vec<T>, Failure> {
+pub fn per_axis<T: Copy>(
+    flag: &str,
+    values: &[T],
+    rank: usize,
+    default: T,
+) -> Result<Vec<T>, Failure> {
     match values {
         [] => Ok(vec![default; rank]),
         [all] => Ok(vec![*all; rank]),

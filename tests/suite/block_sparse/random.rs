@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::oracle::{Axis, Inputs, Problem, Results};
 use super::run::{Setup, run};
-use crate::suite::properties::{cases_on, check_cases};
+use crate::suite::properties::{asked_cases, cases_on, check_cases};
 use crate::support::check::{F32, close, close_to_unit, identical, magnitude};
 use crate::support::devices;
 use crate::support::run::round;
@@ -57,10 +57,8 @@ pub fn agree(what: &str, got: &Results, want: &Results) {
 /// `BURN_NATTEN_TEST_CASES` problems, or as many as tests of properties take.
 #[test]
 fn random_problems_agree_with_the_oracle() {
-    let asked = std::env::var("BURN_NATTEN_TEST_CASES").ok();
-    let asked = asked.map(|count| count.parse().expect("BURN_NATTEN_TEST_CASES is a number"));
     for device in devices() {
-        let cases = asked.unwrap_or(cases_on(&device));
+        let cases = asked_cases().unwrap_or(cases_on(&device));
         check_cases(cases, (problems(), 0..u64::MAX / 2), |(problem, seed)| {
             let inputs = problem.inputs(seed);
             let want = problem.compute(&inputs);

@@ -1,5 +1,6 @@
 //! Native sparse attention.
 
+mod agreement;
 mod cases;
 mod causality;
 mod decode;
@@ -9,4 +10,5 @@ mod golden;
 mod gradients;
 mod half;
 mod layer;
+mod oracle;
 mod random;

@@ -1,0 +1,21 @@
+//! Sparse attention: `--block-sparse` and `--native-sparse`.
+
+mod flags;
+mod measure;
+mod print;
+
+pub use flags::{Job, Sparse};
+
+use crate::args::Args;
+use crate::failure::Failure;
+
+/// Explains or measures, as the flags say.
+pub fn run(job: &Job, args: &Args) -> Result<String, Failure> {
+    if args.dry_run {
+        let target = args.target.unwrap_or_else(|| args.device.backend.target());
+        let plan = job.explain(args, target)?;
+        return Ok(print::plan(job, args, target, &plan));
+    }
+    let found = measure::run(job, args)?;
+    Ok(print::measurements(job, args, &found))
+}
