@@ -3,8 +3,8 @@
 //!
 //! Finds what a device may hide: waits that are missing but were long over, races, fences, registers and tensor memory in use, memory outside
 //! of buffers. Times nothing. Needs a C++ compiler, and passes with a line that says so where there is none, unless
-//! `BURN_NATTEN_REQUIRE_CXX=1`. The few problems and faults that run by themselves take about two minutes; `--ignored` runs
-//! all of them.
+//! `BURN_NATTEN_REQUIRE_CXX=1`. The few problems and faults that run by themselves take a minute of one core; `--ignored` runs
+//! all of them in some ten.
 
 mod blackwell;
 mod faults;
