@@ -77,7 +77,7 @@ fn compile(programs: &[Program]) -> Rows {
                     let row = report(program);
                     let mut rows = rows.lock().expect("no thread panics");
                     rows.insert(program.source.name.clone(), row);
-                    if rows.len() % 10 == 0 {
+                    if rows.len().is_multiple_of(10) {
                         eprintln!("{} of {} compiled", rows.len(), programs.len());
                     }
                 }

@@ -126,8 +126,17 @@ impl LanguageModel {
 
     /// A memory without bytes.
     pub fn memory(&self) -> Memory {
-        let layers = self.layers.iter().map(|layer| layer.attention.cache()).collect();
+        let model = self.as_computed();
+        let layers = model.layers.iter().map(|layer| layer.attention.cache()).collect();
         Memory { layers, tokens: 0 }
+    }
+
+    /// The model with its weights in the type of the activations. The gradients of the casts arrive at the weights in f32.
+    fn as_computed(&self) -> Self {
+        match self.is_half {
+            true => self.clone().map(&mut ToHalf),
+            false => self.clone(),
+        }
     }
 
     /// All but the attention, of bytes the first of which is number `start`.
@@ -137,15 +146,7 @@ impl LanguageModel {
         start: usize,
         mut attend: impl FnMut(usize, &Layer, Tensor<3>, &dyn Fn(Tensor<4>) -> Tensor<4>) -> Tensor<3>,
     ) -> Tensor<3> {
-        let half;
-        let model = match self.is_half {
-            true => {
-                // The gradients of the casts arrive at the weights in f32.
-                half = self.clone().map(&mut ToHalf);
-                &half
-            }
-            false => self,
-        };
+        let model = self.as_computed();
         // In f32: no half type tells the angles of neighbors far behind apart.
         let rotate = |heads: Tensor<4>| {
             let dtype = heads.dtype();

@@ -167,7 +167,7 @@ pub struct Args {
     #[arg(long, help_heading = "Run")]
     pub list: bool,
 
-    /// Print this; --help adds examples
+    /// Print this; --help adds sparse attention and examples
     #[arg(short, long, action = ArgAction::Help, help_heading = "Run")]
     help: Option<bool>,
 

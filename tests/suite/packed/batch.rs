@@ -203,6 +203,9 @@ pub fn joined(inputs: &[Inputs], of: impl Fn(&Inputs) -> &Vec<f64>) -> Vec<f64> 
     inputs.iter().flat_map(|inputs| of(inputs).iter().copied()).collect()
 }
 
+/// Reads the gradient of a bias, of whatever rank, from the tape.
+type OfBias = Box<dyn Fn(&burn::tensor::Gradients) -> Vec<f64>>;
+
 /// Runs a packed batch, forward and backward, on tensors that are laid out otherwise.
 pub fn run_laid(
     packed: &Packed,
@@ -227,7 +230,7 @@ pub fn run_laid(
     let (q, k, v) = (lay(query.clone()), lay(key.clone()), lay(value.clone()));
     let (strategy, common) = (setup.strategy, &packed.common);
     let shared = inputs.first().map_or_else(|| common.inputs(0).bias, |inputs| inputs.bias.clone());
-    let mut of_bias: Box<dyn Fn(&burn::tensor::Gradients) -> Vec<f64>> = Box::new(|_| vec![]);
+    let mut of_bias: OfBias = Box::new(|_| vec![]);
     macro_rules! windows {
         ($call:ident, $spaces:expr, $options:expr, $rank:literal) => {{
             let bias = common.bias.then(|| {

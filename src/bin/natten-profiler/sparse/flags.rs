@@ -19,6 +19,7 @@ pub struct Sparse {
     /// Block-sparse attention: so many blocks of keys for each block of queries, by chance
     #[arg(long, value_name = "N", value_parser = values::at_least::<1>)]
     #[arg(conflicts_with_all = WITHOUT, conflicts_with_all = ["native_sparse", "window_size"])]
+    #[arg(hide_short_help = true)]
     pub block_sparse: Option<usize>,
 
     /// Queries of a block, along each axis
@@ -32,7 +33,7 @@ pub struct Sparse {
     pub key_block: Vec<usize>,
 
     /// Native sparse attention: causal, with compressed and selected blocks, and a --window-size
-    #[arg(long, conflicts_with_all = WITHOUT, conflicts_with = "causal")]
+    #[arg(long, conflicts_with_all = WITHOUT, conflicts_with = "causal", hide_short_help = true)]
     pub native_sparse: bool,
 
     /// Tokens of a compressed block
