@@ -64,7 +64,7 @@ impl Machine {
             is_changed: Cell::new(self.change.is_none()),
         });
         let result = stand_in::with(running.clone(), work);
-        assert!(running.is_changed.get(), "fault table: no kernel has {:?}", self.change);
+        assert!(running.is_changed.get(), "no kernel has {:?}", self.change);
         match running.fault.take() {
             Some(fault) => Err(fault),
             None => Ok(result),
@@ -101,7 +101,7 @@ impl StandIn for Running {
 fn run(machine: &Machine, client: &Client, launch: &Launch, code: &str) -> Result<(), String> {
     let entry = launch.kernel.entry.to_str().expect("a name");
     let program = build(machine.compiler, code, entry)
-        .unwrap_or_else(|log| panic!("fault table or machine: {entry} does not compile: {log}"));
+        .unwrap_or_else(|log| panic!("{entry} does not compile: {log}"));
     let folder = Folder::new();
     let path = |name: &str| folder.0.join(name);
     let words: Vec<u8> = describe(machine, launch).into_iter().flat_map(u64::to_le_bytes).collect();

@@ -1,5 +1,7 @@
 //! The tier as tests see it that several share: every launch on the machine.
 
+use std::panic::panic_any;
+
 use burn_natten_kernels::native::sm90::{
     BackwardPlan, Element, Schedule, backward_with, forward_with, plan, plan_backward,
 };
@@ -49,6 +51,9 @@ pub fn forward(
         .map_err(|error| error.to_string())?;
     Ok(format.download_outputs(client, problem, &outputs))
 }
+
+/// What a test panics with where a backward pass ends with a fault of the machine.
+pub struct MachineFault(pub String);
 
 /// How a backward pass is run.
 #[derive(Clone)]
@@ -102,7 +107,11 @@ impl BackwardTier for OnMachine {
         outputs: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError> {
         let result = way.machine.run(|| backward_with(client, &way.plan, problem, saved, outputs));
-        result.unwrap_or_else(|fault| panic!("{}: {fault}", Self::names(way)))
+        result.unwrap_or_else(|fault| {
+            let text = format!("{}: {fault}", Self::names(way));
+            eprintln!("{text}");
+            panic_any(MachineFault(text))
+        })
     }
 }
 

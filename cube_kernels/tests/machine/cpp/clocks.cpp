@@ -71,6 +71,8 @@ static void check_granule(u32 granule, u16 mask, Agent agent, u32 epoch, const V
       if (is_async && !a.is_async && a.writes && view.proxied[a.agent] < a.epoch)
         fault("proxy: %s %ss shared memory at %u, written by %s without the proxy fence", what, verb(writes), at, name_of(a.agent).c_str());
     }
+    // Copies of one phase come in any order.
+    if (overlaps && writes && a.writes && same && is_async && a.epoch == epoch) fault("race: two copies of a phase write shared memory at %u", granule * 16 - SHARED);
     // What comes after this access comes after those that it has to come after.
     const bool covered = !(a.mask & ~mask) && (writes ? true : same && !a.writes);
     if (!covered) known[kept++] = a;
