@@ -14,7 +14,7 @@ const SHARED_MEMORY: usize = 227 * 1024;
 pub(super) const TENSOR_MEMORY: usize = 512;
 
 /// Registers of a thread of the softmax and of the correction; other warps have what these leave of 512.
-const FORWARD_REGISTERS: (usize, usize) = (176, 80);
+const FORWARD_REGISTERS: (usize, usize) = (152, 96);
 /// Registers of a thread that computes weights and slopes.
 const BACKWARD_REGISTERS: usize = 200;
 
