@@ -233,7 +233,7 @@ struct Computer {
     }
 #pragma unroll
     for (int j = 0; j < 64; j++) x[j] = exp2_approx(fmaf(x[j], scale, INVERSE ? -statistics(step, j).x : -lse));
-    seen.apply(x, 0.f);
+    seen.apply(x, 0, 0.f);
     if constexpr (INVERSE) {
 #pragma unroll
       for (int c = 0; c < 64; c += 32) {

@@ -7,7 +7,7 @@
 // Warps: 0..3 and 4..7 softmax of the first and the second 128 queries, a row a thread; 8..11 correction: they rescale sums and
 // write results; 12 issues products, 13 loads; 14 and 15 compute rows again that became infinite or NaN.
 //
-// Tensor memory, in columns: scores of both tiles at 0 and 128, whose upper halves their weights take; sums at 256 and 384.
+// Tensor memory, in columns: scores of both tiles at 0 and 128, whose lower halves their weights take; sums at 256 and 384.
 // The next scores overwrite weights that products issued before them read: products of a thread are done in order.
 //
 // Shared memory: Q; STAGES of keys or values in turn; statistics of rows; tiles; barriers.
@@ -29,7 +29,7 @@ static_assert(SHARED_BYTES == SHARED_MEMORY, "schedule.rs counts the same");
 constexpr int WARPS_OF_TILE = 4;
 constexpr int MULTIPLYING = 12, LOADING = 13, REPAIRING = 14;  // warps
 DEVICE constexpr u32 scores_column(int s) { return 128 * s; }
-DEVICE constexpr u32 weights_column(int s) { return 128 * s + 64; }
+DEVICE constexpr u32 weights_column(int s) { return 128 * s; }
 DEVICE constexpr u32 out_column(int s) { return 256 + 128 * s; }
 
 extern __shared__ __align__(1024) u8 memory[];
@@ -180,6 +180,24 @@ DEVICE void multiply(const Params& params, u32 shared, u32 tmem, const Work* slo
 
 // ---- softmax: a warpgroup for each tile of queries, a row a thread
 
+DEVICE void load_scores(float (&x)[64], u32 from) {
+  tmem_load(x, from);
+  tmem_load(x + 32, from + 32);
+  tmem_wait_loads();
+  pin(x);
+}
+
+// Turns 64 scores into weights, and stores them.
+DEVICE void weigh_half(Softmax& softmax, float (&x)[64], float scale, u32 to) {
+  softmax.shift(x, scale);
+#pragma unroll
+  for (int part = 0; part < 2; part++) {
+    u32 weights[16];
+    softmax.weigh(x + 32 * part, weights);
+    tmem_store16(to + 16 * part, weights);
+  }
+}
+
 DEVICE void soften(const Params& params, u32 shared, u32 tmem, const Work* slots, const Barriers& b, int s) {
   const int row = threadIdx.x % 128, lane = threadIdx.x % 32;
   const u32 mine = lane_of(tmem);
@@ -205,33 +223,39 @@ DEVICE void soften(const Params& params, u32 shared, u32 tmem, const Work* slots
         Seen<4> seen;
         seen.aim(view, walk, ADDITIONAL && i >= steps, params.additional - (i - steps) * BLOCK, 0);
         walk.next(tile);
-        float x[128];
+        const u32 scores = mine + scores_column(s), weights = mine + weights_column(s);
+        float x[64], most;
         barrier_wait(b.scores_full(s), parity);
         tmem_fence_after();
+        load_scores(x, scores);
+        seen.apply(x, 0, NEG_INF);
+        most = softmax.largest(x, softmax.max);
+        // The second half comes twice: all of them would take too many registers.
 #pragma unroll
-        for (int c = 0; c < 128; c += 32) tmem_load(x + c, mine + scores_column(s) + c);
-        tmem_wait_loads();
-        pin(x);
-        seen.apply(x, NEG_INF);
-        const float rescale = softmax.step(x, params.scale_log2);
+        for (int c = 64; c < 128; c += 32) {
+          float y[32];
+          tmem_load(y, scores + c);
+          tmem_wait_loads();
+          pin(y);
+          seen.apply(y, c / 32, NEG_INF);
+          most = softmax.largest(y, most);
+        }
+        const float rescale = softmax.step(most, params.scale_log2);
         // The correction has read that of the last step.
         barrier_wait(b.weights_full(s), parity ^ 1);
         store_float(shared + SCALE_OFFSET + (s * 128 + row) * 4, rescale);
         __syncwarp();
         if (lane == 0) barrier_arrive(b.scale_full(s));
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-          u32 weights[16];
-          softmax.weigh(x + 32 * part, weights);
-          tmem_store16(mine + weights_column(s) + 16 * part, weights);
-          // Their registers are those of the rest then.
-          if (part == 1) softmax.add(x);
-        }
+        weigh_half(softmax, x, params.scale_log2, weights);
+        softmax.add(x);
+        load_scores(x, scores + 64);
+        seen.apply(x, 2, NEG_INF);
+        weigh_half(softmax, x, params.scale_log2, weights + 32);
         tmem_wait_stores();
         tmem_fence_before();
         __syncwarp();
         if (lane == 0) barrier_arrive(b.weights_full(s));
-        softmax.add(x + 64);
+        softmax.add(x);
       }
       const u32 to = final_statistics(shared, s, done & 1, row);
       store_float(to, softmax.sum);

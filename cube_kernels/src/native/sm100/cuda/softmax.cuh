@@ -19,27 +19,36 @@ DEVICE float exp2_polynomial(float x) {
 
 struct Softmax {
   float max, sum;                // of raw scores, nearly; of exp2(scale_log2 * (score - max))
+  float bias;                    // of the exponents of a step
 
   DEVICE void start() { max = NEG_INF, sum = 0.f; }
 
-  // Turns scores into exponents; gives what older sums are to be multiplied with. `max` lags behind by no more than
-  // RESCALE_ABOVE, so that weights are at most 2^8 and most steps rescale nothing.
-  DEVICE float step(float (&x)[128], float scale) {
-    float a = max3(x[0], x[1], max), b = max3(x[2], x[3], x[4]);
+  // The largest of these scores and of `most`.
+  template <int N> DEVICE float largest(const float (&x)[N], float most) const {
+    float a = max3(x[0], x[1], most), b = fmaxf(x[2], x[3]);
 #pragma unroll
-    for (int j = 5; j + 3 < 128; j += 4) a = max3(a, x[j], x[j + 1]), b = max3(b, x[j + 2], x[j + 3]);
-    a = max3(a, b, max3(x[125], x[126], x[127]));
+    for (int j = 4; j < N; j += 4) a = max3(a, x[j], x[j + 1]), b = max3(b, x[j + 2], x[j + 3]);
+    return fmaxf(a, b);
+  }
+
+  // Of a step whose largest score is `most`, `max` included: gives what older sums are to be multiplied with. `max` lags behind by
+  // no more than RESCALE_ABOVE, so that weights are at most 2^8 and most steps rescale nothing.
+  DEVICE float step(float most, float scale) {
     // Of a row that has seen nothing yet.
-    float base = a == NEG_INF ? 0.f : a;
+    float base = most == NEG_INF ? 0.f : most;
     float rescale = 1.f;
     const float growth = (max - base) * scale;
-    if (growth < -RESCALE_ABOVE) rescale = exp2_approx(growth), max = a;
+    if (growth < -RESCALE_ABOVE) rescale = exp2_approx(growth), max = most;
     else base = max;
-    const float bias = -base * scale;
-#pragma unroll
-    for (int j = 0; j < 128; j += 2) fma2(x[j], x[j + 1], x[j], scale, x[j + 1], scale, bias, bias);
+    bias = -base * scale;
     sum *= rescale;
     return rescale;
+  }
+
+  // Turns scores into exponents.
+  DEVICE void shift(float (&x)[64], float scale) const {
+#pragma unroll
+    for (int j = 0; j < 64; j += 2) fma2(x[j], x[j + 1], x[j], scale, x[j + 1], scale, bias, bias);
   }
 
   // Turns 32 exponents into weights, and packs them.
@@ -54,7 +63,7 @@ struct Softmax {
   }
 
   // Adds up 64 weights.
-  DEVICE void add(const float* x) {
+  DEVICE void add(const float (&x)[64]) {
     float even = 0.f, odd = 0.f;
 #pragma unroll
     for (int j = 0; j < 64; j += 2) even += x[j], odd += x[j + 1];

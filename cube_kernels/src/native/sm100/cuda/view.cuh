@@ -76,13 +76,13 @@ template <int WORDS> struct Seen {
       words[w] = is_additional ? bits_between(0, additional - 32 * (first + w)) : view.word(first + w);
   }
 
-  // Sets the others to `hidden`.
-  DEVICE void apply(float (&x)[32 * WORDS], float hidden) const {
+  // Sets those of N columns, from word `from` on, that are not seen to `hidden`.
+  template <int N> DEVICE void apply(float (&x)[N], int from, float hidden) const {
     if (all) return;
 #pragma unroll
-    for (int w = 0; w < WORDS; w++)
+    for (int w = 0; w < N / 32; w++)
 #pragma unroll
       for (int j = 0; j < 32; j++)
-        if (!(words[w] >> j & 1)) x[32 * w + j] = hidden;
+        if (!(words[from + w] >> j & 1)) x[32 * w + j] = hidden;
   }
 };
