@@ -1,13 +1,11 @@
 //! How each tier works through a problem. A new tier is one line in [`candidates`].
 
-mod blackwell;
+mod native;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use burn::tensor::DType;
 use burn_natten_kernels::cost::{Cost, DeviceModel};
-use burn_natten_kernels::native::sm90::{self, Pass};
 use burn_natten_kernels::portable;
 use burn_natten_kernels::slicing::Slices;
 use burn_natten_kernels::tensor_core;
@@ -52,8 +50,8 @@ pub(super) fn candidates(plan: &Plan, target: Target) -> Vec<Candidate> {
         Tier::Flex => vec![flex_schedule(&request)],
         Tier::Portable => vec![portable_schedule(&request)],
         Tier::TensorCore => tensor_core_schedules(&request),
-        Tier::Hopper => hopper_schedules(&request),
-        Tier::Blackwell => blackwell::schedules(&request),
+        Tier::Hopper => native::hopper(&request),
+        Tier::Blackwell => native::blackwell(&request),
     };
     schedules
         .into_iter()
@@ -228,75 +226,4 @@ fn tensor_core_schedules(request: &Request<'_>) -> Vec<Schedule> {
         Schedule { asked: is_asked.then_some(tiling), ..schedule }
     };
     blueprints.into_iter().enumerate().map(schedule).collect()
-}
-
-/// The schedule of the plan, and of what else [`sm90::candidates`] has one of each tiling, the fastest by its estimate first.
-/// Who asks for a tiling gets it in the backward pass, too, where that has it.
-fn hopper_schedules(request: &Request<'_>) -> Vec<Schedule> {
-    let problem = request.problem;
-    let Ok(planned) = request.plan.hopper() else { return vec![] };
-    let asked = request.context.tiling();
-    let timed = |schedule: sm90::Schedule| (sm90::estimate(&schedule, problem), schedule);
-    let mut schedules: Vec<_> =
-        sm90::candidates(problem, planned.element).into_iter().map(timed).collect();
-    schedules.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    schedules.insert(0, timed(planned));
-    let mut seen = HashSet::new();
-    schedules.retain(|(_, schedule)| seen.insert(schedule.tiling()));
-    let size = request.dtype.size();
-    let schedule = |(number, (seconds, schedule)): (usize, (f64, sm90::Schedule))| {
-        let tiling = schedule.tiling();
-        // The first runs unasked.
-        let is_asked = number > 0 || asked == Some(tiling);
-        let asked = is_asked.then_some(tiling);
-        let forward = Cost::forward(problem, Some(&tiling), size, request.device);
-        let backward = match number {
-            0 => request.plan.hopper_backward().ok()?,
-            _ => Arc::new(sm90::plan_backward(problem, planned.element, asked)?),
-        };
-        let (backward, kernels) = hopper_backward(request, &backward);
-        Some(Schedule {
-            name: schedule.summary(),
-            tiling: Some(tiling),
-            asked,
-            forward: Cost { seconds: seconds.max(forward.seconds), ..forward },
-            backward,
-            kernels,
-            workspace: Some(sm90::backward_workspace(problem) as u64),
-        })
-    };
-    schedules.into_iter().enumerate().filter_map(schedule).collect()
-}
-
-/// The backward pass by these schedules.
-fn hopper_backward(
-    request: &Request<'_>,
-    plan: &sm90::BackwardPlan,
-) -> (Cost, Vec<BackwardKernel>) {
-    let problem = request.problem;
-    let mut executed = 0;
-    let own = plan.queries.len() + plan.keys.len();
-    let kernel = |(number, (schedule, of)): (usize, (sm90::Schedule, Problem))| {
-        let tiling = schedule.tiling();
-        let count = match schedule.pass {
-            Pass::Keys => tiling.count_visitors(&of),
-            Pass::Forward | Pass::Queries => tiling.count(&of),
-        };
-        let scores = count.visited * (tiling.q_volume() * tiling.kv_volume()) as u64;
-        let heads = (of.batch * of.heads) as u64;
-        executed += 2 * heads * scores * schedule.multiply_adds() as u64;
-        let whose = if number < own { "" } else { " of additional tokens" };
-        BackwardKernel {
-            writes: format!("{}{whose}", schedule.writes()),
-            schedule: schedule.summary(),
-            tiling,
-            count,
-            seconds: sm90::estimate(&schedule, &of),
-        }
-    };
-    let kernels: Vec<_> = plan.kernels(problem).into_iter().enumerate().map(kernel).collect();
-    let bound = Cost::backward(problem, None, request.dtype.size(), request.device);
-    let cost = Cost::new(bound.flops, executed, bound.bytes, request.device);
-    let seconds: f64 = kernels.iter().map(|kernel| kernel.seconds).sum();
-    (Cost { seconds: seconds.max(cost.seconds), ..cost }, kernels)
 }
