@@ -190,6 +190,11 @@ fn additional_tokens(
     Ok(keys[1])
 }
 
+/// Whether there is no query, or no key for any query.
+pub(crate) fn is_empty(problem: &Problem) -> bool {
+    problem.batch == 0 || problem.queries() == 0 || problem.keys() + problem.additional == 0
+}
+
 /// Fails unless `got` and `expected` have the same size along `axis`.
 pub(crate) fn same(
     got: &[usize],

@@ -5,6 +5,7 @@ use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::{Element, sm90, sm100};
 
 use super::{Part, log_once};
+use crate::problem;
 use crate::tier::{Ladder, Request, Selection, TOO_LARGE, selection};
 use crate::{AttentionError, Capabilities, Context, Strategy, Tier};
 
@@ -128,8 +129,7 @@ impl Plan {
 
     /// Whether there is no query, or no key for any query. Kernels are never handed such a problem.
     pub(crate) fn is_empty(&self) -> bool {
-        let problem = &self.problem;
-        problem.batch == 0 || problem.queries() == 0 || problem.keys() + problem.additional == 0
+        problem::is_empty(&self.problem)
     }
 }
 

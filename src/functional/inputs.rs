@@ -6,6 +6,7 @@ use burn_natten_kernels::{Axis, KeyValue, Operands, Problem};
 
 use crate::backend::{AttentionInputs, AttentionOps, Part, Plan};
 use crate::options::{AdditionalTokens, AttentionOptions};
+use crate::problem::is_empty;
 use crate::problem::packed::Run;
 use crate::warm_up::prepare;
 use crate::{AttentionError, Context, Strategy};
@@ -141,7 +142,7 @@ impl<const D: usize> Inputs<D> {
         let idle = options.clone().with_strategy(Strategy::Reference);
         let mut parts = Vec::with_capacity(runs.len());
         for run in runs {
-            let options = if run.is_idle() { &idle } else { options };
+            let options = if is_empty(&run.problem) { &idle } else { options };
             let plan = self.plan(run.problem, options);
             let plan = plan.map_err(|error| error.of_sequence(run.sequence))?;
             parts.push(Part { run, plan });

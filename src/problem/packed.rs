@@ -20,14 +20,6 @@ pub(crate) struct Run {
     pub has_additional_alone: bool,
 }
 
-impl Run {
-    /// Whether there is no query, or nothing that any could see.
-    pub fn is_idle(&self) -> bool {
-        let problem = &self.problem;
-        problem.queries() == 0 || problem.keys() + problem.additional == 0
-    }
-}
-
 /// The runs of packed attention over sequences.
 pub(crate) fn sequences(
     shapes: Shapes<'_>,
