@@ -9,15 +9,16 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_natten_kernels::native::Element;
-use burn_natten_kernels::native::compile::{Source, build, nvrtc_version};
+use burn_natten_kernels::native::compile::{Source, nvrtc_version};
 use burn_natten_kernels::native::sm100::{
     Architecture, Schedule, delta_source, plan, plan_backward, unsupported,
 };
 use burn_natten_kernels::{Axis, MAX_RANK, Pass, Problem, catalogue};
+use native_report::{Log, compile, print};
+
+mod native_report;
 
 /// Each class of head dimensions: chunks of 64 elements, products and sums differ.
 const DIMS: [(usize, usize); 6] = [(8, 8), (40, 24), (64, 64), (64, 128), (96, 72), (128, 128)];
@@ -40,51 +41,11 @@ fn main() -> ExitCode {
         eprintln!("no libnvrtc found; set LD_LIBRARY_PATH to its folder");
         return ExitCode::FAILURE;
     };
-    let rows = compile(&programs);
+    let rows = compile(&programs, |program| &program.source, report);
     println!("# Specialisations of the Blackwell kernels\n");
     println!("Made by `cargo run -p burn-natten-kernels --features cuda --example sm100_report`");
     println!("with NVRTC {major}.{minor}: {} specialisations, no GPU.\n", rows.len());
-    println!(
-        "| specialisation | registers at launch | most | shared memory | tensor memory | spills |"
-    );
-    println!("|---|---|---|---|---|---|");
-    let mut failures = 0;
-    for (name, row) in &rows {
-        match row {
-            Ok(row) => println!("| {name} | {row} |"),
-            Err(log) => {
-                failures += 1;
-                println!("| {name} | FAILED | | | | |");
-                eprintln!("{name}: {log}");
-            }
-        }
-    }
-    println!("\n{failures} failed");
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-type Rows = BTreeMap<String, Result<String, String>>;
-
-/// Builds all of them on all cores.
-fn compile(programs: &[Program]) -> Rows {
-    let next = AtomicUsize::new(0);
-    let rows = Mutex::new(Rows::new());
-    let threads = std::thread::available_parallelism().map_or(2, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let row = report(program);
-                    let mut rows = rows.lock().expect("no thread panics");
-                    rows.insert(program.source.name.clone(), row);
-                    if rows.len().is_multiple_of(10) {
-                        eprintln!("{} of {} compiled", rows.len(), programs.len());
-                    }
-                }
-            });
-        }
-    });
-    rows.into_inner().expect("no thread panics")
+    print(&rows, &["registers at launch", "most", "shared memory", "tensor memory", "spills"])
 }
 
 /// A kernel to be compiled.
@@ -105,18 +66,12 @@ impl Program {
     }
 }
 
-fn report(program: &Program) -> Result<String, String> {
-    let (_, log) = build(&program.source).map_err(|error| error.to_string())?;
-    let number = |before: &str, after: &str| {
-        let text = log.split(after).next()?;
-        text.rsplit(before).next()?.trim().parse::<usize>().ok()
-    };
-    let registers = number("Used", "registers").ok_or("no register count in the log")?;
-    let spills = number(",", "bytes spill stores").ok_or("no spills in the log")?;
-    if spills > 0 || !log.contains(" 0 bytes stack frame") {
-        return Err(log);
+fn report(program: &Program, log: &Log) -> Result<String, String> {
+    let Log { text, registers, spills } = log;
+    if *spills > 0 || !text.contains(" 0 bytes stack frame") {
+        return Err(text.clone());
     }
-    let (most, shared, tensor) = program.schedule.map_or((registers, 0, 0), |schedule| {
+    let (most, shared, tensor) = program.schedule.map_or((*registers, 0, 0), |schedule| {
         (schedule.registers(), schedule.shared_memory(), schedule.tensor_memory())
     });
     Ok(format!("{registers} | {most} | {shared} | {tensor} | {spills}"))

@@ -10,15 +10,16 @@
 //!
 //! Needs libnvrtc where the loader finds it, as in the wheel `nvidia-cuda-nvrtc==13.0.*`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_natten_kernels::native::compile::{Source, build, nvrtc_version};
+use burn_natten_kernels::native::compile::{Source, nvrtc_version};
 use burn_natten_kernels::native::sm90::{Element, OPTIONS, delta_source};
+use native_report::{Log, compile, print};
 use sweep::{Extent, dims, schedules};
 
+#[path = "../native_report/mod.rs"]
+mod native_report;
 mod sweep;
 
 fn main() -> ExitCode {
@@ -47,42 +48,11 @@ fn main() -> ExitCode {
         eprintln!("no libnvrtc found; set LD_LIBRARY_PATH to its folder");
         return ExitCode::FAILURE;
     };
-    let next = AtomicUsize::new(0);
-    let rows = Mutex::new(BTreeMap::new());
-    let threads = std::thread::available_parallelism().map_or(2, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let row = report(program);
-                    let mut rows = rows.lock().expect("no thread panics");
-                    rows.insert(program.source.name.clone(), row);
-                    if rows.len() % 10 == 0 {
-                        eprintln!("{} of {} compiled", rows.len(), programs.len());
-                    }
-                }
-            });
-        }
-    });
-    let rows = rows.into_inner().expect("no thread panics");
+    let rows = compile(&programs, |program| &program.source, report);
     println!("# Specialisations of the Hopper kernels\n");
     println!("Made by `cargo run -p burn-natten-kernels --features cuda --example sm90_report`");
     println!("with NVRTC {major}.{minor}: {} specialisations, no GPU.\n", rows.len());
-    println!("| specialisation | registers at launch | of a consumer | shared memory | spills |");
-    println!("|---|---|---|---|---|");
-    let mut failures = 0;
-    for (name, row) in &rows {
-        match row {
-            Ok(row) => println!("| {name} | {row} |"),
-            Err(log) => {
-                failures += 1;
-                println!("| {name} | FAILED | | | |");
-                eprintln!("{name}: {log}");
-            }
-        }
-    }
-    println!("\n{failures} failed");
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    print(&rows, &["registers at launch", "of a consumer", "shared memory", "spills"])
 }
 
 /// A kernel to be compiled.
@@ -99,20 +69,14 @@ impl Program {
     }
 }
 
-fn report(program: &Program) -> Result<String, String> {
-    let (_, log) = build(&program.source).map_err(|error| error.to_string())?;
-    let serialised = log.contains("serialized") || log.contains("(C75");
-    let number = |before: &str, after: &str| {
-        let text = log.split(after).next()?;
-        text.rsplit(before).next()?.trim().parse::<usize>().ok()
-    };
-    let registers = number("Used", "registers").ok_or("no register count in the log")?;
-    let spills = number(",", "bytes spill stores").ok_or("no spills in the log")?;
-    if serialised || spills > 0 {
-        return Err(log);
+fn report(program: &Program, log: &Log) -> Result<String, String> {
+    let Log { text, registers, spills } = log;
+    let serialised = text.contains("serialized") || text.contains("(C75");
+    if serialised || *spills > 0 {
+        return Err(text.clone());
     }
     let (consumer, shared_memory) = program.consumer;
-    let consumer = if consumer > 0 { consumer } else { registers };
+    let consumer = if consumer > 0 { consumer } else { *registers };
     Ok(format!("{registers} | {consumer} | {shared_memory} | {spills}"))
 }
 

@@ -1,0 +1,79 @@
+//! What the compile gates of native kernels share: programs are built on all cores, and what they take is a Markdown table.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_natten_kernels::native::compile::{Source, build};
+
+/// A program's columns behind its name, or why it fails.
+pub type Rows = BTreeMap<String, Result<String, String>>;
+
+/// Builds all of them on all cores.
+pub fn compile<P: Sync>(
+    programs: &[P],
+    source: impl Fn(&P) -> &Source + Sync,
+    report: impl Fn(&P, &Log) -> Result<String, String> + Sync,
+) -> Rows {
+    let next = AtomicUsize::new(0);
+    let rows = Mutex::new(Rows::new());
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let source = source(program);
+                    let row = Log::of(source).and_then(|log| report(program, &log));
+                    let mut rows = rows.lock().expect("no thread panics");
+                    rows.insert(source.name.clone(), row);
+                    if rows.len().is_multiple_of(10) {
+                        eprintln!("{} of {} compiled", rows.len(), programs.len());
+                    }
+                }
+            });
+        }
+    });
+    rows.into_inner().expect("no thread panics")
+}
+
+/// Prints the table with these columns behind the names; fails if a program does.
+pub fn print(rows: &Rows, columns: &[&str]) -> ExitCode {
+    println!("| specialisation | {} |", columns.join(" | "));
+    println!("|{}", "---|".repeat(columns.len() + 1));
+    let mut failures = 0;
+    for (name, row) in rows {
+        match row {
+            Ok(row) => println!("| {name} | {row} |"),
+            Err(log) => {
+                failures += 1;
+                println!("| {name} | FAILED |{}", " |".repeat(columns.len() - 1));
+                eprintln!("{name}: {log}");
+            }
+        }
+    }
+    println!("\n{failures} failed");
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What the compiler said of a program.
+pub struct Log {
+    pub text: String,
+    /// Of a thread at launch.
+    pub registers: usize,
+    /// Bytes.
+    pub spills: usize,
+}
+
+impl Log {
+    fn of(source: &Source) -> Result<Self, String> {
+        let (_, text) = build(source).map_err(|error| error.to_string())?;
+        let number = |before: &str, after: &str| {
+            let part = text.split(after).next()?;
+            part.rsplit(before).next()?.trim().parse::<usize>().ok()
+        };
+        let registers = number("Used", "registers").ok_or("no register count in the log")?;
+        let spills = number(",", "bytes spill stores").ok_or("no spills in the log")?;
+        Ok(Self { text, registers, spills })
+    }
+}
