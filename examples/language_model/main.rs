@@ -10,12 +10,17 @@
 //! The two models differ in nothing but how tokens attend to those before them. `--copies` trains on letters that come
 //! again far behind: what is in no window has to be selected.
 
+#[cfg(test)]
+#[path = "../common/alone.rs"]
+mod alone;
 mod attention;
 mod cli;
 #[allow(dead_code, reason = "the examples share it, and each uses a part")]
 #[path = "../common/mod.rs"]
 mod common;
 mod compare;
+#[path = "../common/half.rs"]
+mod half;
 mod loader;
 #[path = "../../src/bin/natten-profiler/memory.rs"]
 mod memory;

@@ -7,7 +7,7 @@
 //! Positions are rotations of queries and keys. The order of the bytes is all that it knows at first.
 
 use burn::config::Config;
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::{
     Embedding, EmbeddingConfig, Gelu, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig,
     RotaryEncoding, RotaryEncodingConfig,
@@ -17,6 +17,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 
 use crate::attention::{Attention, AttentionConfig, Cache};
+use crate::half::ToHalf;
 use crate::loader::Batch;
 use crate::score::Score;
 
@@ -186,14 +187,5 @@ impl InferenceStep for LanguageModel {
 
     fn step(&self, batch: Batch) -> Score {
         self.score(batch)
-    }
-}
-
-/// Weights in bf16 that pass their gradients on to those they were made from.
-struct ToHalf;
-
-impl ModuleMapper for ToHalf {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|weights| weights.cast(FloatDType::BF16))
     }
 }

@@ -9,12 +9,17 @@
 //! `classify` names what NAT, DiNAT or DiNAT_s sees in a picture, and draws what a layer attends to.
 //! `fine-tune` trains one of them on a folder of pictures. `sample` lets an HDiT make pictures.
 
+#[cfg(test)]
+#[path = "../common/alone.rs"]
+mod alone;
 mod classifier;
 mod classify;
 mod cli;
 #[path = "../common/mod.rs"]
 mod common;
 mod fine_tune;
+#[path = "../common/half.rs"]
+mod half;
 mod look;
 mod preparation;
 mod recipe;

@@ -3,7 +3,8 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Parser;
 
-use super::{alone, small};
+use super::small;
+use crate::alone::alone;
 use crate::cli::{Cli, Command, Kind};
 use crate::model::LanguageModel;
 

@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 use crate::classifier::Classifier;
+use crate::half::ToHalf;
 
 /// Part of the target that is spread over all classes, as when the models were trained.
 const SMOOTHING: f32 = 0.1;
@@ -162,21 +163,12 @@ impl ModuleMapper for Follow {
     }
 }
 
-/// Weights in bf16 that pass their gradients on to those they were made from.
-struct ToHalf;
-
-impl ModuleMapper for ToHalf {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|weights| weights.cast(FloatDType::BF16))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use burn_natten::models::nat::NatConfig;
 
     use super::*;
-    use crate::tests::alone;
+    use crate::alone::alone;
 
     fn model(device: &Device) -> Classifier {
         let config = NatConfig::new(8, vec![1], vec![2]).with_kernel_size(3).with_num_classes(2);

@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_number_of_threads_changes_nothing_and_the_epoch_does() {
-        let _alone = crate::tests::alone();
+        let _alone = crate::alone::alone();
         let sample = Sample::new("threads", true);
         let way = Way::Parts(7);
         let one = loader(&sample, way, 1, 0);

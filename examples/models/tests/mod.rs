@@ -4,49 +4,21 @@ mod classify;
 mod fine_tune;
 mod sample;
 
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Distribution, Tensor};
 use clap::Parser;
 
+use crate::alone::Folder;
 use crate::cli::Cli;
 use crate::{Failure, run};
 
-/// Draws of the CPU are shared by all threads, and each new model draws: who makes one or seeds them
-/// is alone.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// A new folder, removed when it is dropped. Its owner is alone.
-struct Folder(PathBuf, #[expect(dead_code, reason = "is held")] MutexGuard<'static, ()>);
-
 impl Folder {
-    fn new(name: &str) -> Self {
-        let alone = alone();
-        let folder = std::env::temp_dir().join(format!("models-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("the temporary folder is writable");
-        Self(folder, alone)
-    }
-
-    /// The path of a file in it, as a flag has it.
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("is a text").to_owned()
-    }
-
     fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let file = self.file(name);
         std::fs::write(&file, content).expect("the temporary folder is writable");
         file
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
