@@ -6,7 +6,7 @@
 //! some roundings are allowed besides.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
@@ -14,6 +14,7 @@ use burn_natten::models::hdit::{Hdit, HditConditions, positions};
 use burn_natten::models::nat::Nat;
 use burn_natten::models::{LoadOptions, Weights};
 
+use super::checkpoint::Temporary;
 use super::golden::{self, Golden};
 use crate::support::check::{close, errors, magnitude};
 use crate::support::quick_devices;
@@ -66,7 +67,6 @@ fn models_compute_what_the_originals_do() {
 #[test]
 fn all_formats_of_weights_are_the_same() {
     let device = Device::flex();
-    let folder = Folder::new("formats");
     let is_nat = |golden: &Golden| !golden.is_hdit() && !golden.is_dinat_s();
     let models: Vec<_> = golden::all().into_iter().filter(is_nat).collect();
     assert!(!models.is_empty(), "the repository has one");
@@ -75,30 +75,12 @@ fn all_formats_of_weights_are_the_same() {
         let load = |file: &Path| golden.nat().init_from(file, &device).expect("the weights fit").0;
         // PyTorch's own file, the same weights as safetensors, and whatever else is there.
         let mut files = golden.weights();
-        let saved = folder.0.join(format!("{}.safetensors", golden.name));
-        load(&files[0]).save_weights(&saved).expect("is writable");
-        files.push(saved);
+        let saved = Temporary::new(&format!("{}.safetensors", golden.name));
+        load(&files[0]).save_weights(&saved.0).expect("is writable");
+        files.push(saved.0.clone());
         let outputs: Vec<_> =
             files.iter().map(|file| values(load(file).forward(images.clone()))).collect();
         assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{}", golden.name);
-    }
-}
-
-/// A new folder, removed when it is dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("burn-natten-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).expect("the temporary folder is writable");
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
