@@ -16,6 +16,7 @@ mod cube;
 mod error;
 pub mod native;
 mod operands;
+mod packed;
 mod pass;
 pub mod portable;
 mod problem;
@@ -32,6 +33,7 @@ pub use blocks::BlockSparse;
 #[cfg(feature = "cube")]
 pub use error::KernelError;
 pub use operands::{KeyValue, Operand, Operands, Outputs, Saved, Shape};
+pub use packed::{Packed, Sequence};
 pub use pass::Pass;
 pub use problem::{Axis, MAX_RANK, Problem};
 #[cfg(feature = "cube")]
