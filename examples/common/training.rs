@@ -10,6 +10,7 @@ use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
+use burn::tensor::Device;
 
 use super::Failure;
 
@@ -36,10 +37,21 @@ pub fn schedule(highest: f64, steps: usize) -> Result<ModuleLrScheduler, Failure
 ///
 /// A training that is killed while it writes leaves a file that cannot be read; the epoch before
 /// it is still there.
+///
+/// Burn loads the state of an optimizer to its default device, which need not be one that this machine has: a training goes on
+/// only where `device` is the default.
 pub fn newest_checkpoint<M: Module>(
     folder: &Path,
+    device: &Device,
     model: impl Fn() -> M,
 ) -> Result<usize, Failure> {
+    let default = Device::default();
+    if default != device.clone().without_autodiff() {
+        return Err(Failure::Usage(format!(
+            "--resume: Burn's default device is {default:?}, must be that of --device; name it as the variable BURN_DEVICE, such \
+             as BURN_DEVICE=flex"
+        )));
+    }
     let folder = folder.join("checkpoint");
     let mut epochs: Vec<usize> = std::fs::read_dir(&folder)
         .into_iter()
@@ -67,7 +79,6 @@ fn epoch_of(file: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use burn::nn::LinearConfig;
-    use burn::tensor::Device;
 
     use super::*;
 
@@ -88,9 +99,16 @@ mod tests {
 
     #[test]
     fn without_a_checkpoint_there_is_nothing_to_resume() {
-        let model = || LinearConfig::new(2, 2).init(&Device::flex());
-        let error = newest_checkpoint(Path::new("no/such/folder"), model);
-        let text = error.expect_err("there is none").to_string();
+        let resumed = |device: Device| {
+            let model = || LinearConfig::new(2, 2).init(&Device::flex());
+            let error = newest_checkpoint(Path::new("no/such/folder"), &device, model);
+            error.expect_err("there is none").to_string()
+        };
+        let text = resumed(Device::default());
         assert!(text.starts_with("--resume: ") && text.ends_with("has no checkpoint"), "{text}");
+        if Device::default() != Device::flex() {
+            let text = resumed(Device::flex());
+            assert!(text.ends_with("such as BURN_DEVICE=flex"), "{text}");
+        }
     }
 }

@@ -48,7 +48,7 @@ pub fn run(args: &Train) -> Result<(), Failure> {
     device.seed(args.training.seed);
     let model = config.init(&device.clone().autodiff());
     let from = match args.resume {
-        true => Some(newest_checkpoint(&files, || model.clone())?),
+        true => Some(newest_checkpoint(&files, &device, || model.clone())?),
         false => None,
     };
     let [train, valid] = [&texts.train, &texts.valid].map(|text| text.bytes.len());

@@ -33,7 +33,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let files = runs::folder(&args.output, &run, args.resume)?;
     let from = match args.resume {
-        true => Some(newest_checkpoint(&files, || model.init(&device))?),
+        true => Some(newest_checkpoint(&files, &device, || model.init(&device))?),
         false => None,
     };
     println!(

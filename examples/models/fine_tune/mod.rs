@@ -54,7 +54,7 @@ pub fn run(args: &FineTune) -> Result<(), Failure> {
 
     let files = runs::folder(&args.output, &job.record(dtype), args.resume)?;
     let from = match args.resume {
-        true => Some(newest_checkpoint(&files, || learner.clone())?),
+        true => Some(newest_checkpoint(&files, &job.device, || learner.clone())?),
         false => None,
     };
     println!(

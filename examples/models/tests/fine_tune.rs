@@ -121,6 +121,10 @@ fn a_training_that_is_continued_gives_the_same_numbers() {
         }
     }
     fs::remove_file(folder.0.join("out/model.safetensors")).expect("was written");
+    if Device::default() != Device::flex() {
+        // A build with other devices continues on none but the default one.
+        return;
+    }
     train(&folder, "out", &[&more[..], &["--resume"]].concat());
     assert!(result() == expected);
 
