@@ -17,6 +17,8 @@ pub mod isolation;
 pub mod large_scores;
 pub mod oracle;
 #[cfg(feature = "cube")]
+pub mod packed;
+#[cfg(feature = "cube")]
 pub mod portable;
 #[cfg(feature = "cuda")]
 pub mod problems;

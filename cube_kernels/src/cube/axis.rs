@@ -8,7 +8,10 @@ use cubecl::prelude::*;
 use super::cut::Cut;
 use super::walk::nearest;
 use crate::window::{group_length, shifted, visitor_end, visitor_start, window_end, window_start};
-use crate::{Axis, Problem};
+use crate::{Axis, MAX_RANK, Problem};
+
+/// Words of an axis in the [table](super::packed) of a packed batch.
+pub(super) const AXIS_WORDS: usize = 8;
 
 /// One axis: lengths and parameters at run time, so that they do not cost a compilation.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -70,6 +73,48 @@ impl Interval {
 
 #[cube]
 impl AxisSpace {
+    /// Axis number `index` of a sequence, the axes of which begin at a word of the table.
+    pub fn of_sequence(
+        table: &[u32],
+        axes: usize,
+        #[comptime] index: usize,
+        #[comptime] cut: Cut,
+    ) -> AxisSpace {
+        let is_causal = comptime!(cut.is_causal[index]);
+        let Cut { has_origin, is_inverse, .. } = comptime!(cut);
+        if comptime!(index + cut.rank < MAX_RANK) {
+            // All sequences have one member along it.
+            AxisSpace {
+                rows: 1usize,
+                columns: 1usize,
+                kernel_size: 1usize,
+                stride: 1usize,
+                dilation: 1usize,
+                ahead: 0usize,
+                behind: 0usize,
+                tiles: 1usize,
+                is_causal,
+                has_origin,
+                is_inverse,
+            }
+        } else {
+            let at = axes + comptime!((index + cut.rank - MAX_RANK) * AXIS_WORDS);
+            AxisSpace {
+                rows: table[at] as usize,
+                columns: table[at + 1] as usize,
+                kernel_size: table[at + 2] as usize,
+                stride: table[at + 3] as usize,
+                dilation: table[at + 4] as usize,
+                ahead: table[at + 5] as usize,
+                behind: table[at + 6] as usize,
+                tiles: table[at + 7] as usize,
+                is_causal,
+                has_origin,
+                is_inverse,
+            }
+        }
+    }
+
     /// The tile of rows number `index`, groups first, and its columns.
     pub fn tile(
         &self,
@@ -178,6 +223,16 @@ impl AxisSpace {
             cut.has_origin,
             cut.is_inverse,
         )
+    }
+
+    /// Adds the words of an axis to a table, with tiles of rows of a dilation group.
+    pub fn write(table: &mut Vec<u32>, axis: &Axis, tiles: usize, cut: &Cut) {
+        let [rows, columns] = cut.sides(axis);
+        let (ahead, behind) = axis.shift();
+        let Axis { kernel_size, stride, dilation, .. } = *axis;
+        let words: [usize; AXIS_WORDS] =
+            [rows, columns, kernel_size, stride, dilation, ahead, behind, tiles];
+        table.extend(words.map(|word| word as u32));
     }
 
     /// What a kernel is compiled for in its place.

@@ -16,6 +16,8 @@ pub(crate) struct Inputs<'a, F: Float, N: Size> {
     pub columns: InputPair<'a, F, N>,
     pub additional: InputPair<'a, F, N>,
     pub bias: ComptimeOption<&'a [F]>,
+    /// Of a packed batch, see [`packed`](super::packed).
+    pub sequences: ComptimeOption<&'a [u32]>,
 }
 
 /// What they write.
@@ -28,10 +30,11 @@ pub(crate) struct Outputs<F: Float, NO: Size> {
 #[cfg(feature = "cuda")]
 impl<F: Float, N: Size> Inputs<'static, F, N> {
     /// What a kernel is compiled for.
-    pub fn compilation(has_bias: bool) -> InputsCompilationArg<'static, F, N> {
+    pub fn compilation(has_bias: bool, is_packed: bool) -> InputsCompilationArg<'static, F, N> {
         let (query, pair) = (Input::compilation(), InputPair::compilation);
         let bias = optional_buffer(has_bias);
-        InputsCompilationArg { query, columns: pair(), additional: pair(), bias }
+        let sequences = optional_buffer(is_packed);
+        InputsCompilationArg { query, columns: pair(), additional: pair(), bias, sequences }
     }
 }
 

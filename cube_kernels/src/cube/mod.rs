@@ -11,7 +11,9 @@ mod axis;
 mod cut;
 mod feed;
 pub(crate) mod forward;
+mod packed;
 mod space;
+mod tables;
 mod walk;
 mod windows;
 
@@ -22,6 +24,9 @@ pub(crate) use feed::optional_buffer;
 pub(crate) use feed::{
     Feed, FeedPair, Input, InputPair, Tensor, buffer, grid, grid_of_cubes, grid_of_units,
 };
-pub(crate) use space::{CubeTile, Space};
+#[cfg(feature = "cuda")]
+pub(crate) use packed::sequences;
+pub(crate) use packed::{Cubes, Extent, own};
+pub(crate) use space::{CubeTile, Space, SpaceLaunch, no_firsts};
 pub(crate) use walk::{Position, Walk, row_position};
 pub(crate) use windows::{is_inside, write_row_windows, write_window};

@@ -24,6 +24,23 @@ pub(crate) struct Space {
     pub additional: usize,
     /// Cubes that have work.
     pub cubes: usize,
+    /// Whether it is that of a sequence, which is a part of tensors that have one axis of tokens.
+    #[cube(comptime)]
+    pub is_packed: bool,
+}
+
+/// Numbers of the first row and of the first column of a sequence, among those of the packed batch.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct Firsts {
+    pub row: usize,
+    pub column: usize,
+}
+
+/// Those of what is no sequence.
+#[cube]
+pub(crate) fn no_firsts() -> Firsts {
+    Firsts { row: 0usize, column: 0usize }
 }
 
 /// What a cube owns.
@@ -35,13 +52,15 @@ pub(crate) struct CubeTile {
     pub x: AxisTile,
     pub batch: usize,
     pub head: usize,
+    /// Where its sequence begins.
+    pub firsts: Firsts,
 }
 
 #[cube]
 impl Space {
     /// What cube number `index` owns: tiles of one head first, then heads, then samples. Causal
     /// problems begin with the tiles that see most: the last queries, or the first keys.
-    pub fn tile(&self, index: usize, #[comptime] cut: Cut) -> CubeTile {
+    pub fn tile(&self, index: usize, firsts: Firsts, #[comptime] cut: Cut) -> CubeTile {
         let mut rest = index;
         let along_x = self.x.tiles * self.x.dilation;
         let mut x = rest % along_x;
@@ -69,7 +88,13 @@ impl Space {
             x: self.x.tile(x, comptime!(rows[2]), comptime!(columns[2])),
             batch: rest / self.heads,
             head: rest % self.heads,
+            firsts,
         }
+    }
+
+    /// A place in what belongs to the problem, or, of a sequence that begins at `first`, in what belongs to all.
+    fn among_all(&self, place: usize, first: usize) -> usize {
+        if comptime!(self.is_packed) { first + place } else { place }
     }
 
     /// Number, as it lies in a contiguous tensor, of the row vector at a position of the tile's groups.
@@ -78,7 +103,7 @@ impl Space {
         let y = at.y * self.y.dilation + tile.y.group;
         let x = at.x * self.x.dilation + tile.x.group;
         let token = ((tile.batch * self.z.rows + z) * self.y.rows + y) * self.x.rows + x;
-        token * self.heads + tile.head
+        self.among_all(token, tile.firsts.row) * self.heads + tile.head
     }
 
     /// The same of the column vector at a position, of head `head` of `heads`.
@@ -87,7 +112,7 @@ impl Space {
         let y = at.y * self.y.dilation + tile.y.group;
         let x = at.x * self.x.dilation + tile.x.group;
         let token = ((tile.batch * self.z.columns + z) * self.y.columns + y) * self.x.columns + x;
-        token * heads + head
+        self.among_all(token, tile.firsts.column) * heads + head
     }
 
     /// Position of row number `row` of the cube, or of the nearest one there is.
@@ -120,13 +145,26 @@ impl Space {
     /// From positions of rows to their vectors in a tensor with `strides`.
     pub fn row_walk(&self, tile: &CubeTile, strides: &Strides) -> Walk {
         let last = Position { z: tile.z.rows - 1, y: tile.y.rows - 1, x: tile.x.rows - 1 };
-        self.walk(tile, strides, tile.head, last)
+        let strides = self.own(strides, self.y.rows, self.x.rows);
+        self.walk(tile, &strides, tile.firsts.row, tile.head, last)
     }
 
     /// From positions of columns to their vectors, of head `head`.
     pub fn column_walk(&self, tile: &CubeTile, strides: &Strides, head: usize) -> Walk {
         let last = Position { z: tile.z.columns - 1, y: tile.y.columns - 1, x: tile.x.columns - 1 };
-        self.walk(tile, strides, head, last)
+        let strides = self.own(strides, self.y.columns, self.x.columns);
+        self.walk(tile, &strides, tile.firsts.column, head, last)
+    }
+
+    /// The strides of a tensor, or of a sequence of so many tokens along the two fastest axes in a packed one.
+    fn own(&self, strides: &Strides, y: usize, x: usize) -> Strides {
+        let (batch, head) = (strides.batch, strides.head);
+        if comptime!(self.is_packed) {
+            let line = x * strides.x;
+            Strides { batch, z: y * line, y: line, x: strides.x, head }
+        } else {
+            Strides { batch, z: strides.z, y: strides.y, x: strides.x, head }
+        }
     }
 
     /// From numbers of additional tokens to their vectors.
@@ -140,11 +178,18 @@ impl Space {
         }
     }
 
-    fn walk(&self, tile: &CubeTile, strides: &Strides, head: usize, last: Position) -> Walk {
+    fn walk(
+        &self,
+        tile: &CubeTile,
+        strides: &Strides,
+        first: usize,
+        head: usize,
+        last: Position,
+    ) -> Walk {
         let sample = tile.batch * strides.batch + head * strides.head;
         let groups = tile.z.group * strides.z + tile.y.group * strides.y + tile.x.group * strides.x;
         Walk {
-            base: sample + groups,
+            base: self.among_all(sample + groups, first * strides.x),
             z: strides.z * self.z.dilation,
             y: strides.y * self.y.dilation,
             x: strides.x * self.x.dilation,
@@ -219,17 +264,26 @@ impl CubeTile {
 }
 
 impl Space {
-    /// Launch argument for a problem.
-    pub fn argument(problem: &Problem, cut: &Cut) -> SpaceLaunch {
+    /// Launch argument for a problem, of so many cubes. That of a sequence is made of a [table](super::packed) by the cube.
+    pub fn argument(problem: &Problem, cubes: usize, cut: &Cut) -> SpaceLaunch {
         let [z, y, x] = std::array::from_fn(|i| AxisSpace::argument(problem, i, cut));
-        let (heads, cubes) = (cut.heads(problem), cut.cubes(problem));
-        SpaceLaunch::new(z, y, x, heads, problem.group_size(), problem.additional, cubes)
+        let (heads, group_size) = (cut.heads(problem), problem.group_size());
+        SpaceLaunch::new(z, y, x, heads, group_size, problem.additional, cubes, false)
     }
 
     /// What a kernel is compiled for in its place.
     #[cfg(feature = "cuda")]
     pub fn compilation(cut: &Cut) -> SpaceCompilationArg {
         let [z, y, x] = cut.is_causal.map(|bit| AxisSpace::compilation(bit, cut));
-        SpaceCompilationArg { z, y, x, heads: (), group_size: (), additional: (), cubes: () }
+        SpaceCompilationArg {
+            z,
+            y,
+            x,
+            heads: (),
+            group_size: (),
+            additional: (),
+            cubes: (),
+            is_packed: false,
+        }
     }
 }

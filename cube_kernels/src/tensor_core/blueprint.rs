@@ -5,7 +5,7 @@ use std::fmt;
 pub use crate::Pass;
 use crate::problem::causal_suffix;
 use crate::tiling::Tiling;
-use crate::{MAX_RANK, Problem};
+use crate::{MAX_RANK, Packed, Problem};
 
 /// Rows of the matrix that one instruction multiplies.
 pub(super) const ROWS: usize = 16;
@@ -175,6 +175,8 @@ pub struct Blueprint {
     pub has_bias: bool,
     /// Room for so many sums of the gradient of a head's bias; 0 where the kernel sums none. In the queries' pass only.
     pub bias_sums: usize,
+    /// Whether it goes through the sequences of a packed batch, each a problem of its own.
+    pub is_packed: bool,
 }
 
 impl Blueprint {
@@ -359,6 +361,13 @@ impl Blueprint {
             && (self.bias_sums == 0 || self.bias_sums >= problem.bias_entries())
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.has_origin || !problem.has_origin())
+            && !self.is_packed
+    }
+
+    /// Whether the blueprint is one for the sequences of a packed batch.
+    pub fn fits_packed(&self, packed: &Packed) -> bool {
+        let each = Self { is_packed: false, ..*self };
+        self.is_packed && packed.problems().all(|problem| each.fits(problem))
     }
 }
 
@@ -403,6 +412,7 @@ impl fmt::Display for Blueprint {
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
         f.write_str(if self.has_additional { "_additional" } else { "" })?;
         f.write_str(if self.has_bias { "_bias" } else { "" })?;
+        f.write_str(if self.is_packed { "_packed" } else { "" })?;
         if self.bias_sums > 0 { write!(f, "_sums{}", self.bias_sums) } else { Ok(()) }
     }
 }

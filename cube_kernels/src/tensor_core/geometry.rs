@@ -1,8 +1,11 @@
 //! Tiles of the problem as [`cube`](crate::cube) cuts it, by a [`Blueprint`] and for strided tensors.
 
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType};
+
 use super::blueprint::{Blueprint, Pass};
-use crate::Strided;
 use crate::cube::{Cut, Tensor};
+use crate::{Problem, Strided};
 
 pub(super) use crate::cube::{CubeTile, FeedPair, InputPair, Position, Space};
 
@@ -18,6 +21,16 @@ impl Blueprint {
             is_inverse: self.pass == Pass::Keys,
         }
     }
+}
+
+/// A launch, but for its cubes, its kernel and its tensors.
+pub(super) struct Launching<'a> {
+    pub client: &'a Client,
+    /// The problem, or that of the line of a packed batch.
+    pub problem: &'a Problem,
+    /// The type in memory.
+    pub dtype: ElemType,
+    pub address_type: AddressType,
 }
 
 /// A tensor as it is launched with.

@@ -7,16 +7,21 @@ use cubecl::ir::ElemType;
 use cubecl::server::Handle;
 
 use super::backward::{STATISTICS, Tensors, launch, launch_statistics};
+use super::geometry::Launching;
 use super::launch::{
     How, View, address_type, capability, check_instruction, chosen, common_vector, stored, views,
 };
+use super::packed::All;
 use super::tune::{fastest, representative, shortlist};
 use super::{
     BackwardPlan, Blueprint, Capability, Choice, Pass, backward_candidates, plan_backward,
 };
 use crate::choices::Choices;
+use crate::cube::{Cubes, Extent};
 use crate::view::{KeyGradients, check_gradients, check_saved};
-use crate::{KernelError, KeyValue, Operand, Operands, Problem, Saved, Shape, Strided, portable};
+use crate::{
+    KernelError, KeyValue, Operand, Operands, Packed, Problem, Saved, Shape, Strided, portable,
+};
 
 /// The gradients of attention, by the blueprints that `choice` takes. With the same blueprints results repeat bit by
 /// bit. What sums none that is wanted, one that has a buffer, is not launched. Workspace: 8 bytes for each row of the queries, and
@@ -35,23 +40,59 @@ pub fn backward(
     inputs: &Saved<Strided>,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
     let capability = capability(client, dtype)?;
     let vector = backward_vector(problem, inputs, dtype);
     let plan = chosen(&KNOWN, problem, (capability, vector, dtype, choice), || {
-        let Some(mut plan) = plan_backward(problem, &capability, vector) else { return Ok(None) };
-        match choice {
-            Choice::Modelled => {}
-            Choice::Tiled(tiling) => {
-                plan = plan.with_tiling(problem, &capability, vector, tiling);
-            }
-            Choice::Measured => {
-                measure(client, &mut plan, problem, dtype, &capability, vector, inputs, outputs)?;
-            }
+        let Some(mut plan) = planned(problem, &capability, vector, choice) else {
+            return Ok(None);
+        };
+        if choice == Choice::Measured {
+            measure(client, &mut plan, problem, dtype, &capability, vector, inputs, outputs)?;
         }
         Ok(Some(Arc::new(plan)))
     })?;
     backward_with(client, &plan, problem, dtype, inputs, outputs)
+}
+
+/// What was chosen for problems.
+static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+
+/// The kernels with the tiles that are asked for, where there are some, and else by the model.
+fn planned(
+    problem: &Problem,
+    capability: &Capability,
+    vector: usize,
+    choice: Choice,
+) -> Option<BackwardPlan> {
+    let plan = plan_backward(problem, capability, vector)?;
+    Some(match choice.tiling() {
+        Some(tiling) => plan.with_tiling(problem, capability, vector, tiling),
+        None => plan,
+    })
+}
+
+/// [`backward()`] of all sequences of a packed batch, in one launch of each kernel. Tensors are the packed ones, of the
+/// shapes that [`Packed::line`] has; gradients are contiguous. Kernels are chosen as by
+/// [`forward_packed`](super::forward_packed).
+///
+/// # Errors
+///
+/// If the device cannot run the sequences or a buffer is too small; then nothing was launched.
+pub fn backward_packed(
+    client: &Client,
+    packed: &Packed,
+    dtype: ElemType,
+    choice: Choice,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let capability = capability(client, dtype)?;
+    let vector = backward_vector(packed.line(), inputs, dtype);
+    let (all, choice) = (All::of(packed), choice.modelled());
+    let plan = chosen(&KNOWN, &all.like, (capability, vector, dtype, choice), || {
+        Ok(planned(&all.like, &capability, vector, choice).map(Arc::new))
+    })?;
+    run(client, &all.plan(&plan), Extent::Packed(packed), dtype, inputs, outputs)
 }
 
 /// Takes the fastest kernels on these tensors into the plan: that of the queries, and that of the keys where it is one. Those
@@ -130,6 +171,19 @@ pub fn backward_with(
     for blueprint in &plan.additional {
         assert!(blueprint.fits(&additional), "{blueprint} is no blueprint for {additional:?}");
     }
+    run(client, plan, Extent::Problem(problem), dtype, inputs, outputs)
+}
+
+/// Checks, and launches the kernels of a plan that fits.
+fn run(
+    client: &Client,
+    plan: &BackwardPlan,
+    extent: Extent<'_>,
+    dtype: ElemType,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let problem = extent.problem();
     let size = stored(dtype).size();
     check_saved(problem, inputs, size)?;
     check_gradients(problem, outputs, size)?;
@@ -139,6 +193,8 @@ pub fn backward_with(
     let lse = results.lse.contiguous_handle("lse", Shape::lse(problem))?;
     let dlse = gradients.lse.contiguous_handle("dlse", Shape::lse(problem))?;
     let dtype = stored(dtype);
+    let on = Launching { client, problem, dtype, address_type };
+    let cubes = |blueprint: &Blueprint| Cubes::new(client, extent, &blueprint.cut());
     let line = |name, tensor: &Strided| tensor.beside_additional(name, Shape::out(problem));
     let is_joint = plan.blueprints().any(|blueprint| blueprint.has_first && blueprint.has_second);
     let of_keys = KeyGradients { client, problem, size, is_joint };
@@ -147,6 +203,9 @@ pub fn backward_with(
         None => None,
         Some(_) => Some([line("query", &operands.query)?, line("dout", &gradients.out)?]),
     };
+    let wanted = plan.wanted(&outputs.as_ref().map(|_, gradient| gradient.is_some()));
+    let of_queries = cubes(&plan.queries)?;
+    let of_own_keys = wanted.keys.iter().map(cubes).collect::<Result<Vec<_>, _>>()?;
     let rows = problem.batch * problem.queries() * problem.heads;
     let is_summed = plan.queries.bias_sums > 0 && rows > 0;
     let summing = match &outputs.bias {
@@ -160,16 +219,9 @@ pub fn backward_with(
     };
     let statistics = client.empty((rows * STATISTICS * size_of::<f32>()).max(1));
     if rows > 0 {
-        launch_statistics(
-            client,
-            problem,
-            dtype,
-            plan.queries.exponential,
-            address_type,
-            plan.queries.vector,
-            [&results.out, &gradients.out],
-            [lse, dlse, &statistics],
-        );
+        let Blueprint { exponential, vector, .. } = plan.queries;
+        let numbers = [lse, dlse, &statistics];
+        launch_statistics(&on, exponential, vector, [&results.out, &gradients.out], numbers);
         let (queries, sums) = match summing {
             Some(queries) => (queries, Some(sums_of(client, problem, &queries))),
             None => (Blueprint { bias_sums: 0, ..plan.queries }, None),
@@ -186,16 +238,15 @@ pub fn backward_with(
                 gradients: [&dq, &dq],
                 sums: sums.as_ref(),
             };
-            launch(client, problem, dtype, &queries, address_type, &tensors);
+            launch(&on, &queries, of_queries, &tensors);
         }
         if let (Some(sums), Some(Some(dbias))) = (&sums, &outputs.bias) {
             let tiles = queries.query_tiles(problem);
             portable::reduce_tiles(client, problem, dtype, sums, dbias, tiles)?;
         }
     }
-    let plan = plan.wanted(&outputs.as_ref().map(|_, gradient| gradient.is_some()));
     if let Some(KeyValue { key: dk, value: dv }) = &keys {
-        for blueprint in &plan.keys {
+        for (blueprint, cubes) in wanted.keys.iter().zip(of_own_keys) {
             let tensors = Tensors {
                 rows: [&operands.key, &operands.value],
                 columns: [&operands.query, &gradients.out],
@@ -205,7 +256,7 @@ pub fn backward_with(
                 gradients: [dk, dv],
                 sums: None,
             };
-            launch(client, problem, dtype, blueprint, address_type, &tensors);
+            launch(&on, blueprint, cubes, &tensors);
         }
     }
     if let (
@@ -214,7 +265,9 @@ pub fn backward_with(
         Some([query, dout]),
     ) = (&operands.additional, &more, &lines)
     {
-        for blueprint in &plan.additional {
+        let problem = &problem.of_additional();
+        let on = Launching { problem, ..on };
+        for blueprint in &wanted.additional {
             let tensors = Tensors {
                 rows: [key, value],
                 columns: [query, dout],
@@ -224,7 +277,8 @@ pub fn backward_with(
                 gradients: [dk, dv],
                 sums: None,
             };
-            launch(client, &additional, dtype, blueprint, address_type, &tensors);
+            let cubes = Cubes::new(client, Extent::Problem(problem), &blueprint.cut())?;
+            launch(&on, blueprint, cubes, &tensors);
         }
     }
     Ok(())

@@ -6,13 +6,16 @@ use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::server::Handle;
 
+use super::geometry::Launching;
+use super::packed::All;
 use super::tune::{fastest, representative, shortlist};
 use super::{
     Blueprint, Capability, Choice, Instruction, candidates, plan, plan_tiled, unsupported,
 };
 use crate::choices::{Choices, remembered};
+use crate::cube::{Cubes, Extent};
 use crate::view::{check_operands, check_outputs};
-use crate::{KernelError, Operands, Outputs, Problem, Shape, Strided};
+use crate::{KernelError, Operands, Outputs, Packed, Problem, Shape, Strided};
 
 /// Attention with logsumexp, by the blueprint that `choice` takes: inputs in f16 or bf16, or in f32 that
 /// is rounded to tf32 where it is multiplied; outputs contiguous.
@@ -33,17 +36,53 @@ pub fn forward(
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
     let capability = capability(client, dtype)?;
-    static KNOWN: Choices<How, Blueprint> = LazyLock::new(Mutex::default);
     let vector = vector(problem, inputs, dtype);
     let blueprint = chosen(&KNOWN, problem, (capability, vector, dtype, choice), || {
         if choice == Choice::Measured && problem.queries() > 0 {
             return measured(client, problem, dtype, &capability, vector, inputs, outputs);
         }
-        let tiling = choice.tiling();
-        let tiled = tiling.and_then(|tiling| plan_tiled(problem, &capability, vector, tiling));
-        Ok(tiled.or_else(|| plan(problem, &capability, vector)))
+        Ok(planned(problem, &capability, vector, choice))
     })?;
     forward_with(client, &blueprint, problem, dtype, inputs, outputs)
+}
+
+/// What was chosen for problems.
+static KNOWN: Choices<How, Blueprint> = LazyLock::new(Mutex::default);
+
+/// The blueprint with the tiles that are asked for, where there is one, or else by the model.
+fn planned(
+    problem: &Problem,
+    capability: &Capability,
+    vector: usize,
+    choice: Choice,
+) -> Option<Blueprint> {
+    let tiled = |tiling| plan_tiled(problem, capability, vector, tiling);
+    choice.tiling().and_then(tiled).or_else(|| plan(problem, capability, vector))
+}
+
+/// [`forward()`] of all sequences of a packed batch in one launch. Tensors are the packed ones, of the shapes that
+/// [`Packed::line`] has; outputs are contiguous.
+///
+/// One blueprint computes all, the one for the sequence that has most to do: by `choice`, but not by measurement.
+///
+/// # Errors
+///
+/// If the device cannot run the sequences or a buffer is too small; then nothing was launched.
+pub fn forward_packed(
+    client: &Client,
+    packed: &Packed,
+    dtype: ElemType,
+    choice: Choice,
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    let capability = capability(client, dtype)?;
+    let vector = vector(packed.line(), inputs, dtype);
+    let (all, choice) = (All::of(packed), choice.modelled());
+    let how = (capability, vector, dtype, choice);
+    let blueprint =
+        chosen(&KNOWN, &all.like, how, || Ok(planned(&all.like, &capability, vector, choice)))?;
+    run(client, &all.blueprint(&blueprint), Extent::Packed(packed), dtype, inputs, outputs)
 }
 
 /// What kernels that multiply a type may use of the device.
@@ -139,14 +178,28 @@ pub fn forward_with(
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
     assert!(blueprint.fits(problem), "{blueprint} is no blueprint for {problem:?}");
+    run(client, blueprint, Extent::Problem(problem), dtype, inputs, outputs)
+}
+
+/// Checks, and launches the kernel of a blueprint that fits.
+fn run(
+    client: &Client,
+    blueprint: &Blueprint,
+    extent: Extent<'_>,
+    dtype: ElemType,
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    let problem = extent.problem();
     let size = stored(dtype).size();
     check_operands(problem, inputs, size)?;
     check_outputs(problem, outputs, size)?;
     check_instruction(blueprint, dtype);
     let address_type = address_type(client, problem, dtype, views(problem, inputs))?;
     if Shape::lse(problem).elements() > 0 {
-        let dtype = stored(dtype);
-        super::forward::launch(client, problem, dtype, blueprint, address_type, inputs, outputs);
+        let on = Launching { client, problem, dtype: stored(dtype), address_type };
+        let cubes = Cubes::new(client, extent, &blueprint.cut())?;
+        super::forward::launch(&on, blueprint, cubes, inputs, outputs);
     }
     Ok(())
 }

@@ -47,6 +47,8 @@ mod meeting;
 mod near;
 #[cfg(feature = "cuda")]
 pub mod offline;
+#[cfg(feature = "cube")]
+mod packed;
 mod plan;
 #[cfg(feature = "cube")]
 mod power;
@@ -66,9 +68,11 @@ mod work;
 pub use blueprint::{Blueprint, Compiler, Exponential, Instruction, Pass, Staging};
 pub use capability::{Capability, Evidence};
 #[cfg(feature = "cube")]
-pub use gradients::{backward, backward_vector, backward_with};
+pub use gradients::{backward, backward_packed, backward_vector, backward_with};
 #[cfg(feature = "cube")]
-pub use launch::{forward, forward_with, vector};
+pub use launch::{forward, forward_packed, forward_with, vector};
+#[cfg(feature = "cube")]
+pub use packed::{plan_backward_packed, plan_packed};
 pub use plan::{
     BackwardPlan, Choice, backward_candidates, candidates, estimate, plan, plan_backward,
     plan_tiled, unsupported, widest_vector,

@@ -20,6 +20,7 @@ use cubecl_server::runtime::Runtime;
 
 use super::launch::stored;
 use super::{Blueprint, Compiler, Pass, backward, forward};
+use crate::{KernelError, Packed};
 
 /// A kernel in the language that its compiler produces.
 #[derive(Clone, Debug)]
@@ -49,6 +50,15 @@ pub fn translate(
     let kernel =
         definition(blueprint, stored(dtype), settings(blueprint.units()), properties(), target());
     compile(kernel, arch, compiler)
+}
+
+/// The table from which the cubes of a kernel learn of which sequence they are, and how many cubes there are.
+///
+/// # Errors
+///
+/// [`KernelError`].
+pub fn sequences(blueprint: &Blueprint, packed: &Packed) -> Result<(Vec<u32>, usize), KernelError> {
+    crate::cube::sequences(packed, &blueprint.cut())
 }
 
 /// For cubes of as many units.

@@ -33,6 +33,12 @@ impl Choice {
             Self::Modelled | Self::Measured => None,
         }
     }
+
+    /// The same where nothing can be measured.
+    #[cfg(feature = "cube")]
+    pub(super) fn modelled(self) -> Self {
+        if self == Self::Measured { Self::Modelled } else { self }
+    }
 }
 
 /// Why the kernels cannot compute a problem; `None` if they can.
@@ -249,6 +255,7 @@ fn candidates_of(
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
                     has_bias: problem.has_bias && problem.keys() > 0,
                     bias_sums: 0,
+                    is_packed: false,
                 };
                 let fits =
                     |blueprint: &Blueprint| blueprint.shared_memory() <= capability.shared_memory;

@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 
 use super::blueprint::{Blueprint, PLANE};
 use super::geometry::{CubeTile, Space};
+use crate::cube::own;
 
 /// The problem, the cube's tile of it, and the rows of this unit's plane.
 #[derive(CubeType, Clone, Copy)]
@@ -27,10 +28,11 @@ pub(super) struct Work {
     pub first_row: usize,
 }
 
-/// What this unit works on; units of cubes that have no rows end here.
+/// What this unit works on, of a problem or of a packed batch's sequence; units of cubes that have no rows end here.
 #[cube]
 pub(super) fn work(
     space: Space,
+    sequences: ComptimeOption<&[u32]>,
     factor: f32,
     scale: f32,
     #[comptime] blueprint: Blueprint,
@@ -38,14 +40,15 @@ pub(super) fn work(
     if CUBE_POS >= space.cubes {
         terminate!();
     }
-    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
+    let own = own(space, sequences, CUBE_POS, comptime!(blueprint.cut()));
+    let tile = own.tile;
     if !tile.has_rows() {
         terminate!();
     }
     let unit = UNIT_POS as usize;
     let group = group(unit, blueprint);
     let first_row = group * comptime!(blueprint.plane_rows());
-    Work { space, tile, factor, scale, unit, lane: unit % PLANE, group, first_row }
+    Work { space: own.space, tile, factor, scale, unit, lane: unit % PLANE, group, first_row }
 }
 
 #[cube]

@@ -28,7 +28,7 @@ struct Inputs<'a> {
 }
 
 /// Base-2 or natural logsumexp, as the kernel's exponentials are, and delta, of each query.
-fn statistics(
+pub fn statistics(
     blueprint: &Blueprint,
     problem: &Problem,
     element: Element,
@@ -226,19 +226,20 @@ pub fn check_one(
                 if name == "dbias" && element == Element::Tf32 && what.starts_with("inf") {
                     continue;
                 }
-                let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
-                for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
-                    // Infinities that cancel to NaN may do so in another order.
-                    let is_right =
-                        a.is_finite() == e.is_finite() && (!e.is_finite() || (a - e).abs() <= near);
-                    assert!(
-                        is_right,
-                        "{blueprint}, {what}: {name} is {a}, not {e}, at {index} of {}; {problem:?}",
-                        expected.len()
-                    );
-                }
+                let of = format!("{blueprint}, {what}: {name} of {problem:?}");
+                assert_right(&of, element, &actual, expected);
             }
         }
+    }
+}
+
+/// Fails, with this text, if a gradient is not what is exact.
+pub fn assert_right(of: &str, element: Element, actual: &[f64], expected: &[f64]) {
+    let near = 2.0 * half_ulp(element) * magnitude(expected).max(1e-2);
+    for (index, (a, e)) in actual.iter().zip(expected).enumerate() {
+        // Infinities that cancel to NaN may do so in another order.
+        let is_right = a.is_finite() == e.is_finite() && (!e.is_finite() || (a - e).abs() <= near);
+        assert!(is_right, "{of} is {a}, not {e}, at {index} of {}", expected.len());
     }
 }
 

@@ -2,11 +2,11 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{Blueprint, Capability, candidates, plan, widest_vector};
-use test_support::Data;
 use test_support::compare::{differs, format, half_ulp, magnitude};
 use test_support::cpp::compiler;
 use test_support::element::Element;
 use test_support::oracle::compute;
+use test_support::{Data, Results};
 
 use crate::arguments::{Layout, factor, sizes};
 use crate::problems::{FORWARD, all, random, spoiled};
@@ -77,21 +77,31 @@ pub fn check_one(
     for (what, data) in spoiled(problem, &clean, &FORWARD) {
         let exact = compute(problem, &data, |x| x);
         let (out, lse) = attend(&program, &blueprint, problem, element, &data);
-        let near = 2.0 * half_ulp(element) * magnitude(&exact.out);
         let of = |name: &str| format!("{blueprint}, {what}: {name} of {problem:?}");
-        if let Some(text) = differs(&out, &exact.out, |_, _| near) {
-            panic!("{} is {text}", of("out"));
-        }
-        // The oracle's arithmetic makes NaN of scores that are all -inf.
-        for (row, (actual, exact)) in lse.iter().zip(&exact.lse).enumerate() {
-            let is_right = match exact.is_finite() {
-                true => (actual - exact).abs() <= 1e-5 * exact.abs().max(1.0),
-                // Of a row that sees nothing.
-                false if *exact == f64::NEG_INFINITY => actual == exact,
-                false => !actual.is_finite(),
-            };
-            assert!(is_right, "{}: {actual}, not {exact}, in row {row}", of("logsumexp"));
-        }
+        assert_right(of, element, (&out, &lse), &exact);
+    }
+}
+
+/// Fails, with a text for each tensor, if output or logsumexp are not what is exact.
+pub fn assert_right(
+    of: impl Fn(&str) -> String,
+    element: Element,
+    (out, lse): (&[f64], &[f64]),
+    exact: &Results,
+) {
+    let near = 2.0 * half_ulp(element) * magnitude(&exact.out);
+    if let Some(text) = differs(out, &exact.out, |_, _| near) {
+        panic!("{} is {text}", of("out"));
+    }
+    // The oracle's arithmetic makes NaN of scores that are all -inf.
+    for (row, (actual, exact)) in lse.iter().zip(&exact.lse).enumerate() {
+        let is_right = match exact.is_finite() {
+            true => (actual - exact).abs() <= 1e-5 * exact.abs().max(1.0),
+            // Of a row that sees nothing.
+            false if *exact == f64::NEG_INFINITY => actual == exact,
+            false => !actual.is_finite(),
+        };
+        assert!(is_right, "{}: {actual}, not {exact}, in row {row}", of("logsumexp"));
     }
 }
 

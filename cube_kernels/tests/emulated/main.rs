@@ -10,6 +10,7 @@ mod assembly;
 mod backward;
 mod bias;
 mod forward;
+mod packed;
 mod portable;
 mod precision;
 mod problems;

@@ -12,6 +12,7 @@ mod edges;
 mod isolation;
 mod large_scores;
 mod layout;
+mod packed;
 mod precision;
 mod random;
 mod visibility;

@@ -281,7 +281,7 @@ pub(in super::super) fn launch(
     outputs: &crate::Outputs<Handle>,
 ) {
     let problem = &launch.problem.normalized();
-    let (cube_count, cube_dim) = grid(launch, problem, blueprint);
+    let (cube_count, cube_dim, space) = grid(launch, problem, blueprint);
     let tensors = Tensors::new(problem);
     let more = additional_or(&inputs.query, inputs.additional.as_ref());
     let bias = inputs.bias.as_ref();
@@ -295,12 +295,13 @@ pub(in super::super) fn launch(
             cube_dim,
             launch.address_type,
             vector,
-            Space::argument(problem, &blueprint.cut()),
+            space,
             BiasedInputsLaunch::new(
                 InputsLaunch::new(
                     Input::argument(tensors.query(&inputs.query), vector),
                     InputPair::argument(tensors.keys([&inputs.key, &inputs.value]), vector),
                     InputPair::argument(tensors.additional(more), vector),
+                    None.into(),
                     None.into(),
                 ),
                 bias.into(),
@@ -335,7 +336,7 @@ pub(super) fn definition(
         properties,
         target,
         Space::compilation(&blueprint.cut()),
-        BiasedInputsCompilationArg { tensors: Inputs::compilation(false), bias },
+        BiasedInputsCompilationArg { tensors: Inputs::compilation(false, false), bias },
         Outputs::compilation(),
         (),
         blueprint.vector,

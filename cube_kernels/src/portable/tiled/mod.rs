@@ -27,7 +27,7 @@ use cubecl::prelude::*;
 use super::blueprint::Blueprint;
 use super::plan::Launch;
 use crate::Problem;
-use crate::cube::{self, Cut};
+use crate::cube::{self, Cut, Space, SpaceLaunch};
 use crate::tensor_core::Pass;
 pub(super) use backward::{launch_keys, launch_queries};
 pub(super) use forward::launch as launch_forward;
@@ -46,10 +46,16 @@ impl Blueprint {
     }
 }
 
-/// The grid for a problem.
-fn grid(launch: &Launch, problem: &Problem, blueprint: &Blueprint) -> (CubeCount, CubeDim) {
-    let count = cube::grid(launch.client, blueprint.cut().cubes(problem));
-    (count, CubeDim::new_1d(blueprint.units() as u32))
+/// The grid for a problem, and its space.
+fn grid(
+    launch: &Launch,
+    problem: &Problem,
+    blueprint: &Blueprint,
+) -> (CubeCount, CubeDim, SpaceLaunch) {
+    let cut = blueprint.cut();
+    let cubes = cut.cubes(problem);
+    let space = Space::argument(problem, cubes, &cut);
+    (cube::grid(launch.client, cubes), CubeDim::new_1d(blueprint.units() as u32), space)
 }
 
 /// The kernel of a blueprint, to be compiled without a device.

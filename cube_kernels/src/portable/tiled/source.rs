@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 
 use super::super::blueprint::Blueprint;
-use crate::cube::{CubeTile, Feed, FeedPair, Input, InputPair, Position, Space, Walk};
+use crate::cube::{CubeTile, Feed, FeedPair, Input, InputPair, Position, Space, Walk, no_firsts};
 
 /// A tile of rows or of columns in global memory.
 #[derive(CubeType)]
@@ -39,7 +39,7 @@ pub(super) fn work(space: Space, scale: f32, #[comptime] blueprint: Blueprint) -
     if CUBE_POS >= space.cubes {
         terminate!();
     }
-    let tile = space.tile(CUBE_POS, comptime!(blueprint.cut()));
+    let tile = space.tile(CUBE_POS, no_firsts(), comptime!(blueprint.cut()));
     if !tile.has_rows() {
         terminate!();
     }

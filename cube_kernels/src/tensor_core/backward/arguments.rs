@@ -18,6 +18,8 @@ pub(super) struct Inputs<'a, F: Float, N: Size> {
     /// Of each query the scaled logsumexp and delta.
     pub statistics: &'a [f32],
     pub bias: ComptimeOption<&'a [F]>,
+    /// Of a packed batch, see [`cube`](crate::cube).
+    pub sequences: ComptimeOption<&'a [u32]>,
 }
 
 /// Gradients of the rows' first and second vectors, and of the bias.
@@ -32,11 +34,16 @@ pub(super) struct Outputs<F: Float, NO: Size> {
 #[cfg(feature = "cuda")]
 impl<F: Float, N: Size> Inputs<'static, F, N> {
     /// What a kernel is compiled for.
-    pub fn compilation(has_bias: bool) -> InputsCompilationArg<'static, F, N> {
+    pub fn compilation(has_bias: bool, is_packed: bool) -> InputsCompilationArg<'static, F, N> {
         let pair = InputPair::compilation;
-        let statistics = BufferCompilationArg { inplace: None };
-        let bias = optional_buffer(has_bias);
-        InputsCompilationArg { rows: pair(), columns: pair(), additional: pair(), statistics, bias }
+        InputsCompilationArg {
+            rows: pair(),
+            columns: pair(),
+            additional: pair(),
+            statistics: BufferCompilationArg { inplace: None },
+            bias: optional_buffer(has_bias),
+            sequences: optional_buffer(is_packed),
+        }
     }
 }
 

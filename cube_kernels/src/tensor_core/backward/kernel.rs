@@ -57,7 +57,7 @@ pub(super) fn backward_kernel<F: Float, N: Size, NO: Size>(
     if comptime!(blueprint.bias_sums > 0) {
         clear_sums(outputs.sums.as_mut().unwrap(), &space, blueprint);
     }
-    let work = work(space, factor, scale, blueprint);
+    let work = work(space, inputs.sequences, factor, scale, blueprint);
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let (of_rows, columns) = comptime!((blueprint.rows(), blueprint.columns()));
     let first_rows =

@@ -30,15 +30,17 @@ mod step;
 mod store;
 mod sweep;
 
-use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
+#[cfg(feature = "cuda")]
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::blueprint::{Blueprint, Exponential, Instruction};
-use super::geometry::{InputPair, Space, tensor};
-use crate::cube::{Input, buffer, grid};
-use crate::{Problem, Strided};
+#[cfg(feature = "cuda")]
+use super::geometry::Space;
+use super::geometry::{InputPair, Launching, tensor};
+use crate::Strided;
+use crate::cube::{Cubes, Input, buffer, grid};
 #[cfg(feature = "cuda")]
 use arguments::{Inputs, Outputs};
 use arguments::{InputsLaunch, OutputsLaunch};
@@ -52,24 +54,22 @@ const UNITS: u32 = 128;
 
 /// Launches the kernel that makes the statistics of the queries.
 pub(super) fn launch_statistics(
-    client: &Client,
-    problem: &Problem,
-    dtype: ElemType,
+    on: &Launching<'_>,
     exponential: Exponential,
-    address_type: AddressType,
     vector: usize,
     [out, dout]: [&Strided; 2],
     [lse, dlse, results]: [&Handle; 3],
 ) {
+    let problem = on.problem;
     let rows = problem.batch * problem.queries() * problem.heads;
     let [z, y, x] = problem.axes.map(|axis| axis.queries);
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         statistics_kernel::launch_unchecked(
-            client,
-            grid(client, rows.div_ceil(UNITS as usize)),
+            on.client,
+            grid(on.client, rows.div_ceil(UNITS as usize)),
             CubeDim::new_1d(UNITS),
-            address_type,
+            on.address_type,
             vector,
             statistics::InputsLaunch::new(
                 Input::argument(tensor(out), vector),
@@ -81,7 +81,7 @@ pub(super) fn launch_statistics(
             statistics::ShapeLaunch::new(problem.heads, x, y, z, rows),
             exponential.factor(1.0),
             problem.head_dim_v / vector,
-            dtype,
+            on.dtype,
         );
     }
 }
@@ -100,41 +100,40 @@ pub(super) struct Tensors<'a> {
 
 /// Launches the kernel of a blueprint.
 pub(super) fn launch(
-    client: &Client,
-    problem: &Problem,
-    dtype: ElemType,
+    on: &Launching<'_>,
     blueprint: &Blueprint,
-    address_type: AddressType,
+    cubes: Cubes,
     tensors: &Tensors<'_>,
 ) {
     // Empty buffers cannot be bound.
     let columns = if blueprint.has_keys { tensors.columns } else { tensors.rows };
     let more = tensors.additional.unwrap_or(tensors.rows);
-    let (cut, vector) = (blueprint.cut(), blueprint.vector);
+    let (scale, vector) = (on.problem.scale, blueprint.vector);
     let bias = tensors.bias.filter(|_| blueprint.has_bias);
     let [first, second] = tensors.gradients;
     macro_rules! launch {
         ($kernel:path) => {
             $kernel(
-                client,
-                grid(client, cut.cubes(problem)),
+                on.client,
+                grid(on.client, cubes.count),
                 CubeDim::new_1d(blueprint.units() as u32),
-                address_type,
+                on.address_type,
                 vector,
                 blueprint.vector_out(),
-                Space::argument(problem, &cut),
+                cubes.space,
                 InputsLaunch::new(
                     InputPair::argument(tensors.rows.map(tensor), vector),
                     InputPair::argument(columns.map(tensor), vector),
                     InputPair::argument(more.map(tensor), vector),
                     buffer(tensors.statistics),
                     bias.map(|bias| buffer(&bias.handle)).into(),
+                    cubes.sequences.as_ref().map(buffer).into(),
                 ),
                 OutputsLaunch::new(buffer(first), buffer(second), tensors.sums.map(buffer).into()),
-                blueprint.exponential.factor(problem.scale),
-                problem.scale as f32,
+                blueprint.exponential.factor(scale),
+                scale as f32,
                 *blueprint,
-                dtype,
+                on.dtype,
             )
         };
     }
@@ -163,7 +162,7 @@ pub(super) fn definition(
                 properties,
                 target,
                 Space::compilation(&blueprint.cut()),
-                Inputs::compilation(blueprint.has_bias),
+                Inputs::compilation(blueprint.has_bias, blueprint.is_packed),
                 Outputs::compilation(blueprint.bias_sums > 0),
                 (),
                 (),

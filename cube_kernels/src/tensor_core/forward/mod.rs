@@ -11,55 +11,57 @@ mod repair;
 mod softmax;
 mod store;
 
-use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
+#[cfg(feature = "cuda")]
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::blueprint::{Blueprint, Instruction};
-use super::geometry::{InputPair, Space, tensor};
-use crate::cube::{Input, buffer, forward, grid};
-use crate::{Operands, Outputs, Problem, Strided};
+#[cfg(feature = "cuda")]
+use super::geometry::Space;
+use super::geometry::{InputPair, Launching, tensor};
+use crate::cube::{Cubes, Input, buffer, forward, grid};
+use crate::{Operands, Outputs, Strided};
 use cooperative::cooperative_kernel;
 use kernel::forward_kernel;
 
 /// Launches the kernel.
 pub(super) fn launch(
-    client: &Client,
-    problem: &Problem,
-    dtype: ElemType,
+    on: &Launching<'_>,
     blueprint: &Blueprint,
-    address_type: AddressType,
+    cubes: Cubes,
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) {
+    let problem = on.problem;
     let Operands { query, key, value, additional, bias } = inputs;
     // Empty buffers cannot be bound.
     let columns = if problem.keys() > 0 { [key, value] } else { [query, query] };
     let more = additional.as_ref().map_or(columns, |more| [&more.key, &more.value]);
-    let (cut, vector) = (blueprint.cut(), blueprint.vector);
+    let vector = blueprint.vector;
     let bias = bias.as_ref().filter(|_| blueprint.has_bias);
     macro_rules! launch {
         ($kernel:path) => {
             $kernel(
-                client,
-                grid(client, cut.cubes(problem)),
+                on.client,
+                grid(on.client, cubes.count),
                 CubeDim::new_1d(blueprint.units() as u32),
-                address_type,
+                on.address_type,
                 vector,
                 blueprint.vector_out(),
-                Space::argument(problem, &cut),
+                cubes.space,
                 forward::InputsLaunch::new(
                     Input::argument(tensor(query), vector),
                     InputPair::argument(columns.map(tensor), vector),
                     InputPair::argument(more.map(tensor), vector),
                     bias.map(|bias| buffer(&bias.handle)).into(),
+                    cubes.sequences.as_ref().map(buffer).into(),
                 ),
                 forward::OutputsLaunch::new(buffer(&outputs.out), buffer(&outputs.lse)),
                 blueprint.exponential.factor(problem.scale),
                 problem.scale as f32,
                 *blueprint,
-                dtype,
+                on.dtype,
             )
         };
     }
@@ -88,7 +90,7 @@ pub(super) fn definition(
                 properties,
                 target,
                 Space::compilation(&blueprint.cut()),
-                forward::Inputs::compilation(blueprint.has_bias),
+                forward::Inputs::compilation(blueprint.has_bias, blueprint.is_packed),
                 forward::Outputs::compilation(),
                 (),
                 (),

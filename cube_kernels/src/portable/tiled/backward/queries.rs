@@ -180,7 +180,7 @@ pub(in super::super::super) fn launch(
     dq: &Handle,
 ) {
     let problem = &launch.problem.normalized();
-    let (cube_count, cube_dim) = grid(launch, problem, blueprint);
+    let (cube_count, cube_dim, space) = grid(launch, problem, blueprint);
     let tensors = Tensors::new(problem);
     let Saved { operands, gradients, .. } = inputs;
     let more = additional_or(&operands.query, operands.additional.as_ref());
@@ -193,7 +193,7 @@ pub(in super::super::super) fn launch(
             cube_dim,
             launch.address_type,
             vector,
-            Space::argument(problem, &blueprint.cut()),
+            space,
             InputsLaunch::new(
                 InputPair::argument(tensors.queries([&operands.query, &gradients.out]), vector),
                 InputPair::argument(tensors.keys([&operands.key, &operands.value]), vector),

@@ -70,7 +70,7 @@ pub(super) fn cooperative_kernel<F: Float, N: Size, NO: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let work = work(space, factor, scale, blueprint);
+    let work = work(space, inputs.sequences, factor, scale, blueprint);
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let (rows, columns) = comptime!((blueprint.rows(), blueprint.columns()));
     // The rows' second vectors give the gradients of weights, which gradients of values do not need.

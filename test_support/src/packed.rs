@@ -1,0 +1,181 @@
+//! Packed batches: sequences of every kind, and one launch a pass held to what is right for each.
+
+use burn_natten_kernels::{
+    Axis, KernelError, MAX_RANK, Operands, Outputs, Packed, Problem, Saved, Sequence, Strided,
+};
+use cubecl::client::Client;
+use cubecl::server::Handle;
+use rand::{Rng, rngs::StdRng};
+
+use crate::compare::{differs, half_ulp, magnitude};
+use crate::format::Format;
+use crate::oracle::compute;
+use crate::{Data, Results, axis};
+
+/// Sequences of problems that differ in their axes alone, in their order in memory.
+fn batch(like: Problem, axes: &[&[Axis]]) -> Vec<Problem> {
+    axes.iter().map(|axes| like.with_axes(axes)).collect()
+}
+
+/// Causal, of one token, of fewer and of more keys than queries, and longer than a tile.
+pub fn texts(like: Problem) -> Vec<Problem> {
+    let axis = |queries, keys| [Axis::dense(queries, keys, true)];
+    let axes = [axis(16, 16), axis(1, 1), axis(70, 20), axis(150, 150), axis(9, 90)];
+    batch(like, &axes.each_ref().map(|axis| &axis[..]))
+}
+
+/// With windows of their own, which may cover the image; a line, a single token.
+pub fn images(like: Problem) -> Vec<Problem> {
+    batch(
+        like,
+        &[
+            &[axis(7, 3, 1, 2, false), axis(19, 5, 2, 1, false)],
+            &[Axis::UNIT, Axis::UNIT],
+            &[axis(11, 11, 1, 1, false), axis(5, 5, 1, 1, false)],
+            &[axis(1, 1, 1, 1, false), axis(21, 4, 3, 2, false)],
+            &[axis(12, 2, 1, 3, false), axis(9, 9, 1, 1, false)],
+        ],
+    )
+}
+
+/// Causal along the slowest axis.
+pub fn videos(like: Problem) -> Vec<Problem> {
+    batch(
+        like,
+        &[
+            &[axis(2, 2, 1, 1, true), axis(3, 3, 1, 1, false), axis(5, 2, 1, 2, false)],
+            &[axis(5, 3, 2, 1, true), axis(6, 3, 1, 1, false), axis(9, 4, 1, 2, false)],
+            &[axis(1, 1, 1, 1, true), axis(7, 4, 1, 1, false), axis(6, 6, 1, 1, false)],
+        ],
+    )
+}
+
+/// Up to six sequences, some windows of which cover what they lie in.
+pub fn random(rng: &mut StdRng) -> Vec<Problem> {
+    let rank = rng.random_range(1..=MAX_RANK);
+    let is_dense = rank == 1 && rng.random();
+    let is_causal: [bool; MAX_RANK] = std::array::from_fn(|_| rng.random_bool(0.3));
+    let dims = [(16, 16), (32, 32), (64, 64), (40, 72), (12, 20), (48, 16)];
+    let (head_dim, head_dim_v) = dims[rng.random_range(0..dims.len())];
+    let heads_kv = rng.random_range(1..=2);
+    let like = Problem::new([Axis::UNIT], heads_kv * rng.random_range(1..=2), head_dim)
+        .with_heads_kv(heads_kv)
+        .with_head_dim_v(head_dim_v);
+    let mut random_axis = |is_causal: bool| {
+        let length = rng.random_range(1..=[100, 14, 7][rank - 1]);
+        if is_dense {
+            return Axis::dense(length, rng.random_range(1..=100), is_causal);
+        }
+        let dilation = match length {
+            1 => 1,
+            _ if rng.random() => 1,
+            _ => rng.random_range(1..=length / 2),
+        };
+        let kernel_size = rng.random_range(1..=length / dilation);
+        let stride = if rng.random() { 1 } else { rng.random_range(1..=kernel_size) };
+        axis(length, kernel_size, stride, dilation, is_causal)
+    };
+    let sequences = (0..6).map(|_| {
+        let axes: Vec<_> = is_causal[..rank].iter().map(|bit| random_axis(*bit)).collect();
+        like.with_axes(axes)
+    });
+    let sequences: Vec<_> = sequences.collect();
+    sequences[rng.random_range(0..6)..].to_vec()
+}
+
+/// The batch of sequences that lie one behind the other.
+pub fn packed(problems: &[Problem]) -> Packed {
+    let mut tokens = [0, 0];
+    let sequences: Vec<_> = problems
+        .iter()
+        .map(|problem| {
+            let [query, key] = tokens;
+            tokens = [query + problem.queries(), key + problem.keys()];
+            Sequence { problem: *problem, query, key }
+        })
+        .collect();
+    Packed::new(sequences, tokens).expect("one launch")
+}
+
+/// Packed tensors on a device, and what is right.
+struct Tensors {
+    packed: Packed,
+    exact: Results,
+    saved: Saved<Strided>,
+}
+
+impl Tensors {
+    fn new(client: &Client, format: Format, problems: &[Problem], round: fn(f64) -> f64) -> Self {
+        let packed = packed(problems);
+        let empty = Data {
+            query: vec![],
+            key: vec![],
+            value: vec![],
+            additional_key: vec![],
+            additional_value: vec![],
+            bias: vec![],
+            dout: vec![],
+            dlse: vec![],
+        };
+        let none = || (vec![], vec![], vec![], vec![], vec![]);
+        let (mut data, (mut out, mut lse, mut dq, mut dk, mut dv)) = (empty, none());
+        for (problem, seed) in problems.iter().zip(7..) {
+            let own = Data::random(problem, seed, format.round);
+            let exact = compute(problem, &own, round);
+            data.query.extend(own.query);
+            data.key.extend(own.key);
+            data.value.extend(own.value);
+            data.dout.extend(own.dout);
+            data.dlse.extend(own.dlse);
+            out.extend(exact.out);
+            lse.extend(exact.lse);
+            dq.extend(exact.dq);
+            dk.extend(exact.dk);
+            dv.extend(exact.dv);
+        }
+        let saved = format.saved(client, packed.line(), &data, [&out, &lse]);
+        let (additional_dk, additional_dv, dbias) = (vec![], vec![], vec![]);
+        let exact = Results { out, lse, dq, dk, dv, additional_dk, additional_dv, dbias };
+        Self { packed, exact, saved }
+    }
+}
+
+/// Fails if a forward pass over all sequences does not give what is right for each, on buffers full of NaN.
+pub fn check_forward(
+    client: &Client,
+    element: impl Into<Format>,
+    problems: &[Problem],
+    launch: impl Fn(&Packed, &Operands<Strided>, &Outputs<Handle>) -> Result<(), KernelError>,
+) {
+    let format = element.into();
+    let Tensors { packed, exact, saved } = Tensors::new(client, format, problems, |x| x);
+    let outputs = format.poisoned_outputs(client, packed.line());
+    launch(&packed, &saved.operands, &outputs).expect("launched");
+    let (out, lse) = format.download_outputs(client, packed.line(), &outputs);
+    let near = 2.0 * half_ulp(format) * magnitude(&exact.out);
+    let out = differs(&out, &exact.out, |_, _| near).map(|place| format!("out: {place}"));
+    let lse = differs(&lse, &exact.lse, |_, e| 1e-5 * e.abs().max(1.0));
+    if let Some(place) = out.or(lse) {
+        panic!("{place}; {problems:?}");
+    }
+}
+
+/// The same of a backward pass.
+pub fn check_backward(
+    client: &Client,
+    element: impl Into<Format>,
+    problems: &[Problem],
+    launch: impl Fn(&Packed, &Saved<Strided>, &Operands<Option<Handle>>) -> Result<(), KernelError>,
+) {
+    let format = element.into();
+    let Tensors { packed, exact, saved } = Tensors::new(client, format, problems, format.round);
+    let gradients = format.poisoned_gradients(client, packed.line());
+    launch(&packed, &saved, &gradients).expect("launched");
+    for (name, actual) in format.download_gradients(client, packed.line(), &gradients) {
+        let expected = crate::tier::expected(&exact, name);
+        let near = 2.0 * half_ulp(format) * magnitude(expected).max(1e-2);
+        if let Some(place) = differs(&actual, expected, |_, _| near) {
+            panic!("{name}: {place}; {problems:?}");
+        }
+    }
+}
