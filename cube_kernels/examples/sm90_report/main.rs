@@ -93,7 +93,7 @@ fn programs(extent: Extent) -> Vec<Program> {
         dims(extent == Extent::All).iter().map(|(_, head_dim_v)| *head_dim_v).collect();
     for head_dim_v in dims_v {
         for element in [Element::Bf16, Element::F16] {
-            let (name, code) = delta_source(element, head_dim_v);
+            let (name, code) = delta_source(element, head_dim_v, false);
             programs.push(Program::new(name, code, (0, 0)));
         }
     }

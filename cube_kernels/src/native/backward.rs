@@ -175,24 +175,24 @@ fn additional_keys(
 }
 
 /// A kernel and where it writes.
-struct Work<'a> {
-    part: &'a Part,
+pub(super) struct Work<'a> {
+    pub part: &'a Part,
     /// A kernel takes an address for the gradient that it does not write, too.
-    outputs: [Handle; 2],
+    pub outputs: [Handle; 2],
 }
 
 /// None where nothing is to be written.
-fn works(parts: &[Part], outputs: Option<[Handle; 2]>) -> Vec<Work<'_>> {
+pub(super) fn works(parts: &[Part], outputs: Option<[Handle; 2]>) -> Vec<Work<'_>> {
     let Some(outputs) = outputs else { return vec![] };
     parts.iter().map(|part| Work { part, outputs: outputs.clone() }).collect()
 }
 
 /// What the kernels of a pass hand to each other.
-struct Workspace {
-    statistics: Handle,
+pub(super) struct Workspace {
+    pub statistics: Handle,
     /// A counter for each launch.
-    taken: Handle,
-    bias: Option<Bias>,
+    pub taken: Handle,
+    pub bias: Option<Bias>,
 }
 
 /// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
@@ -224,17 +224,53 @@ fn launch_delta(
     workspace: &Workspace,
     launches: usize,
 ) {
-    const THREADS: usize = 256;
+    let kernel = delta_kernel(cubin, delta_blocks(problem) * problem.batch);
+    let params = delta_argument(problem, inputs, launches);
+    launch(client, kernel, delta_buffers(inputs, workspace), vec![params]);
+}
+
+const DELTA_THREADS: usize = 256;
+
+/// CTAs of a sample.
+pub(super) fn delta_blocks(problem: &Problem) -> usize {
     let rows = places(problem).iter().product::<usize>() * problem.heads;
-    let threads = rows * delta::lanes(problem.head_dim_v);
-    let blocks = threads.div_ceil(THREADS);
-    let kernel = Kernel {
+    (rows * delta::lanes(problem.head_dim_v)).div_ceil(DELTA_THREADS)
+}
+
+pub(super) fn delta_kernel(cubin: &Arc<Cubin>, blocks: usize) -> Kernel {
+    Kernel {
         cubin: cubin.clone(),
         entry: c"attention_delta",
-        grid: (blocks * problem.batch) as u32,
-        block: THREADS as u32,
+        grid: blocks as u32,
+        block: DELTA_THREADS as u32,
         shared_memory: 0,
-    };
+    }
+}
+
+/// Buffers of the kernel that makes the statistics, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeltaSlot {
+    Statistics,
+    Out,
+    Dout,
+    Lse,
+    Dlse,
+    Taken,
+}
+
+pub(super) fn delta_buffers(inputs: &Saved<Strided>, workspace: &Workspace) -> Vec<Buffer> {
+    let Saved { outputs, gradients, .. } = inputs;
+    let read = [&outputs.out, &gradients.out, &outputs.lse, &gradients.lse]
+        .map(|tensor| Buffer::read(&tensor.handle));
+    let [statistics, taken] = [&workspace.statistics, &workspace.taken].map(Buffer::written);
+    [statistics].into_iter().chain(read).chain([taken]).collect()
+}
+
+pub(super) fn delta_argument(
+    problem: &Problem,
+    inputs: &Saved<Strided>,
+    launches: usize,
+) -> Argument {
     let params = DeltaParams {
         pointers: [0; 6],
         strides: [words(&inputs.outputs.out), words(&inputs.gradients.out)],
@@ -242,24 +278,20 @@ fn launch_delta(
         dilation: problem.axes.map(|axis| axis.dilation as i32),
         pitch: problem.axes.map(|axis| pitch(&axis) as i32),
         heads: problem.heads as i32,
-        blocks: blocks as i32,
+        blocks: delta_blocks(problem) as i32,
         launches: launches as i32,
         untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
         padding: 0,
     };
-    let Saved { outputs, gradients, .. } = inputs;
-    let read = [&outputs.out, &gradients.out, &outputs.lse, &gradients.lse]
-        .map(|tensor| Buffer::read(&tensor.handle));
-    let [statistics, taken] = [&workspace.statistics, &workspace.taken].map(Buffer::written);
-    let buffers = [statistics].into_iter().chain(read).chain([taken]).collect();
+    use DeltaSlot::*;
+    let pointers = [Statistics, Out, Dout, Lse, Dlse, Taken].map(|slot| slot as usize);
     // SAFETY: the assertion above counts every byte.
-    let params = unsafe { parameters(params, &[0, 1, 2, 3, 4, 5]) };
-    launch(client, kernel, buffers, vec![params]);
+    unsafe { parameters(params, &pointers) }
 }
 
 /// Buffers of a launch, in order.
-#[derive(Clone, Copy)]
-enum Slot {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
     Query,
     Key,
     Value,
@@ -274,7 +306,7 @@ enum Slot {
     Sums,
 }
 
-fn buffers(
+pub(super) fn buffers(
     inputs: &Saved<Strided>,
     [first, second]: &[Handle; 2],
     workspace: &Workspace,
@@ -313,7 +345,7 @@ struct Params {
 const _: () =
     assert!(size_of::<Params>() == 8 * (10 + 26) + 4 * (34 + 8) + size_of::<BiasParams>());
 
-fn arguments(
+pub(super) fn arguments(
     grid: &Grid,
     has_additional: bool,
     inputs: &Saved<Strided>,

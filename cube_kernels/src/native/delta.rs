@@ -3,13 +3,25 @@
 use super::Element;
 
 /// Name and CUDA C++ of the program for values of this length, on an architecture.
-pub(crate) fn source(architecture: &str, element: Element, head_dim_v: usize) -> (String, String) {
-    let is_bf16 = usize::from(element == Element::Bf16);
+pub(crate) fn source(
+    architecture: &str,
+    element: Element,
+    head_dim_v: usize,
+    is_packed: bool,
+) -> (String, String) {
+    let (bf16, packed) = (usize::from(element == Element::Bf16), usize::from(is_packed));
     let lanes = lanes(head_dim_v);
-    let macros =
-        format!("#define BF16 {is_bf16}\n#define DIM_V {head_dim_v}\n#define LANES {lanes}\n");
-    let code = concat!(include_str!("cuda/device.cuh"), include_str!("cuda/delta.cu"));
-    (format!("{architecture}_delta_{}_v{head_dim_v}", element.name()), macros + code)
+    let macros = format!(
+        "#define BF16 {bf16}\n#define DIM_V {head_dim_v}\n#define LANES {lanes}\n#define PACKED {packed}\n"
+    );
+    let code = concat!(
+        include_str!("cuda/device.cuh"),
+        include_str!("cuda/sequences.cuh"),
+        include_str!("cuda/delta.cu"),
+    );
+    let suffix = if is_packed { "_packed" } else { "" };
+    let name = format!("{architecture}_delta_{}_v{head_dim_v}{suffix}", element.name());
+    (name, macros + code)
 }
 
 /// Threads that share a row of it: each takes 8 elements at a time.

@@ -64,8 +64,8 @@ pub(super) fn check_layouts(
 }
 
 /// Buffers of a launch, in order.
-#[derive(Clone, Copy)]
-enum Slot {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
     Query,
     Key,
     Value,
@@ -77,7 +77,7 @@ enum Slot {
     Sums,
 }
 
-fn buffers(
+pub(super) fn buffers(
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
     bias: Option<&Bias>,
@@ -110,7 +110,11 @@ struct Params {
 // Seven addresses, 21 strides, the space and 6 more words of four bytes, and what belongs to a bias.
 const _: () = assert!(size_of::<Params>() == 8 * (7 + 21) + 4 * (34 + 6) + size_of::<BiasParams>());
 
-fn arguments(grid: &Grid, inputs: &Operands<Strided>, bias: Option<&Bias>) -> Vec<Argument> {
+pub(super) fn arguments(
+    grid: &Grid,
+    inputs: &Operands<Strided>,
+    bias: Option<&Bias>,
+) -> Vec<Argument> {
     let Operands { query, key, value, additional, .. } = inputs;
     let problem = grid.problem;
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);

@@ -118,7 +118,8 @@ impl Grid<'_> {
         }
     }
 
-    fn tiles(&self) -> usize {
+    /// Tiles of CTAs.
+    pub(crate) fn tiles(&self) -> usize {
         self.tiles_of_head() * self.problem.batch * self.heads()
     }
 

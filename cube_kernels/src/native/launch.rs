@@ -12,13 +12,14 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
+use cubecl_common::bytes::Bytes;
 use cubecl_common::device_handle::DeviceHandle;
-use cubecl_core::server::{BufferBinding, LaunchError, ServerError};
+use cubecl_core::server::{BufferBinding, CopyDescriptor, LaunchError, Server as _, ServerError};
 use cubecl_cuda::CudaRuntime;
 use cubecl_environment::{backtrace::BackTrace, stream::StreamId};
 use cubecl_server::id::KernelId;
 use cubecl_server::runtime::Runtime;
-use cubecl_server::stream::{ExecuteScope, WriteScoped};
+use cubecl_server::stream::{ExecuteScope, FailureStore as _, WriteScoped};
 use cudarc::driver::{result, sys};
 
 use super::compile::Cubin;
@@ -99,17 +100,28 @@ pub struct Buffer {
     pub handle: Handle,
     /// Whether the kernel writes to it.
     pub is_output: bool,
+    /// What is written to it ahead of the launch: each at a multiple of [`PLACE`] bytes, behind the one before it. They name buffers
+    /// of the same launch, as the kernel's arguments do.
+    pub contents: Vec<Argument>,
 }
+
+/// Contents of buffers begin at multiples of this: the size of a tensor map.
+pub const PLACE: usize = 128;
 
 impl Buffer {
     /// One that the kernel reads.
     pub fn read(handle: &Handle) -> Self {
-        Self { handle: handle.clone(), is_output: false }
+        Self { handle: handle.clone(), is_output: false, contents: vec![] }
+    }
+
+    /// One that the kernel reads, with what is written to it before.
+    pub fn filled(handle: &Handle, contents: Vec<Argument>) -> Self {
+        Self { contents, ..Self::read(handle) }
     }
 
     /// One that the kernel writes.
     pub fn written(handle: &Handle) -> Self {
-        Self { handle: handle.clone(), is_output: true }
+        Self { handle: handle.clone(), is_output: true, contents: vec![] }
     }
 }
 
@@ -169,20 +181,23 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
     }
     let device = client.service_id().device;
     let stream = StreamId::current();
-    let buffers: Vec<(BufferBinding, bool)> =
-        buffers.into_iter().map(|buffer| (buffer.handle.binding(), buffer.is_output)).collect();
+    let bound = |buffer: Buffer| (buffer.handle.binding(), buffer.is_output, buffer.contents);
+    let buffers: Vec<(BufferBinding, bool, Vec<Argument>)> =
+        buffers.into_iter().map(bound).collect();
     DeviceHandle::<Server>::new(device).submit(move |server: &mut Server| {
         let mut written = server.write_set();
-        written.extend(buffers.iter().filter(|(_, output)| *output).map(|(b, _)| b.clone()));
+        written.extend(buffers.iter().filter(|(_, output, _)| *output).map(|(b, ..)| b.clone()));
         let reads: Vec<BufferBinding> =
-            buffers.iter().filter(|(_, output)| !*output).map(|(b, _)| b.clone()).collect();
+            buffers.iter().filter(|(_, output, _)| !*output).map(|(b, ..)| b.clone()).collect();
         struct NativeKernel;
         let id = KernelId::new::<NativeKernel>().info(kernel.cubin.key.clone());
-        let bindings: Vec<BufferBinding> = buffers.into_iter().map(|(b, _)| b).collect();
+        let (bindings, contents): (Vec<BufferBinding>, Vec<Vec<Argument>>) =
+            buffers.into_iter().map(|(binding, _, contents)| (binding, contents)).unzip();
         let _ = ExecuteScope::launching(server, id, stream, reads.iter(), written).execute(
             // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which
             // the callers of `launch` see to.
             |server| unsafe {
+                fill(server, device.index_id, stream, &bindings, &contents)?;
                 enqueue(server, device.index_id, stream, &kernel, &bindings, &arguments)
             },
         );
@@ -192,6 +207,66 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
 fn failed(what: &str, error: impl core::fmt::Debug) -> ServerError {
     let reason = format!("burn-natten, {what}: {error:?}");
     LaunchError::Unknown { reason, backtrace: BackTrace::capture() }.into()
+}
+
+/// The addresses of buffers, and a stream, which waits for other streams that wrote them, as for CubeCL's own launches.
+fn resolved(
+    server: &mut Server,
+    stream: StreamId,
+    buffers: &[BufferBinding],
+) -> Result<(Vec<u64>, sys::CUstream), ServerError> {
+    let mut streams = server.write_streams().resolve(stream, buffers.iter())?;
+    let mut addresses = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        streams.current().capturing.touch(buffer.stream, buffer.memory.descriptor().location());
+        let memory = &mut streams.get(&buffer.stream).memory_management_gpu;
+        let (start, end) = (buffer.offset_start, buffer.offset_end);
+        addresses.push(memory.get_resource(buffer.memory.clone(), start, end)?.ptr);
+    }
+    let stream = streams.current().sys;
+    Ok((addresses, stream))
+}
+
+/// Writes the contents of buffers that have some, as CubeCL writes from the host: in the order of the stream, into a graph that is
+/// recorded as well.
+///
+/// # Safety
+///
+/// As of [`enqueue`].
+unsafe fn fill(
+    server: &mut Server,
+    ordinal: u16,
+    stream: StreamId,
+    buffers: &[BufferBinding],
+    contents: &[Vec<Argument>],
+) -> Result<(), ServerError> {
+    if contents.iter().all(Vec::is_empty) {
+        return Ok(());
+    }
+    make_current(ordinal)?;
+    let (addresses, _) = resolved(server, stream, buffers)?;
+    for (buffer, contents) in buffers.iter().zip(contents) {
+        if contents.is_empty() {
+            continue;
+        }
+        let mut bytes = vec![];
+        for argument in contents {
+            bytes.resize(bytes.len().next_multiple_of(PLACE), 0);
+            value(argument, &addresses)?.append_to(&mut bytes);
+        }
+        let descriptor = CopyDescriptor {
+            handle: buffer.clone(),
+            shape: [bytes.len()].into(),
+            strides: [1].into(),
+            elem_size: 1,
+        };
+        server.write(vec![(descriptor, Bytes::from_bytes_vec(bytes))], stream);
+        // A copy that fails is recorded for its buffer alone.
+        if let Some(failure) = server.write_streams().read_failure([buffer].into_iter()) {
+            return Err(failure.error);
+        }
+    }
+    Ok(())
 }
 
 /// # Safety
@@ -206,15 +281,7 @@ unsafe fn enqueue(
     arguments: &[Argument],
 ) -> Result<(), ServerError> {
     make_current(ordinal)?;
-    // Waits for other streams that wrote the buffers, as for CubeCL's own launches.
-    let mut streams = server.write_streams().resolve(stream, buffers.iter())?;
-    let mut addresses = Vec::with_capacity(buffers.len());
-    for buffer in buffers {
-        streams.current().capturing.touch(buffer.stream, buffer.memory.descriptor().location());
-        let memory = &mut streams.get(&buffer.stream).memory_management_gpu;
-        let (start, end) = (buffer.offset_start, buffer.offset_end);
-        addresses.push(memory.get_resource(buffer.memory.clone(), start, end)?.ptr);
-    }
+    let (addresses, stream) = resolved(server, stream, buffers)?;
     let mut values: Vec<Value> =
         arguments.iter().map(|argument| value(argument, &addresses)).collect::<Result<_, _>>()?;
     let mut pointers: Vec<*mut c_void> = values
@@ -233,7 +300,7 @@ unsafe fn enqueue(
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: kernel.shared_memory,
-        hStream: streams.current().sys,
+        hStream: stream,
         attrs: core::ptr::null_mut(),
         numAttrs: 0,
     };
@@ -250,6 +317,27 @@ unsafe fn enqueue(
 enum Value {
     Map(Box<sys::CUtensorMap>),
     Words(Vec<u64>),
+}
+
+impl Value {
+    /// Its bytes as the driver passes them to kernels.
+    fn append_to(&self, bytes: &mut Vec<u8>) {
+        match self {
+            Self::Map(map) => {
+                // SAFETY: a map is 128 bytes, all of which the driver wrote.
+                let map = unsafe {
+                    core::slice::from_raw_parts(
+                        (&raw const **map).cast::<u8>(),
+                        size_of::<sys::CUtensorMap>(),
+                    )
+                };
+                bytes.extend_from_slice(map);
+            }
+            Self::Words(words) => {
+                bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+            }
+        }
+    }
 }
 
 fn value(argument: &Argument, addresses: &[u64]) -> Result<Value, ServerError> {

@@ -24,6 +24,8 @@ mod grid;
 #[cfg(feature = "cuda")]
 mod launch;
 mod limits;
+#[cfg(feature = "cuda")]
+mod packed;
 pub mod sm100;
 pub mod sm90;
 #[cfg(feature = "cuda")]

@@ -9,6 +9,7 @@
 mod blackwell;
 mod faults;
 mod golden;
+mod packed;
 mod program;
 mod repair;
 mod run;

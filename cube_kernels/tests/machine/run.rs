@@ -139,27 +139,33 @@ fn describe(machine: &Machine, launch: &Launch) -> Vec<u64> {
     words.extend(machine.policy.words());
     words.extend([buffers.len() as u64, arguments.len() as u64]);
     words.extend(buffers.iter().map(|buffer| u64::from(buffer.is_output)));
-    for argument in arguments {
-        match argument {
-            Argument::Struct { words: value, pointers } => {
-                words.extend([0, value.len() as u64]);
-                words.extend(value);
-                words.push(pointers.len() as u64);
-                for (word, buffer, byte) in pointers {
-                    words.extend([*word as u64, *buffer as u64, *byte as u64]);
-                }
-            }
-            Argument::TensorMap(map) => {
-                let TensorMap { buffer, offset, element, sizes, strides, tile, steps } = map;
-                let [bytes, swizzle] = match element {
-                    MapElement::F16 | MapElement::Bf16 => [2, 128],
-                    MapElement::F32 => [4, 0],
-                };
-                words.extend([1, *buffer as u64, *offset as u64, bytes, swizzle]);
-                words.extend(sizes.iter().chain(strides));
-                words.extend(tile.iter().chain(steps).copied().map(u64::from));
+    for buffer in buffers {
+        words.push(buffer.contents.len() as u64);
+        buffer.contents.iter().for_each(|content| describe_argument(content, &mut words));
+    }
+    arguments.iter().for_each(|argument| describe_argument(argument, &mut words));
+    words
+}
+
+fn describe_argument(argument: &Argument, words: &mut Vec<u64>) {
+    match argument {
+        Argument::Struct { words: value, pointers } => {
+            words.extend([0, value.len() as u64]);
+            words.extend(value);
+            words.push(pointers.len() as u64);
+            for (word, buffer, byte) in pointers {
+                words.extend([*word as u64, *buffer as u64, *byte as u64]);
             }
         }
+        Argument::TensorMap(map) => {
+            let TensorMap { buffer, offset, element, sizes, strides, tile, steps } = map;
+            let [bytes, swizzle] = match element {
+                MapElement::F16 | MapElement::Bf16 => [2, 128],
+                MapElement::F32 => [4, 0],
+            };
+            words.extend([1, *buffer as u64, *offset as u64, bytes, swizzle]);
+            words.extend(sizes.iter().chain(strides));
+            words.extend(tile.iter().chain(steps).copied().map(u64::from));
+        }
     }
-    words
 }

@@ -14,6 +14,12 @@ struct Params {
   Bias bias;
 };
 
+struct Maps {
+  const TensorMap *row_first, *row_second, *column_first, *column_second, *more_key, *more_value, *statistics;
+  static constexpr int COUNT = 7;
+  DEVICE static Maps at(const TensorMap* first) { return {first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6}; }
+};
+
 // The columns of a key head are the queries of several heads, one after the other.
 DEVICE int passes(const Params& params) { return INVERSE ? params.group_size : 1; }
 DEVICE int column_head(const Params& params, const Tile& tile, int pass) {

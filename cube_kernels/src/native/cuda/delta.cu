@@ -12,7 +12,8 @@
 //
 // `[batch, heads, queries, 4]`, the queries in the order of their dilation groups, `pitch` places to a group
 // along each axis, so that the queries of a tile are a box of it. Places without a query hold zeros. LANES
-// neighboring lanes have a place. Compile-time parameters: BF16, DIM_V, LANES.
+// neighboring lanes have a place. Compile-time parameters: BF16, DIM_V, LANES, PACKED (the sequences of a packed batch, each with
+// parameters of its own in global memory, and CTAs that follow those of the sequence before it).
 //
 // The kernel also sets the counters to zero from which the launches that follow take their tiles.
 
@@ -50,12 +51,26 @@ DEVICE float dot(const u16* out, const u16* dout, int lane) {
   return sum;
 }
 
+#if PACKED
+struct __align__(128) Sequence { Params params; };
+struct Launch {
+  const Sequence* sequences;
+  const int* first;              // number of the first CTA of each
+  int count, blocks;
+};
+extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_constant__ Launch launch) {
+  int number = blockIdx.x;
+  const Params& params = launch.sequences[find_sequence(launch.first, launch.count, number)].params;
+  const u32 block = number;
+#else
 extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_constant__ Params params) {
+  const u32 block = blockIdx.x;
+#endif
   if (blockIdx.x == 0)
     for (int i = threadIdx.x; i < params.launches; i += 256) params.taken[i] = 0;
-  const int batch = blockIdx.x / params.blocks;
+  const int batch = block / params.blocks;
   // Heads are the fastest, as in memory.
-  u32 rest = (blockIdx.x - batch * params.blocks) * (256 / LANES) + threadIdx.x / LANES;
+  u32 rest = (block - batch * params.blocks) * (256 / LANES) + threadIdx.x / LANES;
   const int lane = threadIdx.x % LANES;
   const int head = rest % params.heads;
   rest /= params.heads;

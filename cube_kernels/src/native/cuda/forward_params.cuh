@@ -11,3 +11,9 @@ struct Params {
   int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
   Bias bias;
 };
+
+struct Maps {
+  const TensorMap *query, *key, *value, *more_key, *more_value;
+  static constexpr int COUNT = 5;
+  DEVICE static Maps at(const TensorMap* first) { return {first, first + 1, first + 2, first + 3, first + 4}; }
+};

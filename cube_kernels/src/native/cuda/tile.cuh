@@ -46,7 +46,10 @@ struct __align__(128) Tile {
   int blocks[3];                 // blocks of columns from there on
   int steps;                     // of BLOCKS blocks; 0 when no row of the tile exists
   int first;                     // number of its first step among all of the CTA
-  int padding;                   // without it the kernels' loads of a tile are others
+  int sequence;                  // of a packed batch; without it the kernels' loads of a tile are others
+#if PACKED
+  const struct Sequence* where;  // in memory
+#endif
 #if ORIGIN
   int shift[3];                  // of the queries along each axis, see window.cuh
 #endif

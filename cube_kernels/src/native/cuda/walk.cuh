@@ -70,4 +70,4 @@ DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) 
 
 // Rounds of tiles run forwards and backwards in turn, which evens out tiles of falling length.
 DEVICE int tile_index(int round) { return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
-DEVICE int rounds(const Space& space) { return (space.tiles + gridDim.x - 1) / gridDim.x; }
+DEVICE int rounds(int tiles) { return (tiles + gridDim.x - 1) / gridDim.x; }

@@ -49,5 +49,5 @@ impl Schedule {
 
 /// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length.
 pub fn delta_source(element: Element, head_dim_v: usize) -> (String, String) {
-    delta::source("sm100", element, head_dim_v)
+    delta::source("sm100", element, head_dim_v, false)
 }

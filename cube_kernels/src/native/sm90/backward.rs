@@ -44,7 +44,7 @@ pub fn warm_up_backward(
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
     for schedule in plan.schedules() {
-        Program::Delta(schedule.element, problem.head_dim_v).load(&device)?;
+        Program::Delta(schedule.element, problem.head_dim_v, false).load(&device)?;
         Program::Attention(*schedule).load(&device)?;
         if schedule.gradients.bias {
             Program::Bias(schedule.element).load(&device)?;
@@ -91,13 +91,13 @@ pub fn backward_with(
         queries: load(&plan.queries, &device)?,
         keys: load(&plan.keys, &device)?,
         additional: load(&plan.additional, &device)?,
-        delta: Program::Delta(element, problem.head_dim_v).load(&device)?,
+        delta: Program::Delta(element, problem.head_dim_v, false).load(&device)?,
         bias_sum: bias_sum.then(|| Program::Bias(element).load(&device)).transpose()?,
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)
 }
 
-fn load(schedules: &[Schedule], device: &DeviceInfo) -> Result<Vec<Part>, KernelError> {
+pub(super) fn load(schedules: &[Schedule], device: &DeviceInfo) -> Result<Vec<Part>, KernelError> {
     let load = |schedule: &Schedule| {
         Ok(Part {
             cut: schedule.cut(),

@@ -8,6 +8,8 @@
 mod backward;
 #[cfg(feature = "cuda")]
 mod forward;
+#[cfg(feature = "cuda")]
+mod packed;
 mod plan;
 #[cfg(feature = "cuda")]
 mod program;
@@ -19,9 +21,11 @@ pub use crate::native::statistics::backward_workspace;
 pub use backward::{backward, backward_with, warm_up_backward};
 #[cfg(feature = "cuda")]
 pub use forward::{forward, forward_with, is_available, warm_up};
+#[cfg(feature = "cuda")]
+pub use packed::{backward_packed, forward_packed, warm_up_packed};
 pub use plan::{
     BackwardPlan, backward_candidates, candidates, estimate, plan, plan_backward, plan_tiled,
-    planned, planned_backward, unsupported,
+    planned, planned_backward, planned_packed, planned_packed_backward, unsupported,
 };
 pub use schedule::{Element, Gradients, Mask, Pass, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS, delta_source};

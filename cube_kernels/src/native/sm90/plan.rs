@@ -11,8 +11,11 @@ use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
 mod backward;
+mod packed;
 #[cfg(test)]
 mod tests;
+
+pub use packed::{planned_packed, planned_packed_backward};
 
 pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_backward};
 
@@ -193,6 +196,7 @@ fn schedules(
                 ctas: shape.ctas,
                 mask: Mask::None,
                 is_late: shape.is_late,
+                is_packed: false,
             };
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);

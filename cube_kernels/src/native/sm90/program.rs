@@ -14,8 +14,8 @@ use crate::native::launch::DeviceInfo;
 pub(super) enum Program {
     /// A kernel of either pass.
     Attention(Schedule),
-    /// What prepares a backward pass, for values of this length.
-    Delta(Element, usize),
+    /// What prepares a backward pass, for values of this length, and of a packed batch or not.
+    Delta(Element, usize, bool),
     /// What surrounds kernels that add a bias.
     Bias(Element),
 }
@@ -30,7 +30,9 @@ impl Program {
         }
         let (name, code) = match self {
             Self::Attention(schedule) => (schedule.to_string(), schedule.source()),
-            Self::Delta(element, head_dim_v) => delta_source(element, head_dim_v),
+            Self::Delta(element, head_dim_v, is_packed) => {
+                delta_source(element, head_dim_v, is_packed)
+            }
             Self::Bias(element) => bias::source(element),
         };
         let options = OPTIONS.map(String::from).to_vec();

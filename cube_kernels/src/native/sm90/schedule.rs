@@ -92,6 +92,8 @@ pub struct Schedule {
     /// Of a backward pass, whether dP of a step is begun only when its scores are there, which saves
     /// registers.
     pub is_late: bool,
+    /// Whether it computes the sequences of a packed batch, with no more axes than `rank` and some of the other traits.
+    pub is_packed: bool,
 }
 
 impl Schedule {
@@ -147,8 +149,12 @@ impl Schedule {
     /// what the register file gives to `ctas` CTAs; the producer hands over what it does not need.
     pub fn registers(&self) -> (usize, usize) {
         let at_launch = (65536 / (self.ctas * self.threads()) / 8 * 8).min(232);
-        // Least where consumers can do with what is left.
-        let producer = if (self.warpgroups, self.ctas) == (1, 2) { 32 } else { 24 };
+        // Least where consumers can do with what is left. Parameters of a packed batch lie in memory, and take registers.
+        let producer = match (self.warpgroups, self.ctas) {
+            (1, 2) => 32,
+            (2, 1) if self.is_packed && self.pass == Pass::Forward => 40,
+            _ => 24,
+        };
         let consumer = (at_launch * (self.warpgroups + 1) - producer) / self.warpgroups / 8 * 8;
         (producer, consumer.min(240))
     }
@@ -325,6 +331,7 @@ impl Schedule {
             ("CTAS", self.ctas),
             ("MASK", self.mask as usize),
             ("INVERSE", usize::from(self.pass == Pass::Keys)),
+            ("PACKED", usize::from(self.is_packed)),
             ("ROWS_IN_REGISTERS", usize::from(self.rows_in_registers())),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
@@ -348,7 +355,7 @@ impl Schedule {
     pub fn fits(&self, problem: &Problem) -> bool {
         self.head_dim == problem.head_dim
             && self.head_dim_v == problem.head_dim_v
-            && self.rank == problem.rank()
+            && (self.rank == problem.rank() || self.is_packed && self.rank > problem.rank())
             && self.has_additional == (problem.additional > 0 && self.pass != Pass::Keys)
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.is_strided || problem.axes.iter().all(|axis| axis.stride == 1))
@@ -391,6 +398,7 @@ impl fmt::Display for Schedule {
             (self.is_dilated, "_dilated"),
             (self.has_origin, "_origin"),
             (self.has_additional, "_additional"),
+            (self.is_packed, "_packed"),
         ] {
             f.write_str(if flag { name } else { "" })?;
         }

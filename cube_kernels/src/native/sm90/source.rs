@@ -27,6 +27,7 @@ impl Schedule {
         text += include_str!("../cuda/walk.cuh");
         text += include_str!("../cuda/tma.cuh");
         text += include_str!("../cuda/boxes.cuh");
+        text += include_str!("../cuda/sequences.cuh");
         text += include_str!("cuda/wgmma.cuh");
         text += &self.wgmma();
         text += include_str!("cuda/pipeline.cuh");
@@ -38,11 +39,13 @@ impl Schedule {
         text += match self.pass {
             Pass::Forward => concat!(
                 include_str!("../cuda/forward_params.cuh"),
+                include_str!("../cuda/packed.cuh"),
                 include_str!("../cuda/forward_repair.cuh"),
                 include_str!("cuda/forward.cu"),
             ),
             Pass::Queries | Pass::Keys => concat!(
                 include_str!("../cuda/backward_params.cuh"),
+                include_str!("../cuda/packed.cuh"),
                 include_str!("cuda/backward_layout.cuh"),
                 include_str!("../cuda/backward_repair.cuh"),
                 include_str!("cuda/bias_sums.cuh"),
@@ -97,9 +100,9 @@ impl Schedule {
     }
 }
 
-/// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length.
-pub fn delta_source(element: Element, head_dim_v: usize) -> (String, String) {
-    delta::source("sm90", element, head_dim_v)
+/// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length, of one problem or of a packed batch.
+pub fn delta_source(element: Element, head_dim_v: usize, is_packed: bool) -> (String, String) {
+    delta::source("sm90", element, head_dim_v, is_packed)
 }
 
 /// Where the first operand is.

@@ -18,6 +18,7 @@ extern u8 _end[] __attribute__((weak));
 namespace machine {
 
 std::vector<Buffer> buffers;
+size_t launch_buffers;
 
 u8* at_shared(u32 address) { return memory + (address - SHARED); }
 void shared_in_range(u32 address, u32 bytes) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 namespace machine {
 
@@ -10,6 +11,8 @@ namespace {
 std::map<u32, Barrier> barriers;
 std::deque<Operation> operations;
 bool has_init_fence;
+// Maps in global memory that the thread may use by now.
+std::set<std::pair<u32, const TensorMap*>> acquired;
 
 void perform(size_t index) {
   const auto work = std::move(operations[index].perform);
@@ -64,6 +67,7 @@ void reset_copies() {
   barriers.clear();
   operations.clear();
   has_init_fence = false;
+  acquired.clear();
 }
 
 Barrier& barrier_at(u32 address) {
@@ -80,6 +84,12 @@ void settle(u32 address) {
   b.pending = b.expected;
 }
 bool is_open(u32 barrier, u32 parity) { return (barrier_at(barrier).phase & 1) != parity; }
+
+static bool is_in_buffer(const void* at) {
+  for (size_t i = 0; i < launch_buffers; i++)
+    if ((size_t)((const u8*)at - buffers[i].at) < buffers[i].bytes) return true;
+  return false;
+}
 
 static void check_map(const TensorMap& map, u32 destination) {
   bool is_right = (u64)map.base % 16 == 0 && map.steps[0] == 1;
@@ -170,7 +180,13 @@ void m_proxy_fence() {
   clock.over[me] = ++clock.seen[me];
 }
 
+void m_tma_acquire(const TensorMap* map) {
+  check_global((const u8*)map, sizeof *map, false, "fence.proxy.tensormap");
+  acquired.insert({me, map});
+}
+
 void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at) {
+  if (is_in_buffer(map) && !acquired.count({me, map})) fault("TMA by a map in global memory that the thread has not acquired");
   check_map(*map, destination);
   u32 bytes = map->element * map->box[0];
   for (int a = 1; a < 5; a++) bytes *= (map->box[a] + map->steps[a] - 1) / map->steps[a];

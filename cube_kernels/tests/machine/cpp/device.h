@@ -60,6 +60,7 @@ void m_barrier_init_fence();
 void m_barrier_arrive(u32 barrier, u32 bytes);
 void m_barrier_wait(u32 barrier, u32 parity);
 void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at);
+void m_tma_acquire(const TensorMap* map);
 void m_proxy_fence();
 void m_setmaxnreg(int registers, int more);
 // Hopper: all 128 threads of a warpgroup call; d has n / 2 elements, a is four registers or null.
@@ -143,6 +144,7 @@ DEVICE void tma_load(u32 destination, const TensorMap* map, u32 barrier, int d, 
   m_tma(destination, map, barrier, at);
 }
 DEVICE void tma_prefetch(const TensorMap*) {}
+DEVICE void tma_acquire(const TensorMap* map) { m_tma_acquire(map); }
 DEVICE void shared_proxy_fence() { m_proxy_fence(); }
 
 // ---- shared memory by its address

@@ -1,7 +1,7 @@
 // `kernel FOLDER`: runs the launch that the folder's file `launch` describes, and writes its outputs back.
 //
 // `launch` is words of eight bytes: CTAs, threads, bytes of shared memory, policy, seed, buffers, arguments; for each buffer, which is the
-// file of its number, whether it is an output; for each argument 0, its words and their number, and the words that become addresses as
+// file of its number, whether it is an output; for each buffer the number of its contents, and these, as arguments are; for each argument 0, its words and their number, and the words that become addresses as
 // (word, buffer, byte); or 1 and a tensor map: buffer, byte, bytes of an element and of the swizzle, sizes, strides, box, steps.
 // Ends with 3 at the first fault, which it prints.
 #include "machine.h"
@@ -85,6 +85,24 @@ int main(int, char** argv) {
   for (u64 i = 0; i < buffer_count; i++) {
     const std::vector<u8> values = contents(std::to_string(i));
     buffers.push_back({placed(values), values.size(), words.next() != 0});
+  }
+  launch_buffers = buffers.size();
+  for (u64 i = 0; i < buffer_count; i++) {
+    size_t byte = 0;
+    for (u64 count = words.next(); count > 0; count--) {
+      byte = (byte + 127) / 128 * 128;
+      std::vector<u8> value(sizeof(TensorMap));
+      if (words.next()) {
+        const TensorMap map = tensor_map(words);
+        memcpy(value.data(), &map, sizeof map);
+      } else {
+        const std::vector<u64> all = structure(words);
+        value.assign((const u8*)all.data(), (const u8*)(all.data() + all.size()));
+      }
+      if (byte + value.size() > buffers[i].bytes) fault("contents of buffer %llu do not fit into it", i);
+      memcpy(buffers[i].at + byte, value.data(), value.size());
+      byte += value.size();
+    }
   }
   std::vector<void*> arguments;
   std::vector<unsigned> sizes;

@@ -82,8 +82,6 @@ struct Barriers {
 DEVICE int stage_of(int step) { return step % STAGES; }
 DEVICE u32 parity_of(int step) { return step / STAGES & 1; }
 
-struct Maps { const TensorMap *row_first, *row_second, *column_first, *column_second, *more_key, *more_value, *statistics; };
-
 DEVICE int steps_of_pass(const Params& params, const Tile& tile) { return tile.steps + additional_steps(params.additional); }
 
 // ---- loads: one thread, which also finds the tiles that all work on

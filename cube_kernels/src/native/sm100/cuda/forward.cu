@@ -75,8 +75,6 @@ struct Barriers {
 
 DEVICE u32 final_statistics(u32 shared, int s, int parity, int row) { return shared + FINAL_OFFSET + (s * 2 + parity) * 1024 + row * 4; }
 
-struct Maps { const TensorMap *query, *key, *value, *more_key, *more_value; };
-
 // ---- loads: one thread, which also finds the tiles that all work on
 
 DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Work* slots, const Barriers& b) {
@@ -84,7 +82,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Work* sl
   const int additional = ADDITIONAL ? params.additional : 0;
   Place place;
   int tiles = 0;
-  for (int round = 0; round < rounds(space); round++) {
+  for (int round = 0; round < rounds(space.tiles); round++) {
     const int index = tile_index(round);
     if (index >= space.tiles) continue;
     Work& work = slots[slot_of(tiles)];

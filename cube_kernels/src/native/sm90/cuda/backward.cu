@@ -34,8 +34,6 @@ struct Barriers {
 };
 DEVICE u32 parity_of_rows(int slot) { return slot / ROW_BUFFERS & 1; }
 
-struct Maps { const TensorMap *row_first, *row_second, *column_first, *column_second, *more_key, *more_value, *statistics; };
-
 // ---- producer: one thread
 
 DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u32 rows, u32 full) {
@@ -62,38 +60,41 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 }
 
 // `slots` is where consumers find the tile that the rows belong to, in turn; one without steps is the end.
-DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* slots, const Barriers& barriers) {
-  const Space& space = params.space;
+DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barriers& barriers) {
   int step = 0, slot = 0;
   // Where sums of a bias are a CTA's, it has the same tiles every time.
-  for (int index = blockIdx.x; index < space.tiles; index = SUM_BIAS ? index + gridDim.x : gridDim.x + atomicAdd(params.taken, 1)) {
+  for (int number = blockIdx.x; number < launch.tiles(); number = SUM_BIAS ? number + gridDim.x : gridDim.x + atomicAdd(launch.any().taken, 1)) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
-    decode_tile(space, params.shift, BIAS ? params.bias.samples : 0, index, slots[slot]);
+    int index = number;
+    launch.find(index, slots[slot]);
+    const volatile Tile& again = tile;
+    decode_tile(launch.params(again).space, launch.params(again).shift, BIAS ? launch.params(again).bias.samples : 0, index, slots[slot]);
     step = tile.first;  // so that no register has to hold it meanwhile
     if (tile.steps == 0) continue;
-    load_rows(space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
+    launch.acquire(tile);
+    load_rows(launch.params(again).space, tile, launch.maps(again), shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
     slot = slot + 1 & TILE_SLOTS - 1;
-    for (int pass = 0; pass < passes(params); pass++) {
+    for (int pass = 0; pass < passes(launch.params(again)); pass++) {
       Walk walk;
       walk.start(tile, 0);
-      for (int i = 0; i < tile.steps + additional_steps(params.additional); i++, step++) {
-        const int stage = stage_of(step), head = column_head(params, tile, pass);
+      for (int i = 0; i < tile.steps + additional_steps(launch.params(again).additional); i++, step++) {
+        const int stage = stage_of(step), head = column_head(launch.params(again), tile, pass);
         const u32 full = barriers.full(stage);
         barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
         barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
         if constexpr (INVERSE)
-          load_statistics(params, tile, maps.statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, walk);
+          load_statistics(launch.params(again), tile, launch.maps(again).statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, walk);
         const bool more = ADDITIONAL && i >= tile.steps;
         int at[BLOCKS][3];
         if (more) additional_boxes(tile, (i - tile.steps) * ROWS, at);
-        else column_boxes(space, tile, walk, at);
+        else column_boxes(launch.params(again).space, tile, walk, at);
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 8192, more ? maps.more_key : maps.column_first, full, chunks_of(DIM), ROWS, at[b], head);
-          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 8192, more ? maps.more_value : maps.column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 8192, more ? launch.maps(again).more_key : launch.maps(again).column_first, full, chunks_of(DIM), ROWS, at[b], head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 8192, more ? launch.maps(again).more_value : launch.maps(again).column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
         }
       }
     }
@@ -255,6 +256,7 @@ struct Consumer {
   // A tile whose rows have arrived.
   DEVICE void consume(const Params& params, const Tile& tile) {
     const Space& space = params.space;
+    const float scale_log2 = params.scale_log2;
     const int warpgroup = this->warpgroup();
     int row_at[2][3];
     rows_of_lane(tile, warpgroup, warp, lane, row_at);
@@ -293,7 +295,7 @@ struct Consumer {
       if (SUM_BIAS && has_bias(i)) bias_sums.add(tile, bias.walk, step + i, table.is_wrong(), lane);
     };
     auto weigh = [&](int i) {
-      exponentiate(step + i, params.scale_log2);
+      exponentiate(step + i, scale_of(params, scale_log2));
       if constexpr (WITH_SECOND) {
         pack_fragments(scores, weights);
         accumulate_second(step + i);
@@ -412,11 +414,16 @@ struct Consumer {
 };
 
 extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), CTAS)
+#if PACKED
+attention_backward(const __grid_constant__ Launch launch) {
+#else
 attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid_constant__ TensorMap map_row_second,
                    const __grid_constant__ TensorMap map_column_first, const __grid_constant__ TensorMap map_column_second,
                    const __grid_constant__ TensorMap map_more_key, const __grid_constant__ TensorMap map_more_value,
                    const __grid_constant__ TensorMap map_statistics, const __grid_constant__ Params params) {
-
+  const Maps maps = {&map_row_first, &map_row_second, &map_column_first, &map_column_second, &map_more_key, &map_more_value, &map_statistics};
+  const Launch launch = {params, maps};
+#endif
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
   const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
@@ -432,10 +439,12 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     }
     barrier_init_fence();
     if constexpr (BIAS) BiasTable{memory + TABLE_OFFSET}.start();
-    tma_prefetch(&map_row_first);
-    tma_prefetch(&map_row_second);
-    tma_prefetch(&map_column_first);
-    tma_prefetch(&map_column_second);
+#if !PACKED
+    tma_prefetch(maps.row_first);
+    tma_prefetch(maps.row_second);
+    tma_prefetch(maps.column_first);
+    tma_prefetch(maps.column_second);
+#endif
   }
   if constexpr (MASK == ONE_HOT) {
     write_one_hot(memory + ONE_HOT_OFFSET);
@@ -444,26 +453,23 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
   __syncthreads();
   if (role == 0) {
     give_registers();
-    if (threadIdx.x == 0) {
-      const Maps maps = {&map_row_first, &map_row_second, &map_column_first, &map_column_second, &map_more_key, &map_more_value, &map_statistics};
-      produce(params, maps, shared, (Tile*)(memory + TILE_OFFSET), barriers);
-    }
+    if (threadIdx.x == 0) produce(launch, shared, (Tile*)(memory + TILE_OFFSET), barriers);
   } else {
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
-    if constexpr (SUM_BIAS) consumer.bias_sums.start(params.bias, params.heads, consumer.lane);
+    if constexpr (SUM_BIAS) consumer.bias_sums.start(launch.any().bias, launch.any().heads, consumer.lane);
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
       const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[consumer.slot];
       if (uniform(tile.steps) == 0) break;
-      consumer.consume(params, tile);
+      consumer.consume(launch.params(tile), tile);
     }
     if constexpr (SUM_BIAS) {
       const BiasTable table = {memory + TABLE_OFFSET};
-      consumer.find_bias(params, table, -1);
-      if (uniform(table.is_wrong())) consumer.bias_sums.recount(params, *(Tile*)(memory + TILE_OFFSET), consumer.lane);
+      consumer.find_bias(launch.any(), table, -1);
+      if (uniform(table.is_wrong())) consumer.bias_sums.recount(launch.any(), *(Tile*)(memory + TILE_OFFSET), consumer.lane);
     }
   }
 }

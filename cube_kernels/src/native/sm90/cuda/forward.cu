@@ -34,20 +34,22 @@ struct Barriers {
   DEVICE u32 q_empty() const { return base + 8 * (4 * STAGES + 1); }
 };
 
-struct Maps { const TensorMap *query, *key, *value, *more_key, *more_value; };
-
 // ---- producer: one thread
 
 // `next` is where consumers find the tile that Q belongs to; one without steps is the end.
-DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* next, const Barriers& barriers) {
-  const Space& space = params.space;
+DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers& barriers) {
   int step = 0, tiles = 0;
-  for (int round = 0; round < rounds(space); round++) {
-    const int index = tile_index(round);
-    if (index >= space.tiles) continue;
+  for (int round = 0; round < rounds(launch.tiles()); round++) {
+    int index = tile_index(round);
+    if (index >= launch.tiles()) continue;
     Tile tile;
+    launch.find(index, tile);
+    const Params& params = launch.params(tile);
+    const Space& space = params.space;
     decode_tile(space, params.shift, BIAS ? params.bias.samples : 0, index, tile);
     if (tile.steps == 0) continue;
+    launch.acquire(tile);
+    const Maps maps = launch.maps(tile);
     const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
     *next = tile;
@@ -188,6 +190,7 @@ struct Consumer {
   // A tile whose Q has arrived and whose first step is number `first` of all.
   DEVICE void consume(const Params& params, const Tile& tile, int first) {
     const Space& space = params.space;
+    const float scale_log2 = params.scale_log2;
     int query_at[2][3];
     rows_of_lane(tile, warpgroup, warp, lane, query_at);
     const int steps = uniform(tile.steps) + additional_steps(params.additional);
@@ -231,7 +234,7 @@ struct Consumer {
         }
         bias.next(tile);
       }
-      softmax.step(scores, params.scale_log2);
+      softmax.step(scores, scale_of(params, scale_log2));
     };
 
 #pragma unroll
@@ -314,9 +317,15 @@ struct Consumer {
 };
 
 extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), CTAS)
+#if PACKED
+attention_forward(const __grid_constant__ Launch launch) {
+#else
 attention_forward(const __grid_constant__ TensorMap map_query, const __grid_constant__ TensorMap map_key,
                   const __grid_constant__ TensorMap map_value, const __grid_constant__ TensorMap map_more_key,
                   const __grid_constant__ TensorMap map_more_value, const __grid_constant__ Params params) {
+  const Maps maps = {&map_query, &map_key, &map_value, &map_more_key, &map_more_value};
+  const Launch launch = {params, maps};
+#endif
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
   const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
@@ -332,9 +341,11 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     barrier_init(barriers.q_empty(), CONSUMER_WARPS);
     barrier_init_fence();
     if constexpr (BIAS) BiasTable{memory + TABLE_OFFSET}.start();
-    tma_prefetch(&map_query);
-    tma_prefetch(&map_key);
-    tma_prefetch(&map_value);
+#if !PACKED
+    tma_prefetch(maps.query);
+    tma_prefetch(maps.key);
+    tma_prefetch(maps.value);
+#endif
   }
   if constexpr (MASK == ONE_HOT) {
     write_one_hot(memory + ONE_HOT_OFFSET);
@@ -343,10 +354,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
   __syncthreads();
   if (role == 0) {
     give_registers();
-    if (threadIdx.x == 0) {
-      const Maps maps = {&map_query, &map_key, &map_value, &map_more_key, &map_more_value};
-      produce(params, maps, shared, (Tile*)(memory + TILE_OFFSET), barriers);
-    }
+    if (threadIdx.x == 0) produce(launch, shared, (Tile*)(memory + TILE_OFFSET), barriers);
   } else {
     take_registers();
     Consumer consumer;
@@ -356,6 +364,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
       barrier_wait(barriers.q_full(), tiles & 1);
       const Tile tile = *(const Tile*)(memory + TILE_OFFSET);
       if (uniform(tile.steps) == 0) break;
+      const Params& params = launch.params(tile);
       consumer.consume(params, tile, step);
       step += uniform(tile.steps) + additional_steps(params.additional);
     }

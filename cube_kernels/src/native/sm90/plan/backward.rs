@@ -120,7 +120,7 @@ pub fn planned_backward(
 }
 
 /// What each kernel of a pass sums.
-fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
+pub(super) fn kernels(problem: &Problem, pass: Pass) -> Vec<Gradients> {
     let Problem { head_dim, head_dim_v, .. } = *problem;
     let with_value = pass == Pass::Keys;
     let bias = pass == Pass::Queries && problem.has_bias;

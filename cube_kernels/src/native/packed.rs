@@ -1,0 +1,334 @@
+//! Launches on packed batches: one kernel computes all sequences, each by parameters and tensor maps of its own, which lie in
+//! memory. They are those of a launch for that sequence alone, with its place in the packed tensors added.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use cubecl::client::Client;
+use cubecl::server::Handle;
+
+use super::Cut;
+use super::backward::{self, DeltaSlot, Parts, Workspace, works};
+use super::compile::Cubin;
+use super::forward::{self, ELEMENT};
+use super::grid::{Grid, parameters};
+use super::launch::{Argument, Buffer, DeviceInfo, Kernel, PLACE, launch};
+use super::statistics::statistics_bytes;
+use crate::view::KeyGradients;
+use crate::{
+    KernelError, KeyValue, MAX_RANK, Operands, Outputs, Packed, Pass, Saved, Sequence, Strided,
+};
+
+/// Bytes of a number of what lies in `f32`.
+const FLOAT: usize = size_of::<f32>();
+
+/// The kernels' `Launch`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LaunchParams {
+    pointers: [u64; 2],
+    count: i32,
+    all: i32,
+}
+
+const _: () = assert!(size_of::<LaunchParams>() == 8 * 2 + 4 * 2);
+
+/// What a launch is told of its sequences.
+#[derive(Default)]
+struct Table {
+    /// Number of the first tile, or CTA, of each.
+    first: Vec<i32>,
+    all: usize,
+    /// The arguments of each, as if it were alone.
+    sequences: Vec<Vec<Argument>>,
+}
+
+impl Table {
+    /// Adds a sequence of so many tiles. `places` are the bytes in front of it in each buffer.
+    fn push(&mut self, tiles: usize, mut arguments: Vec<Argument>, places: &[usize]) {
+        for argument in &mut arguments {
+            match argument {
+                Argument::TensorMap(map) => map.offset += places[map.buffer],
+                Argument::Struct { pointers, .. } => {
+                    for (_, buffer, byte) in pointers {
+                        *byte += places[*buffer];
+                    }
+                }
+            }
+        }
+        self.first.push(self.all as i32);
+        self.all += tiles;
+        self.sequences.push(arguments);
+    }
+
+    /// Enqueues a kernel of attention on these sequences.
+    fn launch(
+        self,
+        client: &Client,
+        device: &DeviceInfo,
+        (cut, cubin, entry): (&Cut, &Arc<Cubin>, &'static CStr),
+        buffers: Vec<Buffer>,
+    ) {
+        let kernel = Kernel {
+            cubin: cubin.clone(),
+            entry,
+            grid: self.all.min(device.multiprocessors as usize * cut.ctas) as u32,
+            block: cut.threads as u32,
+            shared_memory: cut.shared_memory as u32,
+        };
+        self.launch_kernel(client, kernel, buffers);
+    }
+
+    /// Enqueues a kernel on these sequences, which it finds in a further buffer.
+    fn launch_kernel(self, client: &Client, kernel: Kernel, mut buffers: Vec<Buffer>) {
+        let Self { first, all, sequences } = self;
+        let params = LaunchParams { pointers: [0; 2], count: first.len() as i32, all: all as i32 };
+        let word = |pair: &[i32]| {
+            let half = |index: usize| u64::from(pair.get(index).map_or(0, |number| *number as u32));
+            half(0) | half(1) << 32
+        };
+        let words = first.chunks(2).map(word).collect();
+        let first = Argument::Struct { words, pointers: vec![] };
+        let begin = bytes_of(&first);
+        let contents: Vec<_> = [first].into_iter().chain(sequences.into_iter().flatten()).collect();
+        let bytes: usize = contents.iter().map(bytes_of).sum();
+        let table = buffers.len();
+        buffers.push(Buffer::filled(&client.empty(bytes), contents));
+        // SAFETY: the assertion above counts every byte.
+        let mut params = unsafe { parameters(params, &[table, table]) };
+        if let Argument::Struct { pointers, .. } = &mut params {
+            pointers[0].2 = begin;
+        }
+        launch(client, kernel, buffers, vec![params]);
+    }
+}
+
+/// Bytes that an argument takes among the contents of a buffer.
+fn bytes_of(argument: &Argument) -> usize {
+    let bytes = match argument {
+        Argument::TensorMap(_) => PLACE,
+        Argument::Struct { words, .. } => size_of::<u64>() * words.len(),
+    };
+    bytes.next_multiple_of(PLACE)
+}
+
+/// Whether a launch can read and write these packed tensors.
+///
+/// # Errors
+///
+/// [`KernelError`] that says why not.
+pub(super) fn check_forward(
+    cut: &Cut,
+    packed: &Packed,
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    check_rows(packed)?;
+    forward::check(cut, packed.line(), inputs, outputs)
+}
+
+/// The same for a backward pass.
+///
+/// # Errors
+///
+/// [`KernelError`] that says why not.
+pub(super) fn check_backward(
+    cuts: impl IntoIterator<Item = Cut>,
+    packed: &Packed,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    check_rows(packed)?;
+    backward::check(cuts, packed.line(), inputs, outputs)
+}
+
+/// Tiles of all sequences are numbered in 32 bits.
+fn check_rows(packed: &Packed) -> Result<(), KernelError> {
+    let line = packed.line();
+    let rows = line.queries().max(line.keys()).saturating_mul(line.heads);
+    if rows < 1 << 31 {
+        return Ok(());
+    }
+    Err(KernelError::Problem("there are 2^31 or more rows of packed tokens".into()))
+}
+
+/// Enqueues a forward pass on packed tensors that are [checked](check_forward).
+pub(super) fn enqueue_forward(
+    client: &Client,
+    device: &DeviceInfo,
+    (cut, cubin): (Cut, &Arc<Cubin>),
+    packed: &Packed,
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) {
+    use forward::Slot;
+    let line = packed.line();
+    let buffers = forward::buffers(inputs, outputs, None);
+    let mut table = Table::default();
+    for sequence in packed.sequences() {
+        let grid = grid(cut, sequence, device);
+        let mut places = vec![0; buffers.len()];
+        let mut at = |slot: Slot, bytes: usize| places[slot as usize] = bytes;
+        let row = sequence.query * line.heads;
+        at(Slot::Out, ELEMENT * row * line.head_dim_v);
+        at(Slot::Lse, FLOAT * row);
+        let mut part = |slot, (tensor, bytes): (Strided, usize)| {
+            at(slot, bytes);
+            tensor
+        };
+        let operands = Operands::new(
+            part(Slot::Query, queries(sequence, &inputs.query)),
+            part(Slot::Key, keys(sequence, &inputs.key)),
+            part(Slot::Value, keys(sequence, &inputs.value)),
+        );
+        table.push(grid.tiles(), forward::arguments(&grid, &operands, None), &places);
+    }
+    table.launch(client, device, (&cut, cubin, c"attention_forward"), buffers);
+}
+
+/// Enqueues a backward pass on packed tensors that are [checked](check_backward).
+pub(super) fn enqueue_backward(
+    client: &Client,
+    device: &DeviceInfo,
+    parts: &Parts,
+    packed: &Packed,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) {
+    let line = packed.line();
+    let is_joint = parts.keys.iter().any(|part| part.is_joint);
+    let of_keys = KeyGradients { client, problem: line, size: ELEMENT, is_joint };
+    let keys = of_keys.own(outputs).map(|KeyValue { key, value }| [key, value]);
+    let mut works = works(&parts.queries, outputs.query.clone().map(|dq| [dq.clone(), dq]));
+    works.extend(self::works(&parts.keys, keys));
+    if works.is_empty() {
+        return;
+    }
+    let mut bytes = 0;
+    let sequences: Vec<_> = packed
+        .sequences()
+        .iter()
+        .map(|sequence| {
+            let one = One::new(sequence, inputs, bytes);
+            bytes += statistics_bytes(&sequence.problem);
+            one
+        })
+        .collect();
+    let workspace = Workspace {
+        statistics: client.empty(bytes),
+        taken: client.empty(size_of::<i32>() * works.len()),
+        bias: None,
+    };
+    let mut table = Table::default();
+    for one in &sequences {
+        let blocks = backward::delta_blocks(&one.sequence.problem);
+        let argument = backward::delta_argument(&one.sequence.problem, &one.inputs, works.len());
+        table.push(blocks, vec![argument], &one.delta_places());
+    }
+    let kernel = backward::delta_kernel(&parts.delta, table.all);
+    table.launch_kernel(client, kernel, backward::delta_buffers(inputs, &workspace));
+
+    for (number, work) in works.iter().enumerate() {
+        let cut = work.part.cut;
+        let buffers = backward::buffers(inputs, &work.outputs, &workspace, number);
+        let mut table = Table::default();
+        for one in &sequences {
+            let grid = grid(cut, one.sequence, device);
+            let arguments = backward::arguments(&grid, false, &one.inputs, None, 0);
+            table.push(grid.tiles(), arguments, &one.places(cut.pass, buffers.len()));
+        }
+        let program = (&cut, &work.part.cubin, c"attention_backward");
+        table.launch(client, device, program, buffers);
+    }
+}
+
+/// A sequence as a backward pass reads it.
+struct One<'a> {
+    sequence: &'a Sequence,
+    /// The packed tensors with the strides of its own space.
+    inputs: Saved<Strided>,
+    /// Bytes in front of what it has of them.
+    read: Operands<usize>,
+    out: usize,
+    dout: usize,
+    statistics: usize,
+}
+
+impl<'a> One<'a> {
+    fn new(sequence: &'a Sequence, packed: &Saved<Strided>, statistics: usize) -> Self {
+        let Saved { operands, outputs, gradients } = packed;
+        let (query, query_at) = queries(sequence, &operands.query);
+        let (key, key_at) = keys(sequence, &operands.key);
+        let (value, value_at) = keys(sequence, &operands.value);
+        let (out, out_at) = queries(sequence, &outputs.out);
+        let (dout, dout_at) = queries(sequence, &gradients.out);
+        let inputs = Saved {
+            operands: Operands::new(query, key, value),
+            outputs: Outputs { out, lse: outputs.lse.clone() },
+            gradients: Outputs { out: dout, lse: gradients.lse.clone() },
+        };
+        let read = Operands::new(query_at, key_at, value_at);
+        Self { sequence, inputs, read, out: out_at, dout: dout_at, statistics }
+    }
+
+    /// Bytes in front of it in each buffer of the kernel that makes the statistics.
+    fn delta_places(&self) -> [usize; 6] {
+        let rows = FLOAT * self.sequence.query * self.sequence.problem.heads;
+        let mut places = [0; 6];
+        for (slot, bytes) in [
+            (DeltaSlot::Statistics, self.statistics),
+            (DeltaSlot::Out, self.out),
+            (DeltaSlot::Dout, self.dout),
+            (DeltaSlot::Lse, rows),
+            (DeltaSlot::Dlse, rows),
+        ] {
+            places[slot as usize] = bytes;
+        }
+        places
+    }
+
+    /// The same of the kernels that sum gradients, of which there are `buffers`.
+    fn places(&self, pass: Pass, buffers: usize) -> Vec<usize> {
+        use backward::Slot;
+        let Sequence { problem, query, key } = self.sequence;
+        let written = match pass {
+            Pass::Forward | Pass::Queries => [query * problem.heads * problem.head_dim; 2],
+            Pass::Keys => {
+                [problem.head_dim, problem.head_dim_v].map(|dim| key * problem.heads_kv * dim)
+            }
+        };
+        let mut places = vec![0; buffers];
+        for (slot, bytes) in [
+            (Slot::Query, self.read.query),
+            (Slot::Key, self.read.key),
+            (Slot::Value, self.read.value),
+            (Slot::Dout, self.dout),
+            (Slot::Statistics, self.statistics),
+            (Slot::First, ELEMENT * written[0]),
+            (Slot::Second, ELEMENT * written[1]),
+        ] {
+            places[slot as usize] = bytes;
+        }
+        places
+    }
+}
+
+/// A packed tensor with the strides of a sequence's own space, and the bytes in front of its queries.
+fn queries(sequence: &Sequence, tensor: &Strided) -> (Strided, usize) {
+    part(tensor, sequence.queries_in(tensor.strides))
+}
+
+/// The same of its keys.
+fn keys(sequence: &Sequence, tensor: &Strided) -> (Strided, usize) {
+    part(tensor, sequence.keys_in(tensor.strides))
+}
+
+fn part(tensor: &Strided, (first, strides): (usize, [usize; 5])) -> (Strided, usize) {
+    (Strided { handle: tensor.handle.clone(), strides }, ELEMENT * first)
+}
+
+/// The launch that a sequence would be alone. Its dilations are steps of TMA: one launch has all of their groups.
+fn grid<'a>(cut: Cut, sequence: &'a Sequence, device: &DeviceInfo) -> Grid<'a> {
+    let multiprocessors = device.multiprocessors as usize;
+    Grid { cut, problem: &sequence.problem, multiprocessors, residues: [0; MAX_RANK] }
+}
