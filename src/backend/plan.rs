@@ -1,8 +1,8 @@
 use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{DType, Device};
-use burn_natten_kernels::Problem;
 use burn_natten_kernels::native::{Element, sm90, sm100};
+use burn_natten_kernels::{Packed, Problem};
 
 use super::{Part, log_once};
 use crate::problem;
@@ -20,8 +20,10 @@ pub struct Plan {
     pub(crate) backward: Ladder,
     hopper: Arc<Native<sm90::Schedule, sm90::BackwardPlan>>,
     blackwell: Arc<Native<sm100::Schedule, sm100::BackwardPlan>>,
-    /// What a packed batch is made of; the rest of the plan is that of no tokens then.
+    /// What a packed batch is made of; the rest of the plan is that of one of its sequences then, or of no tokens.
     pub(crate) parts: Option<Arc<[Part]>>,
+    /// All sequences of a packed batch, where one launch a pass may have them.
+    pub(crate) packed: Option<Arc<Packed>>,
 }
 
 /// The schedules of a tier of native kernels, each chosen when it is asked for first: a call that has no backward pass plans none.
@@ -84,13 +86,14 @@ impl Plan {
             hopper: Arc::default(),
             blackwell: Arc::default(),
             parts: None,
+            packed: None,
         };
         Ok((plan, notes))
     }
 
-    /// The same for the runs of a packed batch.
-    pub(crate) fn with_parts(self, parts: Vec<Part>) -> Self {
-        Self { parts: Some(parts.into()), ..self }
+    /// The same for the runs of a packed batch, and for all of its sequences at once.
+    pub(crate) fn with_parts(self, parts: Vec<Part>, packed: Option<Packed>) -> Self {
+        Self { parts: Some(parts.into()), packed: packed.map(Arc::new), ..self }
     }
 
     /// The schedule of the Hopper tier, which its launch takes and `explain` prints; or why there is none.

@@ -2,7 +2,7 @@
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Tensor};
-use burn_natten_kernels::{Axis, KeyValue, Operands, Problem};
+use burn_natten_kernels::{Axis, KeyValue, Operands, Packed, Problem};
 
 use crate::backend::{AttentionInputs, AttentionOps, Part, Plan};
 use crate::options::{AdditionalTokens, AttentionOptions};
@@ -135,7 +135,7 @@ impl<const D: usize> Inputs<D> {
     /// Runs the sequences of a packed batch, which were made from the shapes of these tensors: `(out, logsumexp)`.
     pub fn run_packed<const L: usize>(
         self,
-        runs: Vec<Run>,
+        (runs, packed): (Vec<Run>, Option<Packed>),
         options: &AttentionOptions,
     ) -> Result<(Tensor<D>, Tensor<L>), AttentionError> {
         // What has nothing to compute is no reason to refuse a strategy.
@@ -147,17 +147,29 @@ impl<const D: usize> Inputs<D> {
             let plan = plan.map_err(|error| error.of_sequence(run.sequence))?;
             parts.push(Part { run, plan });
         }
-        let nothing = Problem::new([Axis::dense(0, 0, false)], 1, 1);
-        let plan = self.plan(nothing, &idle)?.with_parts(parts);
-        Ok(self.run_plan(plan))
+        let plan = match packed.as_ref().and_then(|packed| packed.sequences().first()) {
+            // What stands for all of them where one tier is chosen for one launch.
+            Some(first) => self.plan_of(first.problem, options)?,
+            None => self.plan_of(Problem::new([Axis::dense(0, 0, false)], 1, 1), &idle)?,
+        };
+        Ok(self.run_plan(plan.with_parts(parts, packed)))
     }
 
     fn plan(&self, problem: Problem, options: &AttentionOptions) -> Result<Plan, AttentionError> {
+        let plan = self.plan_of(problem, options)?;
+        prepare(&plan, &self.query.device())?;
+        Ok(plan)
+    }
+
+    /// The same with nothing compiled.
+    fn plan_of(
+        &self,
+        problem: Problem,
+        options: &AttentionOptions,
+    ) -> Result<Plan, AttentionError> {
         let context = options.context.unwrap_or_else(Context::current);
         let (device, dtype) = (self.query.device(), self.query.dtype());
-        let plan = Plan::new(problem, dtype, &device, options.strategy, context)?;
-        prepare(&plan, &device)?;
-        Ok(plan)
+        Plan::new(problem, dtype, &device, options.strategy, context)
     }
 
     fn run_plan<const L: usize>(self, plan: Plan) -> (Tensor<D>, Tensor<L>) {

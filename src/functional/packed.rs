@@ -84,8 +84,9 @@ pub fn try_attention_packed(
     let additional = std::mem::take(&mut options.additional);
     let inputs = Inputs::try_new(query, key, value, additional)?;
     let causal = options.is_causal.then_some(options.alignment);
-    let runs = inputs.packed(None, |shapes| sequences(shapes, lengths, causal, options.scale))?;
-    let (out, logsumexp) = inputs.run_packed(runs, &options)?;
+    let sequences =
+        inputs.packed(None, |shapes| sequences(shapes, lengths, causal, options.scale))?;
+    let (out, logsumexp) = inputs.run_packed(sequences, &options)?;
     Ok(AttentionOutput { out, logsumexp })
 }
 
@@ -213,7 +214,7 @@ fn neighborhood_packed<const N: usize>(
     let bias = bias.as_ref().map(|shape| shape.as_slice());
     let windows: Windows<'_> = options.windows();
     let scale = options.common.scale;
-    let runs = inputs.packed(bias, |shapes| spaces(shapes, packed, windows, scale))?;
-    let (out, logsumexp) = inputs.run_packed(runs, &options.common)?;
+    let sequences = inputs.packed(bias, |shapes| spaces(shapes, packed, windows, scale))?;
+    let (out, logsumexp) = inputs.run_packed(sequences, &options.common)?;
     Ok(AttentionOutput { out, logsumexp })
 }

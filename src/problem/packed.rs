@@ -1,8 +1,8 @@
 //! Checks of packed batches: from lengths or spaces to the problems of their sequences.
 
-use burn_natten_kernels::Problem;
+use burn_natten_kernels::{Axis, Packed, Problem, Sequence};
 
-use super::{BATCH, Shapes, TOKENS, Windows, dense, neighborhood, same};
+use super::{BATCH, Shapes, TOKENS, Windows, dense, neighborhood, same, window_axis};
 use crate::packed::{Lengths, Spaces, Window};
 use crate::{AttentionError, CausalAlignment};
 
@@ -20,13 +20,13 @@ pub(crate) struct Run {
     pub has_additional_alone: bool,
 }
 
-/// The runs of packed attention over sequences.
+/// The runs of packed attention over sequences, and the same for one launch a pass, if there are several and a launch can have them.
 pub(crate) fn sequences(
     shapes: Shapes<'_>,
     lengths: &Lengths,
     causal: Option<CausalAlignment>,
     scale: Option<f64>,
-) -> Result<Vec<Run>, AttentionError> {
+) -> Result<(Vec<Run>, Option<Packed>), AttentionError> {
     let count = lengths.len();
     if lengths.keys().len() != count {
         let (parameter, got) = ("lengths of keys", lengths.keys().len());
@@ -42,22 +42,23 @@ pub(crate) fn sequences(
         let problem =
             dense(one.shapes(), causal, scale).map_err(|error| error.of_sequence(number))?;
         let has_additional_alone = *keys == 0 && *queries > 0 && problem.additional > 0;
+        runs.note(problem);
         let problem = match has_additional_alone {
             true => problem.of_additional(),
             false => problem,
         };
         runs.push(problem, [*queries, *keys], has_additional_alone);
     }
-    Ok(runs.all)
+    Ok(runs.done())
 }
 
-/// The runs of packed attention over windows.
+/// The same of packed attention over windows.
 pub(crate) fn spaces<const N: usize>(
     shapes: Shapes<'_>,
     spaces: &Spaces<N>,
     windows: Windows<'_>,
     scale: Option<f64>,
-) -> Result<Vec<Run>, AttentionError> {
+) -> Result<(Vec<Run>, Option<Packed>), AttentionError> {
     let count = spaces.len();
     if let Some(windows) = spaces.windows()
         && windows.len() != count
@@ -77,15 +78,21 @@ pub(crate) fn spaces<const N: usize>(
         let problem = if tokens == 0 {
             // No window fits into it, and there is nothing to see.
             let one = One::new(Shapes { bias: None, ..shapes }, [&[0], &[0]]);
-            dense(one.shapes(), None, scale)
+            dense(one.shapes(), None, scale).map_err(of_sequence)?
         } else {
             let one = One::new(shapes, [space, space]);
             let own = spaces.windows().map(|windows| &windows[number]);
-            neighborhood(one.shapes(), own.map_or(windows, |own| own.as_windows(windows)), scale)
+            let windows = own.map_or(windows, |own| own.as_windows(windows));
+            let problem = neighborhood(one.shapes(), windows, scale).map_err(of_sequence)?;
+            // Where windows cover the space, a problem has one axis. Kernels for several have them all.
+            let axes = (0..N).map(|axis| window_axis(axis, space[axis], windows));
+            let axes: Vec<Axis> = axes.collect::<Result<_, _>>().map_err(of_sequence)?;
+            runs.note(problem.with_axes(axes));
+            problem
         };
-        runs.push(problem.map_err(of_sequence)?, [tokens; 2], false);
+        runs.push(problem, [tokens; 2], false);
     }
-    Ok(runs.all)
+    Ok(runs.done())
 }
 
 impl<const N: usize> Window<N> {
@@ -152,6 +159,8 @@ impl<'a> One<'a> {
 #[derive(Default)]
 struct Runs {
     all: Vec<Run>,
+    /// All sequences with the axes of their own.
+    alone: Vec<Sequence>,
     /// What lies before the next sequence: queries, keys, sequences.
     query: usize,
     key: usize,
@@ -159,6 +168,27 @@ struct Runs {
 }
 
 impl Runs {
+    /// Takes down what is computed of the next sequence, in the axes of its space.
+    fn note(&mut self, problem: Problem) {
+        self.alone.push(Sequence { problem, query: self.query, key: self.key });
+    }
+
+    fn done(self) -> (Vec<Run>, Option<Packed>) {
+        let Self { all, mut alone, query, key, .. } = self;
+        let is_run = |run: &&Run| run.problem.queries() + run.problem.keys() > 0;
+        if all.iter().filter(is_run).count() < 2 {
+            // A launch already, of kernels that know more of its shape.
+            return (all, None);
+        }
+        if alone.iter().all(|sequence| sequence.problem.is_full() && !sequence.problem.has_bias) {
+            for Sequence { problem, .. } in &mut alone {
+                let line = Axis::dense(problem.queries(), problem.keys(), false);
+                *problem = problem.with_axes([line]);
+            }
+        }
+        (all, Packed::new(alone, [query, key]).ok())
+    }
+
     fn push(&mut self, problem: Problem, [queries, keys]: [usize; 2], has_additional_alone: bool) {
         let Self { query, key, sequence, .. } = *self;
         match self.all.last_mut() {
@@ -186,7 +216,8 @@ mod tests {
         let shapes =
             Shapes { query: &query, key: &query, value: &query, additional: None, bias: None };
         let lengths = Lengths::new([5, 5, 0, 0, 10]);
-        let runs = sequences(shapes, &lengths, None, None).expect("fits");
+        let (runs, packed) = sequences(shapes, &lengths, None, None).expect("fits");
+        assert_eq!(packed.map(|packed| packed.sequences().len()), Some(3));
         let seen: Vec<_> = runs
             .iter()
             .map(|run| (run.problem.batch, run.problem.queries(), run.query, run.sequence))
@@ -200,6 +231,15 @@ mod tests {
             dilation: &[1, 1],
             is_causal: &[false, false],
         };
-        assert_eq!(spaces(shapes, &of, windows, None).expect("fits").len(), 2);
+        let (runs, packed) = spaces(shapes, &of, windows, None).expect("fits");
+        assert_eq!((runs.len(), packed.map(|packed| packed.rank())), (2, Some(2)));
+        // Windows that cover their spaces are one axis, also for all of them.
+        let of = Spaces::new([[2, 2], [2, 8]]).with_windows([Window::new(2), Window::new([2, 8])]);
+        let (runs, packed) = spaces(shapes, &of, windows, None).expect("fits");
+        assert_eq!((runs.len(), packed.map(|packed| packed.rank())), (2, Some(1)));
+        // Of one shape there is a launch already.
+        let of = Spaces::new([[2, 5], [2, 5], [0, 4]]);
+        let (runs, packed) = spaces(shapes, &of, windows, None).expect("fits");
+        assert!(runs.len() == 2 && packed.is_none());
     }
 }

@@ -3,7 +3,7 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use burn_natten_kernels::native::sm90;
-use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Packed, Saved, Strided};
 use cubecl::server::Handle;
 
 use super::Launch;
@@ -27,6 +27,30 @@ pub(super) fn backward(
 ) -> Result<(), KernelError> {
     let schedules = launch.plan.hopper_backward().map_err(KernelError::Problem)?;
     sm90::backward_with(launch.client, &schedules, &launch.plan.problem, saved, gradients)
+}
+
+/// Launches the forward pass of all sequences of a packed batch.
+pub(super) fn forward_packed(
+    launch: &Launch<'_>,
+    packed: &Packed,
+    operands: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    let Plan { context, .. } = launch.plan;
+    let (element, tiling) = (launch.plan.element(), context.tiling());
+    sm90::forward_packed(launch.client, packed, element, tiling, operands, outputs)
+}
+
+/// Launches the backward pass of all sequences of a packed batch.
+pub(super) fn backward_packed(
+    launch: &Launch<'_>,
+    packed: &Packed,
+    saved: &Saved<Strided>,
+    gradients: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let Plan { context, .. } = launch.plan;
+    let (element, tiling) = (launch.plan.element(), context.tiling());
+    sm90::backward_packed(launch.client, packed, element, tiling, saved, gradients)
 }
 
 /// Compiles the kernels of a plan: those of the forward pass and, for training, of the backward pass.

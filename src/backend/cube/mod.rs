@@ -7,6 +7,7 @@ mod block_sparse;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod memory;
+mod packed;
 mod portable;
 mod select;
 mod tensor_core;
@@ -28,7 +29,7 @@ use memory::{Lay, empty_gradients, empty_outputs};
 use super::extension::saved;
 use super::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
-    FALLBACKS, Plan, log_once, packed, reference,
+    FALLBACKS, Plan, log_once, packed as parts, reference,
 };
 use crate::tier::Ladder;
 use crate::{AttentionError, Strategy, Tier};
@@ -166,7 +167,10 @@ impl AttentionOps for CubeBackend {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
         if let Some(parts) = &plan.parts {
-            return AttentionResults::new(packed::forward::<Self>(operands, parts));
+            let all = packed::forward(&operands, &plan);
+            return AttentionResults::new(
+                all.unwrap_or_else(|| parts::forward::<Self>(operands, parts)),
+            );
         }
         AttentionResults::new(match launch_forward(&operands, &plan) {
             Some(outputs) => outputs,
@@ -185,7 +189,10 @@ impl AttentionBackwardOps for CubeBackend {
     ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
         if let Some(parts) = &plan.parts {
-            return AttentionGradients::new(packed::backward::<Self>(saved, wanted, parts));
+            let all = packed::backward(&saved, wanted, &plan);
+            return AttentionGradients::new(
+                all.unwrap_or_else(|| parts::backward::<Self>(saved, wanted, parts)),
+            );
         }
         AttentionGradients::new(match launch_backward(&saved, wanted, &plan) {
             Some(gradients) => gradients,
