@@ -5,6 +5,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::attention::dropout;
 use super::{NeighborhoodAttention2d, NeighborhoodAttention2dConfig};
+use crate::Spaces;
 
 /// Configuration of [`NeighborhoodTransformerBlock`].
 ///
@@ -162,7 +163,50 @@ impl NeighborhoodTransformerBlock {
         hidden + drop_path(&self.drop_path, mixed)
     }
 
-    fn mlp(&self, input: Tensor<4>) -> Tensor<4> {
+    /// [`forward`](Self::forward) for images of different sizes, one behind the other, as [`na2d_packed`](crate::na2d_packed) takes them:
+    ///
+    /// ```rust
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_natten::Spaces;
+    /// use burn_natten::nn::NeighborhoodTransformerBlockConfig;
+    ///
+    /// let device = Device::flex();
+    /// let block = NeighborhoodTransformerBlockConfig::new(32, 4, [3, 3]).init(&device);
+    /// let images = Spaces::new([[6, 8], [5, 5]]);
+    /// let tokens = Tensor::<3>::random([1, 73, 32], Distribution::Default, &device);
+    /// assert_eq!(block.forward_packed(tokens, &images).dims(), [1, 73, 32]);
+    /// ```
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[1, tokens of all images, embed_dim]`
+    /// - output: `[1, tokens of all images, embed_dim]`
+    ///
+    /// # Panics
+    ///
+    /// With the text of an [`AttentionError`](crate::AttentionError) if the windows do not fit into an image, or the tokens are not those
+    /// of the images.
+    #[track_caller]
+    pub fn forward_packed(&self, input: Tensor<3>, images: &Spaces<2>) -> Tensor<3> {
+        let normal = self.norm_attention.forward(input.clone());
+        let attended = self.attention.forward_packed(normal, images);
+        let hidden = input + self.drop_path_packed(attended, images);
+        let mixed = self.mlp(self.norm_mlp.forward(hidden.clone()));
+        hidden + self.drop_path_packed(mixed, images)
+    }
+
+    /// Drops the branch for whole images.
+    fn drop_path_packed(&self, branch: Tensor<3>, images: &Spaces<2>) -> Tensor<3> {
+        let device = branch.device();
+        if self.drop_path.prob == 0.0 || !device.is_autodiff() || images.tokens() == 0 {
+            return branch;
+        }
+        let factors = Tensor::<1>::ones([images.len()], (&device, branch.dtype()));
+        let factors = self.drop_path.forward(factors).select(0, images.sequences(&device));
+        branch * factors.reshape([1, images.tokens(), 1])
+    }
+
+    fn mlp<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let hidden = self.activation.forward(self.expand.forward(input));
         self.dropout.forward(self.contract.forward(self.dropout.forward(hidden)))
     }

@@ -70,8 +70,7 @@ pub fn pack<const N: usize, const D: usize>(
     Ok((packed, Spaces::new(spaces)))
 }
 
-/// The tensors of a packed one. Differentiable, though the gradient of each tensor passes through one of the size of them all: to
-/// pool or to add up by space, [`Spaces::sequences`] is cheaper.
+/// The tensors of a packed one. Differentiable; to pool or to add up by space, [`Spaces::sequences`] is cheaper.
 ///
 /// # Shapes
 ///
@@ -92,18 +91,44 @@ pub fn unpack<const N: usize, const D: usize>(
     let expected = [1, spaces.tokens()];
     same(&dims, "packed", &expected, "a packed batch", 0, "batch")?;
     same(&dims, "packed", &expected, "spaces", 1, "tokens")?;
-    let tensor = |(range, space): (Range<usize>, &[usize; N])| {
+    let empty = (packed.device(), packed.dtype());
+    let tensor = |(tokens, space): (Option<Tensor<3>>, &[usize; N])| {
         let mut shape = [dims[2]; D];
         shape[..N].copy_from_slice(space);
-        match range.is_empty() {
-            true => Tensor::empty(shape, (&packed.device(), packed.dtype())),
-            false => {
-                let slices = [Slice::full(), Slice::from(range), Slice::full()];
-                packed.clone().slice(slices).reshape(shape)
-            }
+        match tokens {
+            Some(tokens) => tokens.reshape(shape),
+            None => Tensor::empty(shape, (&empty.0, empty.1)),
         }
     };
-    Ok(spaces.ranges().zip(spaces.as_slice()).map(tensor).collect())
+    let ranges: Vec<_> = spaces.ranges().collect();
+    let mut lines = Vec::with_capacity(ranges.len());
+    split(packed, &ranges, &mut lines);
+    Ok(lines.into_iter().zip(spaces.as_slice()).map(tensor).collect())
+}
+
+/// The tokens of these neighboring ranges, which are all that `tokens` has; `None` where there are none.
+///
+/// By halves: the gradient of a slice has the size of what it was cut from, so that slices of the whole would take as much time and
+/// memory as there are sequences, times all tokens.
+fn split(tokens: Tensor<3>, ranges: &[Range<usize>], lines: &mut Vec<Option<Tensor<3>>>) {
+    match ranges {
+        [] => {}
+        [range] => lines.push((!range.is_empty()).then_some(tokens)),
+        _ => {
+            let [_, total, _] = tokens.dims();
+            let (left, right) = ranges.split_at(ranges.len() / 2);
+            let length = right[0].start - left[0].start;
+            for (half, range) in [(left, 0..length), (right, length..total)] {
+                let is_empty = range.is_empty();
+                let slices = [Slice::full(), Slice::from(range), Slice::full()];
+                // Burn takes an empty range for another.
+                match is_empty {
+                    true => lines.extend(half.iter().map(|_| None)),
+                    false => split(tokens.clone().slice(slices), half, lines),
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use burn_natten::nn::{
     NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig,
 };
 use burn_natten::packed::{pack, unpack};
-use burn_natten::{NeighborhoodOptions, na2d};
+use burn_natten::{NeighborhoodOptions, Spaces, na2d};
 use rstest::rstest;
 
 fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -242,4 +242,56 @@ fn packed_images_are_as_if_each_were_alone() {
     for (image, attended) in images.into_iter().zip(attended) {
         assert!(close(&layer.forward(image.unsqueeze()).squeeze_dim(0), &attended));
     }
+}
+
+#[test]
+fn blocks_of_packed_images_are_as_if_each_were_alone() {
+    let device = Device::flex();
+    let block = block_config().with_rel_pos_bias(true).init(&device);
+    let images =
+        [[5, 7], [3, 4], [9, 6]].map(|[height, width]| random([height, width, 8], &device));
+    let (tokens, spaces) = pack::<2, 3>(images.to_vec()).expect("of one kind");
+    let output = unpack::<2, 3>(block.forward_packed(tokens, &spaces), &spaces).expect("fits");
+    for (image, output) in images.into_iter().zip(output) {
+        assert!(close(&block.forward(image.unsqueeze()).squeeze_dim(0), &output));
+    }
+}
+
+#[test]
+fn drop_path_skips_whole_packed_images() {
+    let device = Device::flex().autodiff();
+    let block =
+        NeighborhoodTransformerBlockConfig::new(8, 2, [3, 2]).with_drop_path(0.9).init(&device);
+    // So many that some are skipped twice, whatever is drawn.
+    let spaces = Spaces::new(vec![[3, 4]; 200]);
+    let tokens = random([1, spaces.tokens(), 8], &device);
+    let output = block.forward_packed(tokens.clone(), &spaces);
+    let changed = (output - tokens).abs().reshape([200, 12 * 8]).greater_elem(0.0);
+    let any = changed.clone().int().max_dim(1);
+    let skipped = 200 - any.sum().into_scalar::<i64>();
+    assert!((100..200).contains(&skipped), "{skipped} of 200 are skipped");
+    // Not one of an image's tokens is skipped alone.
+    let tokens = changed.reshape([200, 12, 8]).int().max_dim(2).reshape([200, 12]);
+    assert!(tokens.clone().max_dim(1).equal(tokens.min_dim(1)).all().into_scalar::<bool>());
+}
+
+#[test]
+fn gradients_of_unpacked_images_are_those_of_their_tokens() {
+    let device = Device::flex().autodiff();
+    let spaces = Spaces::new([[2, 3], [0, 5], [1, 1], [4, 2], [3, 3]]);
+    let tokens = random::<3>([1, spaces.tokens(), 4], &device).require_grad();
+    let images = unpack::<2, 3>(tokens.clone(), &spaces).expect("fits");
+    let weights: Vec<_> = images.iter().map(|image| random::<3>(image.dims(), &device)).collect();
+    // The third one is not used.
+    let used = images.into_iter().zip(&weights).enumerate().filter(|(number, _)| *number != 3);
+    let losses = used.map(|(_, (image, weights))| (image * weights.clone()).sum());
+    let loss: Tensor<1> = losses.reduce(|a, b| a + b).expect("there are several");
+    let gradient = tokens.grad(&loss.backward()).expect("is tracked");
+    let expected = weights.into_iter().enumerate().filter(|(number, _)| *number != 1);
+    let expected: Vec<_> = expected
+        .map(|(number, weights)| if number == 3 { weights.zeros_like() } else { weights })
+        .map(|weights| weights.clone().reshape([-1, 4]))
+        .collect();
+    let expected: Tensor<2> = Tensor::cat(expected, 0);
+    assert!(gradient.squeeze_dim::<2>(0).equal(expected.inner()).all().into_scalar::<bool>());
 }
