@@ -56,6 +56,21 @@ impl<const N: usize> Window<N> {
         Self { dilation: dilation.into().0, ..self }
     }
 
+    /// Keys along each axis.
+    pub fn kernel_size(self) -> [usize; N] {
+        self.kernel_size
+    }
+
+    /// Neighboring queries that share a window, along each axis.
+    pub fn stride(self) -> [usize; N] {
+        self.stride
+    }
+
+    /// Distance between the keys, along each axis.
+    pub fn dilation(self) -> [usize; N] {
+        self.dilation
+    }
+
     /// The same, with fewer keys where an axis is shorter than the window, and then a stride and a dilation that fit.
     pub fn within(mut self, space: [usize; N]) -> Self {
         for (axis, length) in space.into_iter().enumerate() {

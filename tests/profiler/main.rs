@@ -4,6 +4,7 @@ mod dry_run;
 mod errors;
 mod flags;
 mod measuring;
+mod ragged;
 mod sparse;
 
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! The flags.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use burn_natten::Strategy;
 use burn_natten::plan::Target;
@@ -94,6 +95,11 @@ pub struct Args {
     #[arg(long, value_name = "NAME", conflicts_with_all = SHAPE)]
     #[arg(help_heading = "Problem (one value stands for all axes)")]
     pub problem: Option<String>,
+
+    /// Packed batch: a file with the size of one sequence, image or video a line, as 16 24
+    #[arg(long, value_name = "FILE", conflicts_with_all = crate::ragged::WITHOUT)]
+    #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
+    pub ragged: Option<PathBuf>,
 
     /// Sparse attention
     #[command(flatten)]

@@ -11,7 +11,9 @@ mod failure;
 mod found;
 mod measure;
 mod memory;
+mod passes;
 mod print;
+mod ragged;
 mod request;
 mod sparse;
 mod units;
@@ -77,6 +79,9 @@ fn run(parsed: Parsed) -> Result<String, Failure> {
     }
     if let Some(job) = sparse::Job::find(&args)? {
         return sparse::run(&job, &args);
+    }
+    if let Some(job) = ragged::Job::find(&args)? {
+        return ragged::run(&job, &args);
     }
     let request = Request::new(&args)?;
     if args.dry_run {

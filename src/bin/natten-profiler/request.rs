@@ -224,7 +224,7 @@ pub fn per_axis<T: Copy>(
         [all] => Ok(vec![*all; rank]),
         _ if values.len() == rank => Ok(values.to_vec()),
         _ => Err(Failure::Usage(format!(
-            "{flag}: has {} values, must have 1 or {rank} as --input-size",
+            "{flag}: has {} values, must have 1 or {rank} as --input-size or --ragged",
             values.len()
         ))),
     }

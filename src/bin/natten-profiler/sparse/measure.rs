@@ -3,7 +3,6 @@
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_natten::block_lists::{self, BlockGrid};
 use burn_natten::plan::Target;
-use burn_natten::profile::{Repeats, Timing, time};
 use burn_natten::{
     AttentionError, BlockSparse, BlockSparseOptions, BlockSparseOutput, try_block_sparse1d,
     try_block_sparse2d, try_block_sparse3d, try_native_sparse_attention,
@@ -13,80 +12,38 @@ use super::flags::{Job, Task};
 use crate::args::Args;
 use crate::device;
 use crate::failure::Failure;
-use crate::memory::Gauge;
-use crate::request::usage;
+use crate::passes::{self, Found};
 
 /// Seed of inputs and lists.
 const SEED: u64 = 42;
 
-/// What was measured.
-pub struct Found {
-    /// The device.
-    pub name: String,
-    pub passes: Vec<Measurement>,
-}
-
-/// Some passes together.
-pub struct Measurement {
-    pub name: &'static str,
-    pub timing: Timing,
-    /// Operations that are useful, in all steps.
-    pub flops: u64,
-    /// Bytes that a call takes at most, with its inputs and outputs.
-    pub memory: u64,
-}
-
 /// Times the forward pass, and both passes by autodiff where the flags ask for the backward pass.
 pub fn run(job: &Job, args: &Args) -> Result<Found, Failure> {
-    if cfg!(debug_assertions) {
-        eprintln!("warning: not built with --release, so that times say little");
-    }
     let device = device::open(args.device, args.dtype)?;
     let target = Target::of(&device).unwrap_or_else(|| args.device.backend.target());
     let plan = job.explain(args, target)?;
     let forward: u64 = plan.steps.iter().map(|step| step.forward.flops).sum();
     let backward: u64 = plan.steps.iter().map(|step| step.backward.flops).sum();
-    let repeats =
-        Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() };
-    let mut passes = vec![measure(job, args, &device, ("forward", forward), &repeats)?];
-    #[cfg(feature = "autodiff")]
-    if args.backprop {
-        let (device, both) = (device.clone().autodiff(), forward + backward);
-        passes.push(measure(job, args, &device, ("forward and backward", both), &repeats)?);
-    }
-    #[cfg(not(feature = "autodiff"))]
-    if args.backprop {
-        let text = "--backprop: is not in this build, add --features autodiff to cargo's flags";
-        return Err(Failure::Usage(text.to_string()));
-    }
-    Ok(Found { name: device::describe(args.device, &device), passes })
+    passes::run(&Timed { job, args }, args, &device, [forward, backward])
 }
 
-fn measure(
-    job: &Job,
-    args: &Args,
-    device: &Device,
-    (name, flops): (&'static str, u64),
-    repeats: &Repeats,
-) -> Result<Measurement, Failure> {
-    let failed = |error: AttentionError| match error {
-        AttentionError::Execution { .. } => Failure::Run(error.to_string()),
-        error => usage(error),
-    };
-    let sync = || device.sync().map_err(|error| Failure::Run(error.to_string()));
-    device.memory_cleanup();
-    sync()?;
-    let gauge = Gauge::new();
-    let inputs = Inputs::new(job, args, device);
-    let results = inputs.call(job, args).map_err(failed)?;
-    sync()?;
-    let memory = match device.memory_pool_usage() {
-        Some(usage) => usage.bytes_reserved,
-        None => gauge.bytes(),
-    };
-    drop(results);
-    let timing = time(device, repeats, || inputs.call(job, args)).map_err(failed)?;
-    Ok(Measurement { name, timing, flops, memory })
+/// What is timed.
+struct Timed<'a> {
+    job: &'a Job,
+    args: &'a Args,
+}
+
+impl passes::Call for Timed<'_> {
+    type Inputs = Inputs;
+
+    fn inputs(&self, device: &Device) -> Inputs {
+        Inputs::new(self.job, self.args, device)
+    }
+
+    fn call(&self, inputs: &Inputs) -> Result<Vec<Tensor<1>>, AttentionError> {
+        let out = inputs.call(self.job, self.args)?;
+        Ok(passes::results(out, [&inputs.query, &inputs.key, &inputs.value]))
+    }
 }
 
 /// What is attended with.
@@ -121,8 +78,8 @@ impl Inputs {
         }
     }
 
-    /// One call: outputs, or gradients on a device that tracks.
-    fn call(&self, job: &Job, args: &Args) -> Result<Vec<Tensor<1>>, AttentionError> {
+    /// The outputs.
+    fn call(&self, job: &Job, args: &Args) -> Result<Tensor<1>, AttentionError> {
         let out = match (&job.task, &self.blocks) {
             (Task::Blocks(sparse), Some(blocks)) => match job.space.len() {
                 1 => self.blocks::<1, 4>(job, sparse, blocks, args)?,
@@ -138,13 +95,7 @@ impl Inputs {
             }
             (Task::Blocks(_), None) => Tensor::zeros([0], &self.query.device()),
         };
-        #[cfg(feature = "autodiff")]
-        if self.query.is_require_grad() {
-            let gradients = out.sum().backward();
-            let of = |leaf: &Tensor<4>| leaf.grad(&gradients).map(|grad| grad.flatten(0, 3));
-            return Ok([&self.query, &self.key, &self.value].into_iter().filter_map(of).collect());
-        }
-        Ok(vec![out])
+        Ok(out)
     }
 
     fn blocks<const N: usize, const D: usize>(

@@ -17,5 +17,5 @@ pub fn run(job: &Job, args: &Args) -> Result<String, Failure> {
         return Ok(print::plan(job, args, target, &plan));
     }
     let found = measure::run(job, args)?;
-    Ok(print::measurements(job, args, &found))
+    Ok(found.print(job.describe(args), args))
 }

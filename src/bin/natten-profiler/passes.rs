@@ -1,0 +1,149 @@
+//! Times of whole calls on a device: the forward pass, and both passes by autodiff.
+
+use burn::tensor::{Device, Tensor};
+use burn_natten::AttentionError;
+use burn_natten::profile::{Repeats, Timing, time};
+use serde_json::{Value, json};
+
+use crate::args::Args;
+use crate::device;
+use crate::failure::Failure;
+use crate::memory::Gauge;
+use crate::print::json::text;
+use crate::print::table;
+use crate::request::usage;
+use crate::units::{duration, si};
+
+/// What was measured.
+pub struct Found {
+    /// The device.
+    pub name: String,
+    pub passes: Vec<Measurement>,
+}
+
+/// Some passes together.
+pub struct Measurement {
+    pub name: &'static str,
+    pub timing: Timing,
+    /// Operations that are useful, in all steps.
+    pub flops: u64,
+    /// Bytes that a call takes at most, with its inputs and outputs.
+    pub memory: u64,
+}
+
+/// What is called.
+pub trait Call {
+    /// What it is called with.
+    type Inputs;
+
+    /// Random tensors, which are tracked on a device that tracks.
+    fn inputs(&self, device: &Device) -> Self::Inputs;
+
+    /// One call: outputs, or gradients on a device that tracks.
+    fn call(&self, inputs: &Self::Inputs) -> Result<Vec<Tensor<1>>, AttentionError>;
+}
+
+/// Times the forward pass, and both passes where the flags ask for the backward pass. `flops` are those of each.
+pub fn run(
+    call: &impl Call,
+    args: &Args,
+    device: &Device,
+    [forward, backward]: [u64; 2],
+) -> Result<Found, Failure> {
+    if cfg!(debug_assertions) {
+        eprintln!("warning: not built with --release, so that times say little");
+    }
+    let repeats =
+        Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() };
+    let mut passes = vec![measure(call, device, ("forward", forward), &repeats)?];
+    #[cfg(feature = "autodiff")]
+    if args.backprop {
+        let (device, both) = (device.clone().autodiff(), forward + backward);
+        passes.push(measure(call, &device, ("forward and backward", both), &repeats)?);
+    }
+    #[cfg(not(feature = "autodiff"))]
+    if args.backprop {
+        let text = "--backprop: is not in this build, add --features autodiff to cargo's flags";
+        return Err(Failure::Usage(text.to_string()));
+    }
+    Ok(Found { name: device::describe(args.device, device), passes })
+}
+
+fn measure(
+    call: &impl Call,
+    device: &Device,
+    (name, flops): (&'static str, u64),
+    repeats: &Repeats,
+) -> Result<Measurement, Failure> {
+    let failed = |error: AttentionError| match error {
+        AttentionError::Execution { .. } => Failure::Run(error.to_string()),
+        error => usage(error),
+    };
+    let sync = || device.sync().map_err(|error| Failure::Run(error.to_string()));
+    device.memory_cleanup();
+    sync()?;
+    let gauge = Gauge::new();
+    let inputs = call.inputs(device);
+    let results = call.call(&inputs).map_err(failed)?;
+    sync()?;
+    let memory = match device.memory_pool_usage() {
+        Some(usage) => usage.bytes_reserved,
+        None => gauge.bytes(),
+    };
+    drop(results);
+    let timing = time(device, repeats, || call.call(&inputs)).map_err(failed)?;
+    Ok(Measurement { name, timing, flops, memory })
+}
+
+/// The gradients of a sum of all outputs, on a device that tracks; or else the outputs.
+pub fn results(out: Tensor<1>, leaves: [&Tensor<4>; 3]) -> Vec<Tensor<1>> {
+    #[cfg(feature = "autodiff")]
+    if leaves[0].is_require_grad() {
+        let gradients = out.sum().backward();
+        let of = |leaf: &Tensor<4>| leaf.grad(&gradients).map(|grad| grad.flatten(0, 3));
+        return leaves.into_iter().filter_map(of).collect();
+    }
+    let _ = leaves;
+    vec![out]
+}
+
+impl Found {
+    /// As a table, or as JSON.
+    pub fn print(&self, problem: String, args: &Args) -> String {
+        if args.json {
+            let of = |measurement: &Measurement| -> Value {
+                let median = measurement.timing.median().as_secs_f64();
+                let samples =
+                    measurement.timing.samples().iter().map(|sample| sample.as_secs_f64());
+                json!({
+                    "pass": measurement.name,
+                    "median": median,
+                    "samples": samples.collect::<Vec<_>>(),
+                    "flops": measurement.flops as f64 / median,
+                    "memory": measurement.memory,
+                })
+            };
+            return text(json!({
+                "problem": problem,
+                "device": self.name,
+                "measurements": self.passes.iter().map(of).collect::<Vec<_>>(),
+            }));
+        }
+        let facts = [("problem", problem), ("device", self.name.clone())];
+        let header = ["pass", "calls", "median", "quartiles", "FLOP/s", "memory"];
+        let mut rows = table::new(&header, 1);
+        for measurement in &self.passes {
+            let timing = &measurement.timing;
+            let (low, high) = timing.quartiles();
+            rows.add_row([
+                measurement.name.to_string(),
+                timing.calls().to_string(),
+                duration(timing.median()),
+                format!("{} to {}", duration(low), duration(high)),
+                si(measurement.flops as f64 / timing.median().as_secs_f64(), ""),
+                si(measurement.memory as f64, "B"),
+            ]);
+        }
+        format!("{}\n{rows}", table::facts(&facts))
+    }
+}
