@@ -11,7 +11,7 @@ use crate::window::{group_length, shifted, visitor_end, visitor_start, window_en
 use crate::{Axis, MAX_RANK, Problem};
 
 /// Words of an axis in the [table](super::packed) of a packed batch.
-pub(super) const AXIS_WORDS: usize = 8;
+pub(crate) const AXIS_WORDS: usize = 8;
 
 /// One axis: lengths and parameters at run time, so that they do not cost a compilation.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

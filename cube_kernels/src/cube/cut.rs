@@ -1,6 +1,6 @@
 //! How a problem is cut into tiles, and how many cubes that makes.
 
-use crate::{Axis, MAX_RANK, Problem};
+use crate::{Axis, MAX_RANK, Problem, Sequence};
 
 /// How a problem is cut into tiles; part of what a kernel is specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +23,12 @@ impl Cut {
     /// Rows and columns of an axis.
     pub fn sides(&self, axis: &Axis) -> [usize; 2] {
         if self.is_inverse { [axis.keys, axis.queries] } else { [axis.queries, axis.keys] }
+    }
+
+    /// Numbers of the first row and of the first column of a sequence.
+    pub fn firsts(&self, sequence: &Sequence) -> [usize; 2] {
+        let Sequence { query, key, .. } = *sequence;
+        if self.is_inverse { [key, query] } else { [query, key] }
     }
 
     /// Tiles of rows of a dilation group along axis number `index`.

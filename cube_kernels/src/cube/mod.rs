@@ -17,7 +17,7 @@ mod tables;
 mod walk;
 mod windows;
 
-pub(crate) use axis::Interval;
+pub(crate) use axis::{AXIS_WORDS, Interval};
 pub(crate) use cut::Cut;
 #[cfg(feature = "cuda")]
 pub(crate) use feed::optional_buffer;
@@ -26,7 +26,8 @@ pub(crate) use feed::{
 };
 #[cfg(feature = "cuda")]
 pub(crate) use packed::sequences;
-pub(crate) use packed::{Cubes, Extent, own};
-pub(crate) use space::{CubeTile, Space, SpaceLaunch, no_firsts};
+pub(crate) use packed::{Cubes, Extent, find, own, sequences_of_rows};
+pub(crate) use space::{CubeTile, Space};
+pub(crate) use tables::table;
 pub(crate) use walk::{Position, Walk, row_position};
 pub(crate) use windows::{is_inside, write_row_windows, write_window};

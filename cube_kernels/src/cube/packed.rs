@@ -4,7 +4,8 @@
 //! cube of each, and then a record of each: its first row and its first column among the packed tokens, and for every axis that
 //! the kernel knows, slowest first, what [`AxisSpace`] has.
 //!
-//! A cube looks for its sequence by the first cubes, in ten reads for a thousand sequences, which all cubes share.
+//! A cube looks for its sequence by the first cubes, in ten reads for a thousand sequences, which all cubes share. Kernels that
+//! take one row at a time have a table of the same form, with first rows in place of first cubes.
 
 // `#[cube]` adds items beside each definition, without docs.
 #![allow(missing_docs)]
@@ -15,9 +16,9 @@ use cubecl::server::Handle;
 
 use super::axis::{AXIS_WORDS, AxisSpace};
 use super::cut::Cut;
-use super::space::{CubeTile, Firsts, Space, SpaceLaunch, no_firsts};
+use super::space::{CubeTile, Firsts, Space, SpaceLaunch};
 use super::tables::table;
-use crate::{KernelError, MAX_RANK, Packed, Problem};
+use crate::{KernelError, MAX_RANK, Packed, Problem, Sequence};
 
 /// Words of a record before those of its axes.
 const FIRSTS: usize = 2;
@@ -41,13 +42,43 @@ pub(crate) fn own(
     if comptime!(sequences.is_some()) {
         of_sequence(sequences.unwrap(), space, index, cut)
     } else {
-        Own { space, tile: space.tile(index, no_firsts(), cut) }
+        let firsts = Firsts { row: 0usize, column: 0usize };
+        Own { space, tile: space.tile(index, firsts, cut) }
     }
 }
 
 /// The sequence that cube number `index` is of, with the heads of the launch's space.
 #[cube]
 fn of_sequence(table: &[u32], launch: Space, index: usize, #[comptime] cut: Cut) -> Own {
+    let found = find(table, index, cut);
+    let axes = found.axes;
+    let space = Space {
+        z: AxisSpace::of_sequence(table, axes, 0usize, cut),
+        y: AxisSpace::of_sequence(table, axes, 1usize, cut),
+        x: AxisSpace::of_sequence(table, axes, 2usize, cut),
+        heads: launch.heads,
+        group_size: launch.group_size,
+        additional: launch.additional,
+        cubes: launch.cubes,
+        is_packed: comptime!(true),
+    };
+    Own { space, tile: space.tile(index - found.first, found.firsts, cut) }
+}
+
+/// The record of a sequence.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(crate) struct Found {
+    /// The number by which it was found: of its first cube, or its first row.
+    pub first: usize,
+    pub firsts: Firsts,
+    /// Where the words of its axes begin.
+    pub axes: usize,
+}
+
+/// The last sequence that begins with a number up to `index`.
+#[cube]
+pub(crate) fn find(table: &[u32], index: usize, #[comptime] cut: Cut) -> Found {
     let count = table[0] as usize;
     let mut number = 0usize;
     let mut end = count;
@@ -59,21 +90,12 @@ fn of_sequence(table: &[u32], launch: Space, index: usize, #[comptime] cut: Cut)
             end = middle;
         }
     }
-    let first_cube = table[1 + number] as usize;
     let record = 1 + count + number * comptime!(record_words(&cut));
-    let firsts = Firsts { row: table[record] as usize, column: table[record + 1] as usize };
-    let axes = record + FIRSTS;
-    let space = Space {
-        z: AxisSpace::of_sequence(table, axes, 0usize, cut),
-        y: AxisSpace::of_sequence(table, axes, 1usize, cut),
-        x: AxisSpace::of_sequence(table, axes, 2usize, cut),
-        heads: launch.heads,
-        group_size: launch.group_size,
-        additional: launch.additional,
-        cubes: launch.cubes,
-        is_packed: comptime!(true),
-    };
-    Own { space, tile: space.tile(index - first_cube, firsts, cut) }
+    Found {
+        first: table[1 + number] as usize,
+        firsts: Firsts { row: table[record] as usize, column: table[record + 1] as usize },
+        axes: record + FIRSTS,
+    }
 }
 
 /// Words of a sequence's record.
@@ -126,27 +148,48 @@ impl Cubes {
     }
 }
 
+/// The table of so many sequences, without first numbers and records.
+fn begin(count: usize, cut: &Cut) -> Vec<u32> {
+    let mut words = Vec::with_capacity(1 + count * (1 + record_words(cut)));
+    words.resize(1 + count, count as u32);
+    words
+}
+
+/// Writes the record of a sequence, and gives the tiles of one of its heads.
+fn write(words: &mut Vec<u32>, sequence: &Sequence, cut: &Cut) -> usize {
+    words.extend(cut.firsts(sequence).map(|first| first as u32));
+    let mut tiles = 1;
+    for index in MAX_RANK - cut.rank..MAX_RANK {
+        let axis = &sequence.problem.axes[index];
+        let of_group = cut.tiles(axis, index);
+        tiles *= axis.dilation * of_group;
+        AxisSpace::write(words, axis, of_group, cut);
+    }
+    tiles
+}
+
+/// The table for kernels that take one row at a time: sequences in the order of their first rows. Tokens are numbers of 32
+/// bits.
+pub(crate) fn sequences_of_rows(packed: &Packed, cut: &Cut) -> Vec<u32> {
+    let mut all: Vec<_> = packed.sequences().iter().collect();
+    all.sort_unstable_by_key(|sequence| cut.firsts(sequence)[0]);
+    let mut words = begin(all.len(), cut);
+    for (number, sequence) in all.into_iter().enumerate() {
+        words[1 + number] = cut.firsts(sequence)[0] as u32;
+        write(&mut words, sequence, cut);
+    }
+    words
+}
+
 /// The table of a packed batch, and the cubes that it takes.
 pub(crate) fn sequences(packed: &Packed, cut: &Cut) -> Result<(Vec<u32>, usize), KernelError> {
     let all = packed.sequences();
     let heads = cut.heads(packed.line());
-    let axes = MAX_RANK - cut.rank..MAX_RANK;
     let mut cubes = 0;
-    let mut words = Vec::with_capacity(1 + all.len() * (1 + record_words(cut)));
-    words.resize(1 + all.len(), all.len() as u32);
+    let mut words = begin(all.len(), cut);
     for (number, sequence) in all.iter().enumerate() {
         words[1 + number] = cubes as u32;
-        let firsts = [sequence.query, sequence.key];
-        let [row, column] = if cut.is_inverse { [firsts[1], firsts[0]] } else { firsts };
-        words.extend([row as u32, column as u32]);
-        let mut tiles = heads;
-        for index in axes.clone() {
-            let axis = &sequence.problem.axes[index];
-            let of_group = cut.tiles(axis, index);
-            tiles *= axis.dilation * of_group;
-            AxisSpace::write(&mut words, axis, of_group, cut);
-        }
-        cubes += tiles;
+        cubes += heads * write(&mut words, sequence, cut);
     }
     // Every other number is one of tokens or smaller.
     let largest = packed.line().queries().max(packed.line().keys()).max(cubes);
@@ -165,7 +208,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::{Axis, Sequence};
+    use crate::Axis;
 
     /// Images of many sizes, with windows of 7 x 7 that cover the small ones.
     fn images(count: usize) -> Packed {

@@ -37,12 +37,6 @@ pub(crate) struct Firsts {
     pub column: usize,
 }
 
-/// Those of what is no sequence.
-#[cube]
-pub(crate) fn no_firsts() -> Firsts {
-    Firsts { row: 0usize, column: 0usize }
-}
-
 /// What a cube owns.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]

@@ -50,6 +50,8 @@ pub struct Blueprint {
     pub has_additional: bool,
     /// Whether there is a relative position bias.
     pub has_bias: bool,
+    /// Whether it goes through the sequences of a packed batch, each a problem of its own.
+    pub is_packed: bool,
 }
 
 /// Vectors of rows and of columns that are multiplied with each other.
@@ -222,6 +224,7 @@ impl Blueprint {
             && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
             && (self.has_origin || !problem.has_origin())
             && self.has_bias == problem.has_bias
+            && !self.is_packed
     }
 }
 
@@ -248,6 +251,7 @@ impl fmt::Display for Blueprint {
         f.write_str(&causal_suffix(self.is_causal))?;
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
         f.write_str(if self.has_additional { "_additional" } else { "" })?;
-        f.write_str(if self.has_bias { "_bias" } else { "" })
+        f.write_str(if self.has_bias { "_bias" } else { "" })?;
+        f.write_str(if self.is_packed { "_packed" } else { "" })
     }
 }

@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::bias::{RunBias, with_bias};
-use super::geometry::{Geometry, Position, Run, geometry, owned};
+use super::geometry::{Geometry, Position, Run, geometry, of_token, owned};
 use super::plan::{Launch, RowPlan, additional_or};
 use super::rows::{
     Fixed, Rows, RowsLaunch, accumulate, dots, fixed, is_spoiled, rescale, store, zeros,
@@ -35,6 +35,7 @@ struct Inputs<'a, F: Float, N: Size> {
     columns: Rows<'a, F, N>,
     additional: Rows<'a, F, N>,
     bias: ComptimeOption<&'a [F]>,
+    sequences: ComptimeOption<&'a [u32]>,
 }
 
 /// What a unit keeps of its row.
@@ -66,6 +67,7 @@ fn forward_kernel<F: Float, N: Size>(
             terminate!();
         }
     }
+    let geometry = of_token(geometry, inputs.sequences, own.token, plan);
     let head_kv = own.head / geometry.group_size();
 
     let row = fixed::<F, N>(inputs.query, inputs.query, &own, scale);
@@ -201,9 +203,10 @@ pub(super) fn launch(
                 RowsLaunch::new(buffer(key), buffer(value)),
                 RowsLaunch::new(buffer(additional_key), buffer(additional_value)),
                 bias.map(buffer).into(),
+                launch.sequences(&plan).as_ref().map(buffer).into(),
             ),
             OutputsLaunch::new(buffer(&outputs.out), buffer(&outputs.lse)),
-            geometry(problem),
+            geometry(launch),
             problem.scale as f32,
             units,
             plan,

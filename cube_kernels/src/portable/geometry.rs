@@ -10,6 +10,8 @@
 
 use cubecl::prelude::*;
 
+use super::plan::{Launch, RowPlan};
+use crate::cube::{AXIS_WORDS, Cut, find};
 use crate::window::{group_length, shifted, visitor_end, visitor_start, window_end, window_start};
 use crate::{MAX_RANK, Problem};
 
@@ -33,6 +35,14 @@ pub(super) struct AxisGeometry {
     has_origin: bool,
 }
 
+/// Numbers of the first query and of the first key of a sequence, among those of the packed batch.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Firsts {
+    query: usize,
+    key: usize,
+}
+
 /// Sizes of a problem. The axes are padded at the front, so that `x` is the longest run.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
@@ -43,6 +53,8 @@ pub(super) struct Geometry {
     pub heads: usize,
     pub heads_kv: usize,
     pub additional: usize,
+    /// Where it begins, if it is that of a sequence. Rows and tokens are those of the packed batch.
+    firsts: ComptimeOption<Firsts>,
 }
 
 /// Indices along one axis: `count` of them from `first` on, a dilation apart.
@@ -84,6 +96,44 @@ pub(super) struct Run {
 
 #[cube]
 impl AxisGeometry {
+    /// Axis number `index` of a sequence, the axes of which begin at a word of the [table](crate::cube::find).
+    fn of_sequence(
+        table: &[u32],
+        axes: usize,
+        #[comptime] index: usize,
+        #[comptime] cut: Cut,
+    ) -> AxisGeometry {
+        let (is_causal, has_origin) = comptime!((cut.is_causal[index], cut.has_origin));
+        if comptime!(index + cut.rank < MAX_RANK) {
+            // All sequences have one member along it.
+            AxisGeometry {
+                queries: 1usize,
+                keys: 1usize,
+                kernel_size: 1usize,
+                stride: 1usize,
+                dilation: 1usize,
+                ahead: 0usize,
+                behind: 0usize,
+                is_causal,
+                has_origin,
+            }
+        } else {
+            let at = axes + comptime!((index + cut.rank - MAX_RANK) * AXIS_WORDS);
+            let (queries, keys) = comptime!(if cut.is_inverse { (1, 0) } else { (0, 1) });
+            AxisGeometry {
+                queries: table[at + queries] as usize,
+                keys: table[at + keys] as usize,
+                kernel_size: table[at + 2] as usize,
+                stride: table[at + 3] as usize,
+                dilation: table[at + 4] as usize,
+                ahead: table[at + 5] as usize,
+                behind: table[at + 6] as usize,
+                is_causal,
+                has_origin,
+            }
+        }
+    }
+
     /// The keys that `query` sees; there may be none.
     pub fn window(&self, query: usize) -> Span {
         let group = query % self.dilation;
@@ -165,12 +215,38 @@ impl Geometry {
         self.z.keys * self.y.keys * self.x.keys
     }
 
-    pub fn query_position(&self, query: usize) -> Position {
+    /// Number of a query in its sequence.
+    fn own_query(&self, token: usize) -> usize {
+        let own: ComptimeOption<usize> = self.firsts.map(|firsts| token - firsts.query);
+        own.unwrap_or(token)
+    }
+
+    /// The same of a key.
+    fn own_key(&self, token: usize) -> usize {
+        let own: ComptimeOption<usize> = self.firsts.map(|firsts| token - firsts.key);
+        own.unwrap_or(token)
+    }
+
+    /// Number of a query of its own among all.
+    fn any_query(&self, own: usize) -> usize {
+        let token: ComptimeOption<usize> = self.firsts.map(|firsts| firsts.query + own);
+        token.unwrap_or(own)
+    }
+
+    /// The same of a key.
+    fn any_key(&self, own: usize) -> usize {
+        let token: ComptimeOption<usize> = self.firsts.map(|firsts| firsts.key + own);
+        token.unwrap_or(own)
+    }
+
+    pub fn query_position(&self, token: usize) -> Position {
+        let query = self.own_query(token);
         let line = query / self.x.queries;
         Position { z: line / self.y.queries, y: line % self.y.queries, x: query % self.x.queries }
     }
 
-    pub fn key_position(&self, key: usize) -> Position {
+    pub fn key_position(&self, token: usize) -> Position {
+        let key = self.own_key(token);
         let line = key / self.x.keys;
         Position { z: line / self.y.keys, y: line % self.y.keys, x: key % self.x.keys }
     }
@@ -179,7 +255,7 @@ impl Geometry {
     pub fn key_run(&self, batch: usize, head: usize, z: usize, y: usize, span: Span) -> Run {
         let line = (batch * self.z.keys + z) * self.y.keys + y;
         Run {
-            row: (line * self.x.keys + span.first) * self.heads_kv + head,
+            row: self.any_key(line * self.x.keys + span.first) * self.heads_kv + head,
             step: self.x.dilation * self.heads_kv,
             count: span.count,
         }
@@ -189,7 +265,7 @@ impl Geometry {
     pub fn query_run(&self, batch: usize, head: usize, z: usize, y: usize, span: Span) -> Run {
         let line = (batch * self.z.queries + z) * self.y.queries + y;
         Run {
-            row: (line * self.x.queries + span.first) * self.heads + head,
+            row: self.any_query(line * self.x.queries + span.first) * self.heads + head,
             step: self.x.dilation * self.heads,
             count: span.count,
         }
@@ -234,6 +310,48 @@ impl Geometry {
     }
 }
 
+/// The sequence of a packed batch that a token of the rows is of, with the heads of the launch's geometry; that itself where
+/// there is no table. Units of tokens that are no sequence's end here.
+#[cube]
+pub(super) fn of_token(
+    launch: Geometry,
+    sequences: ComptimeOption<&[u32]>,
+    token: usize,
+    #[comptime] plan: RowPlan,
+) -> Geometry {
+    if comptime!(sequences.is_some()) {
+        of_sequence(launch, sequences.unwrap(), token, comptime!(plan.sequences.unwrap()))
+    } else {
+        launch
+    }
+}
+
+#[cube]
+fn of_sequence(launch: Geometry, table: &[u32], token: usize, #[comptime] cut: Cut) -> Geometry {
+    let found = find(table, token, cut);
+    let (row, column) = (found.firsts.row, found.firsts.column);
+    let firsts = if comptime!(cut.is_inverse) {
+        Firsts { query: column, key: row }
+    } else {
+        Firsts { query: row, key: column }
+    };
+    let geometry = Geometry {
+        z: AxisGeometry::of_sequence(table, found.axes, 0usize, cut),
+        y: AxisGeometry::of_sequence(table, found.axes, 1usize, cut),
+        x: AxisGeometry::of_sequence(table, found.axes, 2usize, cut),
+        heads: launch.heads,
+        heads_kv: launch.heads_kv,
+        additional: launch.additional,
+        firsts: ComptimeOption::new_Some(firsts),
+    };
+    let rows = if comptime!(cut.is_inverse) { geometry.keys() } else { geometry.queries() };
+    // In front of its first row the number wraps.
+    if token - row >= rows {
+        terminate!();
+    }
+    geometry
+}
+
 #[cube]
 impl Run {
     /// The same from its row number `index` on.
@@ -253,9 +371,10 @@ pub(super) fn owned(unit: usize, tokens: usize, heads: usize, #[comptime] slices
     Owned { batch, head, token, slice, row: (batch * tokens + token) * heads + head }
 }
 
-/// Launch argument for `problem`, with its axes as kernels walk them the fastest.
-pub(super) fn geometry(problem: &Problem) -> GeometryLaunch {
-    geometry_as_is(&problem.normalized())
+/// Launch argument for a launch's problem, with its axes as kernels walk them the fastest. Those of sequences are made of
+/// a table by units.
+pub(super) fn geometry(launch: &Launch) -> GeometryLaunch {
+    geometry_as_is(&launch.problem.normalized())
 }
 
 /// Launch argument for `problem`, with the axes that it has.
@@ -277,7 +396,8 @@ pub(super) fn geometry_as_is(problem: &Problem) -> GeometryLaunch {
             has_origin,
         )
     });
-    GeometryLaunch::new(z, y, x, problem.heads, problem.heads_kv, problem.additional)
+    let none = ComptimeOptionArgs::None;
+    GeometryLaunch::new(z, y, x, problem.heads, problem.heads_kv, problem.additional, none)
 }
 
 /// Keys that a window holds along the fastest axis.

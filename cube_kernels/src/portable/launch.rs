@@ -5,10 +5,13 @@ use cubecl::ir::{AddressType, ElemType};
 use cubecl::server::Handle;
 
 use super::plan::Launch;
-use super::{BackwardPlan, Limits, Way, forward as rows, selection, tiled};
+use super::{BackwardPlan, Blueprint, Limits, Way, forward as rows, selection, tiled};
 use crate::choices::{Choices, remembered};
+use crate::tensor_core::All;
 use crate::view::{KeyGradients, check_gradients, check_operands, check_outputs, check_saved};
-use crate::{KernelError, Operand, Operands, Outputs, Pass, Problem, Saved, Shape, Strided};
+use crate::{
+    KernelError, Operand, Operands, Outputs, Packed, Pass, Problem, Saved, Shape, Strided,
+};
 
 /// Whether kernels on this device can index buffers of more than 2^31 elements.
 pub fn has_wide_indices(client: &Client) -> bool {
@@ -77,20 +80,67 @@ pub fn forward_with(
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
     let launch = Launch::new(client, problem, dtype)?;
-    check_operands(problem, inputs, dtype.size())?;
-    check_outputs(problem, outputs, dtype.size())?;
     check_way(&launch, way, Pass::Forward)?;
+    attend(&launch, way, inputs, outputs)
+}
+
+/// [`forward()`] of all sequences of a packed batch in one launch, with tiles in two. Tensors are the packed ones, of the shapes
+/// that [`Packed::line`] has.
+///
+/// # Errors
+///
+/// As [`forward()`], and where the windows of the sequence that has most to do cover it, along several axes: dense attention
+/// has one axis.
+pub fn forward_packed(
+    client: &Client,
+    packed: &Packed,
+    dtype: ElemType,
+    allow_untried: bool,
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    let launch = Launch::packed(client, packed, dtype)?;
+    let limits = Limits::of(client).or_tiles(allow_untried);
+    let all = All::of(packed);
+    let choose = || Some(selection::plan(&all.like, &limits));
+    let way = remembered(&FORWARD, &all.like, limits, choose).unwrap_or(Way::Rows);
+    attend(&launch, &for_all(way, &all)?, inputs, outputs)
+}
+
+/// The kernel for all sequences, from the one for the problem that stands for them.
+fn for_all(way: Way, all: &All) -> Result<Way, KernelError> {
+    match way {
+        Way::Rows => Ok(Way::Rows),
+        // Kernels for one problem may take its axes together, or in another order.
+        Way::Tiles(_) if all.like.normalized() != all.like => {
+            let reason = "its sequences are dense, or lines, along several axes";
+            Err(KernelError::Problem(reason.to_string()))
+        }
+        Way::Tiles(own) => {
+            Ok(Way::Tiles(Blueprint { has_origin: all.has_origin, is_packed: true, ..own }))
+        }
+    }
+}
+
+fn attend(
+    launch: &Launch,
+    way: &Way,
+    inputs: &Operands<Strided>,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    let (problem, size) = (launch.problem, launch.dtype.size());
+    check_operands(problem, inputs, size)?;
+    check_outputs(problem, outputs, size)?;
     let inputs = &contiguous_operands(problem, inputs)?;
     if launch.query_rows() == 0 {
         return Ok(());
     }
     match way {
-        Way::Rows => rows::launch(&launch, inputs, outputs, false),
+        Way::Rows => rows::launch(launch, inputs, outputs, false),
         Way::Tiles(blueprint) => {
-            tiled::launch_forward(&launch, blueprint, inputs, outputs);
-            // Where every query sees every key, what is not finite reaches every row in any case.
-            if !problem.is_full() {
-                rows::launch(&launch, inputs, outputs, true);
+            tiled::launch_forward(launch, blueprint, inputs, outputs)?;
+            if !launch.is_full() {
+                rows::launch(launch, inputs, outputs, true);
             }
         }
     }
@@ -134,10 +184,43 @@ pub fn backward_with(
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let launch = Launch::new(client, problem, dtype)?;
-    check_saved(problem, inputs, dtype.size())?;
-    check_gradients(problem, outputs, dtype.size())?;
     check_way(&launch, &plan.queries, Pass::Queries)?;
     check_way(&launch, &plan.keys, Pass::Keys)?;
+    differentiate(&launch, plan, inputs, outputs)
+}
+
+/// [`backward()`] of all sequences of a packed batch, in one launch of each kernel. Tensors are the packed ones, of the shapes
+/// that [`Packed::line`] has.
+///
+/// # Errors
+///
+/// As [`backward()`] and [`forward_packed()`].
+pub fn backward_packed(
+    client: &Client,
+    packed: &Packed,
+    dtype: ElemType,
+    allow_untried: bool,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let launch = Launch::packed(client, packed, dtype)?;
+    let limits = Limits::of(client).or_tiles(allow_untried);
+    let all = All::of(packed);
+    let choose = || Some(selection::plan_backward(&all.like, &limits));
+    let plan = remembered(&BACKWARD, &all.like, limits, choose).unwrap_or(BackwardPlan::ROWS);
+    let (queries, keys) = (for_all(plan.queries, &all)?, for_all(plan.keys, &all)?);
+    differentiate(&launch, &BackwardPlan { queries, keys }, inputs, outputs)
+}
+
+fn differentiate(
+    launch: &Launch,
+    plan: &BackwardPlan,
+    inputs: &Saved<Strided>,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let Launch { client, problem, dtype, .. } = *launch;
+    check_saved(problem, inputs, dtype.size())?;
+    check_gradients(problem, outputs, dtype.size())?;
     let Saved { operands, outputs: results, gradients } = inputs;
     let (out, lse) = (Shape::out(problem), Shape::lse(problem));
     let inputs = Saved {
@@ -153,8 +236,7 @@ pub fn backward_with(
     };
     let of_keys = KeyGradients { client, problem, size: dtype.size(), is_joint: true };
     let keys = of_keys.own(outputs);
-    super::backward::launch(&launch, plan, &inputs, outputs, keys.as_ref());
-    Ok(())
+    super::backward::launch(launch, plan, &inputs, outputs, keys.as_ref())
 }
 
 /// The memory of tensors that the kernels can read: they know no strides.

@@ -9,6 +9,8 @@
 //! A relative position bias is added by tiles and by rows. Its gradient goes by rows alone, a unit to an offset and a
 //! part of the queries, and is summed as everything here is, in a fixed order.
 //!
+//! Both go through the sequences of a packed batch in one launch, if it has neither additional tokens nor a bias.
+//!
 //! What a query does not see cannot reach it, NaN or not: by rows it is never loaded, and rows that tiles
 //! leave with a number that is not finite are computed again by rows.
 //!
@@ -49,7 +51,10 @@ pub mod unfused;
 
 pub use blueprint::Blueprint;
 #[cfg(feature = "cube")]
-pub use launch::{backward, backward_with, forward, forward_with, has_wide_indices};
+pub use launch::{
+    backward, backward_packed, backward_with, forward, forward_packed, forward_with,
+    has_wide_indices,
+};
 #[cfg(feature = "cube")]
 pub(crate) use reduce::reduce_tiles;
 pub use selection::{BackwardPlan, Limits, Way, candidates, estimate, plan, plan_backward};

@@ -7,9 +7,10 @@ use cubecl::server::Handle;
 
 use super::geometry::window_run;
 use super::rows::Slicing;
-use crate::cube::grid_of_units;
+use crate::cube::{Cut, grid_of_units, sequences_of_rows, table};
 use crate::slicing::vector_size;
-use crate::{KernelError, KeyValue, Problem};
+use crate::tensor_core::All;
+use crate::{KernelError, KeyValue, MAX_RANK, Packed, Problem};
 
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
@@ -33,6 +34,8 @@ pub(super) struct RowPlan {
     pub repairs: bool,
     /// Elements of a line.
     pub vector: usize,
+    /// How sequences of a packed batch are found, where there are some.
+    pub sequences: Option<Cut>,
 }
 
 impl RowPlan {
@@ -49,6 +52,8 @@ pub(crate) struct Launch<'a> {
     pub dtype: ElemType,
     pub vector_size: usize,
     pub address_type: AddressType,
+    /// The sequences of a packed batch, of which `problem` is the line.
+    pub packed: Option<(&'a Packed, All)>,
 }
 
 impl<'a> Launch<'a> {
@@ -73,7 +78,44 @@ impl<'a> Launch<'a> {
         if !client.properties().supports_address(address_type) {
             return Err(KernelError::Addressing(problem.largest_tensor()));
         }
-        Ok(Self { client, problem, dtype, vector_size, address_type })
+        Ok(Self { client, problem, dtype, vector_size, address_type, packed: None })
+    }
+
+    /// For all sequences of a packed batch.
+    pub fn packed(
+        client: &'a Client,
+        packed: &'a Packed,
+        dtype: ElemType,
+    ) -> Result<Self, KernelError> {
+        let line = packed.line();
+        // Of rows, tiles and tokens, none of which are more; some dilation groups have a tile less.
+        let most = 2 * line.queries().max(line.keys()) * line.heads;
+        if u32::try_from(most).is_err() {
+            let text = format!("the sequences may have {most} cubes, more than {}", u32::MAX);
+            return Err(KernelError::Problem(text));
+        }
+        let launch = Self::new(client, line, dtype)?;
+        Ok(Self { packed: Some((packed, All::of(packed))), ..launch })
+    }
+
+    /// Whether every query sees every key, so that what is not finite reaches every row in any case.
+    pub fn is_full(&self) -> bool {
+        self.packed.is_none() && self.problem.is_full()
+    }
+
+    /// How rows, keys or queries, find their sequence.
+    fn cut(&self, is_inverse: bool) -> Option<Cut> {
+        let (packed, all) = self.packed?;
+        let (row_tile, column_tile) = ([1; MAX_RANK], [1; MAX_RANK]);
+        let is_causal = all.like.axes.map(|axis| axis.is_causal);
+        let (rank, has_origin) = (packed.rank(), all.has_origin);
+        Some(Cut { rank, is_causal, has_origin, row_tile, column_tile, is_inverse })
+    }
+
+    /// The table in which they find it, for kernels with such a plan.
+    pub(super) fn sequences(&self, plan: &RowPlan) -> Option<Handle> {
+        let ((packed, _), cut) = (self.packed?, plan.sequences?);
+        Some(table(self.client, sequences_of_rows(packed, &cut)))
     }
 
     pub fn query_rows(&self) -> usize {
@@ -97,18 +139,18 @@ impl<'a> Launch<'a> {
 
     /// For kernels that sum value rows, of which a unit holds `lines`.
     pub(super) fn value_plan(&self, lines: usize) -> RowPlan {
-        self.plan(1, self.value_lines().div_ceil(lines))
+        self.plan(1, self.value_lines().div_ceil(lines), false)
     }
 
     /// For kernels that sum key rows, of which a unit holds `lines`.
     pub(super) fn key_plan(&self, lines: usize) -> RowPlan {
-        self.plan(self.key_lines().div_ceil(lines), 1)
+        self.plan(self.key_lines().div_ceil(lines), 1, false)
     }
 
     /// For kernels that sum both, in slices of one number, of which a unit holds `lines` of each.
     pub(super) fn gather_plan(&self, lines: usize) -> RowPlan {
         let slices = self.key_lines().max(self.value_lines()).div_ceil(lines);
-        self.plan(slices, slices)
+        self.plan(slices, slices, true)
     }
 
     fn key_lines(&self) -> usize {
@@ -119,16 +161,22 @@ impl<'a> Launch<'a> {
         self.problem.head_dim_v / self.vector_size
     }
 
-    fn plan(&self, key_slices: usize, value_slices: usize) -> RowPlan {
+    fn plan(&self, key_slices: usize, value_slices: usize, is_inverse: bool) -> RowPlan {
+        let (run, has_origin) = match self.packed {
+            // As many as are taken at once is enough to know of a long one.
+            Some((_, all)) => (all.like.axes[MAX_RANK - 1].kernel_size.min(64), all.has_origin),
+            None => (window_run(self.problem), self.problem.has_origin()),
+        };
         RowPlan {
             key: Slicing::new(self.key_lines(), key_slices),
             value: Slicing::new(self.value_lines(), value_slices),
-            block: block_size(window_run(self.problem)),
+            block: block_size(run),
             has_keys: self.key_rows() > 0,
             has_additional: self.problem.additional > 0,
-            has_origin: self.problem.has_origin(),
+            has_origin,
             repairs: false,
             vector: self.vector_size,
+            sequences: self.cut(is_inverse),
         }
     }
 

@@ -158,6 +158,7 @@ pub fn candidates(problem: &Problem, limits: &Limits, pass: Pass) -> Vec<Bluepri
                     holds_rows: true,
                     has_additional: problem.additional > 0 && pass != Pass::Keys,
                     has_bias: problem.has_bias,
+                    is_packed: false,
                 };
                 blueprints.extend(in_memory(blueprint, limits));
             }

@@ -14,6 +14,8 @@
 //! Elsewhere (AMD, Vulkan, Apple) fragments are the runtime's. The kernels for those take scores and weights through shared
 //! memory, and the forward one goes through the keys twice.
 //!
+//! The sequences of a packed batch are computed by one launch of each kernel: a cube finds in a table what it is of.
+//!
 //! Keys that a query does not see cannot reach it, whatever they hold: a row that does not come out finite
 //! is computed again from its own window alone.
 
@@ -71,6 +73,8 @@ pub use capability::{Capability, Evidence};
 pub use gradients::{backward, backward_packed, backward_vector, backward_with};
 #[cfg(feature = "cube")]
 pub use launch::{forward, forward_packed, forward_with, vector};
+#[cfg(feature = "cube")]
+pub(crate) use packed::All;
 #[cfg(feature = "cube")]
 pub use packed::{plan_backward_packed, plan_packed};
 pub use plan::{

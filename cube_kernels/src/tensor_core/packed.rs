@@ -10,11 +10,11 @@ use crate::{Packed, Problem};
 
 /// What kernels for all sequences are chosen by.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct All {
+pub(crate) struct All {
     /// The problem that stands for them.
     pub like: Problem,
     /// Whether queries of any stand elsewhere than keys of the same number.
-    has_origin: bool,
+    pub has_origin: bool,
 }
 
 impl All {

@@ -2,7 +2,8 @@
 
 use burn_natten_kernels::Problem;
 use burn_natten_kernels::tensor_core::{
-    Blueprint, Capability, Compiler, Pass, backward_candidates, plan_backward, widest_vector,
+    Blueprint, Capability, Compiler, Exponential, Pass, backward_candidates, plan_backward,
+    widest_vector,
 };
 use test_support::compare::{format, half_ulp, magnitude};
 use test_support::cpp::compiler;
@@ -29,7 +30,7 @@ struct Inputs<'a> {
 
 /// Base-2 or natural logsumexp, as the kernel's exponentials are, and delta, of each query.
 pub fn statistics(
-    blueprint: &Blueprint,
+    exponential: Exponential,
     problem: &Problem,
     element: Element,
     data: &Data,
@@ -37,7 +38,7 @@ pub fn statistics(
 ) -> Vec<u8> {
     // Of the output as it is stored.
     let round = format(element).round;
-    let factor = factor(blueprint.exponential, 1.0);
+    let factor = factor(exponential, 1.0);
     let dim = problem.head_dim_v;
     let rows = exact.lse.iter().zip(&data.dlse).enumerate();
     let numbers: Vec<f64> = rows
@@ -113,7 +114,7 @@ pub fn gradients_of<'a>(
     let more = [1, 1, additional];
     let more_key: Tensor<'_> = (&data.additional_key, layout(more, heads_kv, head_dim));
     let more_value: Tensor<'_> = (&data.additional_value, layout(more, heads_kv, head_dim_v));
-    let statistics = statistics(blueprint, problem, element, data, exact);
+    let statistics = statistics(blueprint.exponential, problem, element, data, exact);
     let bias = &data.bias;
     let (inputs, names) = match (blueprint.pass, of_additional) {
         (Pass::Keys, true) => {

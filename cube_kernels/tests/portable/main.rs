@@ -5,6 +5,7 @@
 mod bias;
 mod blocks;
 mod lists;
+mod packed;
 mod selection;
 
 use burn_natten_kernels::portable::{
@@ -79,6 +80,7 @@ fn small(problem: &Problem, pass: Pass, number: usize, shapes: &[[usize; 4]]) ->
         holds_rows: number / 2 % 2 == number % 2,
         has_additional: problem.additional > 0 && pass != Pass::Keys,
         has_bias: problem.has_bias,
+        is_packed: false,
     })
 }
 

@@ -175,7 +175,7 @@ pub(super) fn launch(launch: &Launch, inputs: &Saved<Handle>, statistics: &Handl
                     bias_at,
                 ),
                 buffer(&partial),
-                geometry(problem),
+                geometry(launch),
                 problem.scale as f32,
                 SplitLaunch::new(units, queries, chunk),
                 launch.gather_plan(1),

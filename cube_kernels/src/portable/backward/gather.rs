@@ -21,6 +21,8 @@ pub(super) struct Inputs<'a, F: Float, N: Size> {
     pub statistics: &'a [f32],
     /// Where the bias begins in `statistics`, if there is one.
     pub bias_at: ComptimeOption<usize>,
+    /// Of a packed batch.
+    pub sequences: ComptimeOption<&'a [u32]>,
 }
 
 /// What they write: gradients, or parts of them.

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::bias::RunBias;
-use super::super::geometry::{Geometry, Position, geometry, owned};
+use super::super::geometry::{Geometry, Position, geometry, of_token, owned};
 use super::super::plan::{Launch, RowPlan};
 use super::super::rows::{RowsLaunch, fixed, is_spoiled, store, zeros};
 use super::gather::{Inputs, InputsLaunch, Outputs, OutputsLaunch, Sums, gather};
@@ -43,6 +43,7 @@ fn key_kernel<F: Float, N: Size>(
             terminate!();
         }
     }
+    let geometry = of_token(geometry, inputs.sequences, own.token, plan);
     let group = geometry.group_size();
 
     let row = fixed::<F, N>(inputs.rows.first, inputs.rows.second, &own, scale);
@@ -99,9 +100,10 @@ pub(super) fn launch(
                 RowsLaunch::new(buffer(query), buffer(dout)),
                 buffer(statistics),
                 launch.bias_at().into(),
+                launch.sequences(&plan).as_ref().map(buffer).into(),
             ),
             OutputsLaunch::new(buffer(&outputs.key), buffer(&outputs.value)),
-            geometry(problem),
+            geometry(launch),
             problem.scale as f32,
             units,
             plan,

@@ -26,7 +26,7 @@ use cubecl::server::Handle;
 
 use super::plan::Launch;
 use super::{BackwardPlan, Way, tiled};
-use crate::{KeyValue, Operand, Operands, Saved};
+use crate::{KernelError, KeyValue, Operand, Operands, Saved};
 
 /// Launches the kernels of the backward pass that write something. Those of `keys` write both.
 pub(super) fn launch(
@@ -35,9 +35,8 @@ pub(super) fn launch(
     inputs: &Saved<Handle>,
     outputs: &Operands<Option<Handle>>,
     keys: Option<&KeyValue<Handle>>,
-) {
-    // Where every query sees every key, what is not finite reaches every row in any case.
-    let is_isolated = !launch.problem.is_full();
+) -> Result<(), KernelError> {
+    let is_isolated = !launch.is_full();
     let biases =
         inputs.operands.bias.as_ref().map_or(0, |_| Operand::Bias.shape(launch.problem).elements());
     let words = 2 * launch.query_rows() + biases;
@@ -52,7 +51,7 @@ pub(super) fn launch(
         && let Some(dq) = &outputs.query
     {
         if let Way::Tiles(blueprint) = &plan.queries {
-            tiled::launch_queries(launch, blueprint, inputs, &statistics, dq);
+            tiled::launch_queries(launch, blueprint, inputs, &statistics, dq)?;
         }
         if plan.queries == Way::Rows || is_isolated {
             query::launch(launch, inputs, &statistics, dq, plan.queries != Way::Rows);
@@ -62,7 +61,7 @@ pub(super) fn launch(
         && let Some(outputs) = keys
     {
         if let Way::Tiles(blueprint) = &plan.keys {
-            tiled::launch_keys(launch, blueprint, inputs, &statistics, outputs);
+            tiled::launch_keys(launch, blueprint, inputs, &statistics, outputs)?;
         }
         if plan.keys == Way::Rows || is_isolated {
             key::launch(launch, inputs, &statistics, outputs, plan.keys != Way::Rows);
@@ -74,4 +73,5 @@ pub(super) fn launch(
     if let Some(Some(dbias)) = &outputs.bias {
         bias::launch(launch, inputs, &statistics, dbias);
     }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::super::bias::{RunBias, with_bias};
-use super::super::geometry::{Geometry, Position, Run, geometry, owned};
+use super::super::geometry::{Geometry, Position, Run, geometry, of_token, owned};
 use super::super::plan::{Launch, RowPlan, additional_or};
 use super::super::rows::{
     Fixed, Rows, RowsLaunch, accumulate, dots, fixed, is_spoiled, store, zeros,
@@ -25,10 +25,12 @@ struct Inputs<'a, F: Float, N: Size> {
     /// Queries and the output's gradient.
     rows: Rows<'a, F, N>,
     columns: Rows<'a, F, N>,
-    additional: Rows<'a, F, N>,
+    /// There only with additional tokens, or without sequences: buffers are few.
+    additional: ComptimeOption<Rows<'a, F, N>>,
     statistics: &'a [f32],
     /// Where the bias begins in `statistics`, if there is one.
     bias_at: ComptimeOption<usize>,
+    sequences: ComptimeOption<&'a [u32]>,
 }
 
 /// What a unit keeps of its row.
@@ -60,6 +62,7 @@ fn query_kernel<F: Float, N: Size>(
             terminate!();
         }
     }
+    let geometry = of_token(geometry, inputs.sequences, own.token, plan);
     let head_kv = own.head / geometry.group_size();
     let row = fixed::<F, N>(inputs.rows.first, inputs.rows.second, &own, scale);
     let mut state = State::<N> {
@@ -89,7 +92,8 @@ fn query_kernel<F: Float, N: Size>(
     if comptime!(plan.has_additional) {
         let run = geometry.additional_run(own.batch, head_kv);
         let none = ComptimeOption::new_None();
-        add_keys::<F, N>(&mut state, &row, &inputs.additional, run, none, plan);
+        let columns = inputs.additional.as_ref().unwrap();
+        add_keys::<F, N>(&mut state, &row, columns, run, none, plan);
     }
     store::<F, N>(&state.sums, scale, dq, own.row, own.slice, comptime!(plan.key));
 }
@@ -156,6 +160,10 @@ pub(super) fn launch(
         launch.keys_or(&inputs.operands.query, [&inputs.operands.key, &inputs.operands.value]);
     let [additional_key, additional_value] =
         additional_or(&inputs.operands.query, inputs.operands.additional.as_ref());
+    let additional = match plan.sequences {
+        Some(_) => None,
+        None => Some(RowsLaunch::new(buffer(additional_key), buffer(additional_value))),
+    };
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         query_kernel::launch_unchecked(
@@ -167,12 +175,13 @@ pub(super) fn launch(
             InputsLaunch::new(
                 RowsLaunch::new(buffer(&inputs.operands.query), buffer(&inputs.gradients.out)),
                 RowsLaunch::new(buffer(key), buffer(value)),
-                RowsLaunch::new(buffer(additional_key), buffer(additional_value)),
+                additional.into(),
                 buffer(statistics),
                 launch.bias_at().into(),
+                launch.sequences(&plan).as_ref().map(buffer).into(),
             ),
             buffer(dq),
-            geometry(problem),
+            geometry(launch),
             problem.scale as f32,
             units,
             plan,

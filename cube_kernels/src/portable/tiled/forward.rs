@@ -23,9 +23,9 @@ use super::products::{
 use super::source::{Source, Work, rows, sources, work};
 use super::staging::{Stage, stage};
 use super::tensor::Tensors;
-use crate::Operands;
 use crate::cube::forward::{Inputs, InputsLaunch, Outputs, OutputsLaunch};
 use crate::cube::{Input, InputPair, Position, Space, buffer};
+use crate::{KernelError, Operands};
 
 /// The bias, and where it stands.
 #[derive(CubeType, CubeLaunch)]
@@ -61,7 +61,7 @@ fn tiled_forward_kernel<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let work = work(space, scale, blueprint);
+    let work = work(space, inputs.tensors.sequences, scale, blueprint);
     let (of_rows, rows_each) = comptime!((blueprint.rows(), blueprint.rows_each));
     let mut memory = memory::<N>(blueprint);
     let queries = rows::<F, N>(&inputs.tensors.query, &work);
@@ -279,9 +279,9 @@ pub(in super::super) fn launch(
     blueprint: &Blueprint,
     inputs: &Operands<Handle>,
     outputs: &crate::Outputs<Handle>,
-) {
+) -> Result<(), KernelError> {
     let problem = &launch.problem.normalized();
-    let (cube_count, cube_dim, space) = grid(launch, problem, blueprint);
+    let (cubes, cube_count, cube_dim) = grid(launch, problem, blueprint)?;
     let tensors = Tensors::new(problem);
     let more = additional_or(&inputs.query, inputs.additional.as_ref());
     let bias = inputs.bias.as_ref();
@@ -295,14 +295,14 @@ pub(in super::super) fn launch(
             cube_dim,
             launch.address_type,
             vector,
-            space,
+            cubes.space,
             BiasedInputsLaunch::new(
                 InputsLaunch::new(
                     Input::argument(tensors.query(&inputs.query), vector),
                     InputPair::argument(tensors.keys([&inputs.key, &inputs.value]), vector),
                     InputPair::argument(tensors.additional(more), vector),
                     None.into(),
-                    None.into(),
+                    cubes.sequences.as_ref().map(buffer).into(),
                 ),
                 bias.into(),
             ),
@@ -312,6 +312,7 @@ pub(in super::super) fn launch(
             launch.dtype,
         );
     }
+    Ok(())
 }
 
 /// The kernel, to be compiled without a device.
@@ -336,7 +337,10 @@ pub(super) fn definition(
         properties,
         target,
         Space::compilation(&blueprint.cut()),
-        BiasedInputsCompilationArg { tensors: Inputs::compilation(false, false), bias },
+        BiasedInputsCompilationArg {
+            tensors: Inputs::compilation(false, blueprint.is_packed),
+            bias,
+        },
         Outputs::compilation(),
         (),
         blueprint.vector,

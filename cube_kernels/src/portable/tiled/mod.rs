@@ -26,15 +26,15 @@ use cubecl::prelude::*;
 
 use super::blueprint::Blueprint;
 use super::plan::Launch;
-use crate::Problem;
-use crate::cube::{self, Cut, Space, SpaceLaunch};
+use crate::cube::{self, Cubes, Cut, Extent};
 use crate::tensor_core::Pass;
+use crate::{KernelError, Problem};
 pub(super) use backward::{launch_keys, launch_queries};
 pub(super) use forward::launch as launch_forward;
 
 impl Blueprint {
     /// How the kernel cuts a problem.
-    fn cut(&self) -> Cut {
+    pub(super) fn cut(&self) -> Cut {
         Cut {
             rank: self.rank,
             is_causal: self.is_causal,
@@ -46,16 +46,19 @@ impl Blueprint {
     }
 }
 
-/// The grid for a problem, and its space.
+/// The cubes of a launch for a problem, or for all sequences, and their grid.
 fn grid(
     launch: &Launch,
     problem: &Problem,
     blueprint: &Blueprint,
-) -> (CubeCount, CubeDim, SpaceLaunch) {
-    let cut = blueprint.cut();
-    let cubes = cut.cubes(problem);
-    let space = Space::argument(problem, cubes, &cut);
-    (cube::grid(launch.client, cubes), CubeDim::new_1d(blueprint.units() as u32), space)
+) -> Result<(Cubes, CubeCount, CubeDim), KernelError> {
+    let extent = match launch.packed {
+        Some((packed, _)) => Extent::Packed(packed),
+        None => Extent::Problem(problem),
+    };
+    let cubes = Cubes::new(launch.client, extent, &blueprint.cut())?;
+    let count = cube::grid(launch.client, cubes.count);
+    Ok((cubes, count, CubeDim::new_1d(blueprint.units() as u32)))
 }
 
 /// The kernel of a blueprint, to be compiled without a device.

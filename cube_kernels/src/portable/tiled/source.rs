@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 
 use super::super::blueprint::Blueprint;
-use crate::cube::{CubeTile, Feed, FeedPair, Input, InputPair, Position, Space, Walk, no_firsts};
+use crate::cube::{CubeTile, Feed, FeedPair, Input, InputPair, Position, Space, Walk, own};
 
 /// A tile of rows or of columns in global memory.
 #[derive(CubeType)]
@@ -33,17 +33,23 @@ pub(super) struct Work {
     pub unit: usize,
 }
 
-/// What this unit works on; units of cubes that have no rows end here.
+/// What this unit works on, of a problem or of a packed batch's sequence; units of cubes that have no rows end here.
 #[cube]
-pub(super) fn work(space: Space, scale: f32, #[comptime] blueprint: Blueprint) -> Work {
+pub(super) fn work(
+    space: Space,
+    sequences: ComptimeOption<&[u32]>,
+    scale: f32,
+    #[comptime] blueprint: Blueprint,
+) -> Work {
     if CUBE_POS >= space.cubes {
         terminate!();
     }
-    let tile = space.tile(CUBE_POS, no_firsts(), comptime!(blueprint.cut()));
+    let own = own(space, sequences, CUBE_POS, comptime!(blueprint.cut()));
+    let tile = own.tile;
     if !tile.has_rows() {
         terminate!();
     }
-    Work { space, tile, scale, unit: UNIT_POS as usize }
+    Work { space: own.space, tile, scale, unit: UNIT_POS as usize }
 }
 
 #[cube]

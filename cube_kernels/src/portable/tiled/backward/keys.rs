@@ -21,8 +21,10 @@ use super::super::products::{
 use super::super::source::{SourcePair, Work, row_pair, sources, work};
 use super::super::staging::{Stage, stage};
 use super::super::tensor::Tensors;
+#[cfg(feature = "cuda")]
+use crate::cube::optional_buffer;
 use crate::cube::{InputPair, Position, Space, buffer};
-use crate::{KeyValue, Saved};
+use crate::{KernelError, KeyValue, Saved};
 
 /// What the kernel reads. Additional keys have a kernel of their own, and buffers are few.
 #[derive(CubeType, CubeLaunch)]
@@ -33,6 +35,7 @@ struct Inputs<'a, F: Float, N: Size> {
     statistics: &'a [f32],
     /// Of the bias in `statistics`, if there is one.
     places: ComptimeOption<Places>,
+    sequences: ComptimeOption<&'a [u32]>,
 }
 
 /// What it writes.
@@ -67,7 +70,7 @@ fn tiled_key_kernel<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let work = work(space, scale, blueprint);
+    let work = work(space, inputs.sequences, scale, blueprint);
     let rows_each = comptime!(blueprint.rows_each);
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let mut memory = memory::<N>(blueprint);
@@ -198,9 +201,9 @@ pub(in super::super::super) fn launch(
     inputs: &Saved<Handle>,
     statistics: &Handle,
     outputs: &KeyValue<Handle>,
-) {
+) -> Result<(), KernelError> {
     let problem = &launch.problem.normalized();
-    let (cube_count, cube_dim, space) = grid(launch, problem, blueprint);
+    let (cubes, cube_count, cube_dim) = grid(launch, problem, blueprint)?;
     let tensors = Tensors::new(problem);
     let Saved { operands, gradients, .. } = inputs;
     let vector = blueprint.vector;
@@ -212,12 +215,13 @@ pub(in super::super::super) fn launch(
             cube_dim,
             launch.address_type,
             vector,
-            space,
+            cubes.space,
             InputsLaunch::new(
                 InputPair::argument(tensors.keys([&operands.key, &operands.value]), vector),
                 InputPair::argument(tensors.queries([&operands.query, &gradients.out]), vector),
                 buffer(statistics),
                 launch.bias_at().map(|first| Places::argument(problem, first)).into(),
+                cubes.sequences.as_ref().map(buffer).into(),
             ),
             OutputsLaunch::new(buffer(&outputs.key), buffer(&outputs.value)),
             problem.scale as f32,
@@ -225,6 +229,7 @@ pub(in super::super::super) fn launch(
             launch.dtype,
         );
     }
+    Ok(())
 }
 
 /// The kernel, to be compiled without a device.
@@ -239,7 +244,8 @@ pub(in super::super) fn definition(
     let (pair, buffer) = (InputPair::compilation, || BufferCompilationArg { inplace: None });
     let places = Places::compilation_if(blueprint.has_bias);
     let (rows, columns) = (pair(), pair());
-    let inputs = InputsCompilationArg { rows, columns, statistics: buffer(), places };
+    let sequences = optional_buffer(blueprint.is_packed);
+    let inputs = InputsCompilationArg { rows, columns, statistics: buffer(), places, sequences };
     let kernel = tiled_key_kernel::TiledKeyKernel::new(
         settings,
         properties,

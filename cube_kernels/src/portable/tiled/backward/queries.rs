@@ -22,8 +22,10 @@ use super::super::products::{
 use super::super::source::{SourcePair, Work, row_pair, sources, work};
 use super::super::staging::{Stage, stage};
 use super::super::tensor::Tensors;
-use crate::Saved;
+#[cfg(feature = "cuda")]
+use crate::cube::optional_buffer;
 use crate::cube::{InputPair, Position, Space, buffer};
+use crate::{KernelError, Saved};
 
 /// What the kernel reads.
 #[derive(CubeType, CubeLaunch)]
@@ -31,10 +33,12 @@ struct Inputs<'a, F: Float, N: Size> {
     /// Queries and the output's gradient.
     rows: InputPair<'a, F, N>,
     columns: InputPair<'a, F, N>,
-    additional: InputPair<'a, F, N>,
+    /// There only with additional tokens, or without sequences: buffers are few.
+    additional: ComptimeOption<InputPair<'a, F, N>>,
     statistics: &'a [f32],
     /// Of the bias in `statistics`, if there is one.
     places: ComptimeOption<Places>,
+    sequences: ComptimeOption<&'a [u32]>,
 }
 
 /// What a unit keeps of its rows.
@@ -55,7 +59,7 @@ fn tiled_query_kernel<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let work = work(space, scale, blueprint);
+    let work = work(space, inputs.sequences, scale, blueprint);
     let rows_each = comptime!(blueprint.rows_each);
     let (first, second) = comptime!((blueprint.first(), blueprint.second()));
     let mut memory = memory::<N>(blueprint);
@@ -99,7 +103,8 @@ fn tiled_query_kernel<F: Float, N: Size>(
     }
     if comptime!(blueprint.has_additional) {
         let columns = comptime!(blueprint.columns());
-        let feed = inputs.additional.additional(&work.space, &work.tile);
+        let additional = inputs.additional.as_ref().unwrap();
+        let feed = additional.additional(&work.space, &work.tile);
         for number in 0..work.space.additional.div_ceil(columns) {
             let corner = Position { z: 0usize, y: 0usize, x: number * columns };
             let is_all = corner.x + columns <= work.space.additional;
@@ -178,13 +183,15 @@ pub(in super::super::super) fn launch(
     inputs: &Saved<Handle>,
     statistics: &Handle,
     dq: &Handle,
-) {
+) -> Result<(), KernelError> {
     let problem = &launch.problem.normalized();
-    let (cube_count, cube_dim, space) = grid(launch, problem, blueprint);
+    let (cubes, cube_count, cube_dim) = grid(launch, problem, blueprint)?;
     let tensors = Tensors::new(problem);
     let Saved { operands, gradients, .. } = inputs;
     let more = additional_or(&operands.query, operands.additional.as_ref());
     let vector = blueprint.vector;
+    let additional = || InputPair::argument(tensors.additional(more), vector);
+    let additional = (!blueprint.is_packed).then(additional);
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         tiled_query_kernel::launch_unchecked(
@@ -193,13 +200,14 @@ pub(in super::super::super) fn launch(
             cube_dim,
             launch.address_type,
             vector,
-            space,
+            cubes.space,
             InputsLaunch::new(
                 InputPair::argument(tensors.queries([&operands.query, &gradients.out]), vector),
                 InputPair::argument(tensors.keys([&operands.key, &operands.value]), vector),
-                InputPair::argument(tensors.additional(more), vector),
+                additional.into(),
                 buffer(statistics),
                 launch.bias_at().map(|first| Places::argument(problem, first)).into(),
+                cubes.sequences.as_ref().map(buffer).into(),
             ),
             buffer(dq),
             problem.scale as f32,
@@ -207,6 +215,7 @@ pub(in super::super::super) fn launch(
             launch.dtype,
         );
     }
+    Ok(())
 }
 
 /// The kernel, to be compiled without a device.
@@ -222,9 +231,13 @@ pub(in super::super) fn definition(
     let inputs = InputsCompilationArg {
         rows: pair(),
         columns: pair(),
-        additional: pair(),
+        additional: match blueprint.is_packed {
+            true => ComptimeOptionCompilationArg::None,
+            false => ComptimeOptionCompilationArg::Some(pair()),
+        },
         statistics: buffer(),
         places: Places::compilation_if(blueprint.has_bias),
+        sequences: optional_buffer(blueprint.is_packed),
     };
     let kernel = tiled_query_kernel::TiledQueryKernel::new(
         settings,
