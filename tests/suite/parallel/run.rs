@@ -69,15 +69,15 @@ pub fn run(
     let space: Vec<usize> = problem.axes.iter().map(Axis::queries).collect();
     match space.len() {
         1 => execute::<2, 4, 3>(problem, inputs, setup, &space, &space, |q, k, v, a, b, bias| {
-            let options = all(problem, setup, a, b).with_bias(bias);
+            let options = all::<1>(problem, setup, a, b).with_bias(bias);
             windows([q, k, v], options, (team, split), try_na1d_sharded)
         }),
         2 => execute::<3, 5, 4>(problem, inputs, setup, &space, &space, |q, k, v, a, b, bias| {
-            let options = all(problem, setup, a, b).with_bias(bias);
+            let options = all::<2>(problem, setup, a, b).with_bias(bias);
             windows([q, k, v], options, (team, split), try_na2d_sharded)
         }),
         _ => execute::<4, 6, 5>(problem, inputs, setup, &space, &space, |q, k, v, a, b, bias| {
-            let options = all(problem, setup, a, b).with_bias(bias);
+            let options = all::<3>(problem, setup, a, b).with_bias(bias);
             windows([q, k, v], options, (team, split), try_na3d_sharded)
         }),
     }
