@@ -97,7 +97,7 @@ impl Split {
     /// let target = Target::Cuda { sm: 90 };
     /// let cluster = Cluster { members: 2, target, dtype: DType::BF16, link: Link::NVLINK };
     /// let split = Split::auto(&sizes, [30, 48, 80], &options, &cluster)?;
-    /// assert_eq!(split, Split::Halo { axis: 2 });
+    /// assert!(matches!(split, Split::Halo { .. }));
     /// # Ok(())
     /// # }
     /// ```
@@ -297,9 +297,17 @@ mod tests {
         let tokens = 30 * 48 * 80;
         let heads = find(&all, Split::Heads { axis: 1 });
         assert_eq!(heads.bytes, tokens * (4 * row / 2 + 12 * 4));
-        assert!(heads.transfer > 3.9e-3 && heads.transfer < 4.2e-3, "{heads}");
         // A device of the two sees all that travels.
         assert_eq!(heads.transfer, heads.bytes as f64 / 357e9 + 10.0 * 25e-6);
+    }
+
+    #[test]
+    fn a_halo_is_expected_to_be_cheaper_than_heads() {
+        let options = NeighborhoodOptions::<3>::new([18, 24, 24]);
+        let all = estimates(&SIZES, [30, 48, 80], &options, &cluster(2)).expect("fits");
+        assert!(matches!(all[0].split, Split::Halo { .. }), "{all:?}");
+        let split = Split::auto(&SIZES, [30, 48, 80], &options, &cluster(2));
+        assert_eq!(split, Ok(all[0].split));
     }
 
     #[test]
