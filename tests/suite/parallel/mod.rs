@@ -6,6 +6,7 @@ mod dense;
 mod devices;
 mod errors;
 mod exchange;
+mod replicate;
 mod run;
 mod tokens;
 mod views;
