@@ -43,6 +43,7 @@ pub struct Context {
     allow_tf32: bool,
     experimental_forward: bool,
     experimental_backward: bool,
+    host_exchange: bool,
 }
 
 static GLOBAL: RwLock<Context> = RwLock::new(Context::new());
@@ -53,7 +54,7 @@ thread_local! {
 
 impl Context {
     /// The settings of a new process: not deterministic, default memory,
-    /// measured choices, no TF32, no experimental paths.
+    /// measured choices, no TF32, no experimental paths, no exchange through the host.
     pub const fn new() -> Self {
         Self {
             deterministic: false,
@@ -63,6 +64,7 @@ impl Context {
             allow_tf32: false,
             experimental_forward: false,
             experimental_backward: false,
+            host_exchange: false,
         }
     }
 
@@ -190,6 +192,14 @@ impl Context {
         self
     }
 
+    /// Allows the [operators of several devices](crate::parallel) to move tensors between CUDA devices through the host where they have
+    /// no transport, which is NCCL's: a hundred times slower, and an error without this setting. Off by default. Devices of other
+    /// kinds, and of different ones, have nothing but the host, and need no permission.
+    pub const fn with_host_exchange(mut self, allow: bool) -> Self {
+        self.host_exchange = allow;
+        self
+    }
+
     /// Whether kernels may be chosen by measurement.
     pub const fn autotune(&self) -> bool {
         self.autotune
@@ -213,6 +223,11 @@ impl Context {
     /// Whether f32 inputs may be multiplied in TF32.
     pub const fn allow_tf32(&self) -> bool {
         self.allow_tf32
+    }
+
+    /// Whether CUDA devices without a transport may exchange tensors through the host.
+    pub const fn host_exchange(&self) -> bool {
+        self.host_exchange
     }
 
     /// Whether paths that have never run on real hardware are allowed: forward, backward.
@@ -282,13 +297,16 @@ mod tests {
         let on = Context::new()
             .with_deterministic(true)
             .with_allow_tf32(true)
+            .with_host_exchange(true)
             .with_allow_experimental(true, true);
         assert!(on.allow_tf32() && !Context::new().allow_tf32());
+        assert!(on.host_exchange() && !Context::new().host_exchange());
         let off = on
             .with_deterministic(false)
             .with_allow_tf32(false)
+            .with_host_exchange(false)
             .with_allow_experimental(false, false);
-        assert!(!off.deterministic() && !off.allow_tf32());
+        assert!(!off.deterministic() && !off.allow_tf32() && !off.host_exchange());
         assert_eq!(off.allow_experimental(), (false, false));
     }
 }

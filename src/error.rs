@@ -161,6 +161,25 @@ pub enum AttentionError {
         /// What is wrong with it.
         error: Box<AttentionError>,
     },
+    /// A member of a sharded operator is at fault.
+    #[error("member {member}: {error}")]
+    Member {
+        /// Its number.
+        member: usize,
+        /// What is wrong with it.
+        error: Box<AttentionError>,
+    },
+    /// Two devices can exchange tensors through the host alone, which nobody has allowed.
+    #[error(
+        "members: {from} and {to} have no transport between them, must have one (libnccl where the loader looks), or \
+         Context::with_host_exchange must allow the host"
+    )]
+    NoTransport {
+        /// The device of one member.
+        from: String,
+        /// That of another.
+        to: String,
+    },
     /// The scale is infinite or not a number.
     #[error("scale: is {got}, must be finite")]
     Scale {
@@ -246,5 +265,10 @@ impl AttentionError {
     /// The same of a sequence of a packed batch.
     pub(crate) fn of_sequence(self, sequence: usize) -> Self {
         Self::Sequence { sequence, error: Box::new(self) }
+    }
+
+    /// The same of a member of a sharded operator.
+    pub(crate) fn of_member(self, member: usize) -> Self {
+        Self::Member { member, error: Box::new(self) }
     }
 }

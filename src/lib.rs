@@ -95,6 +95,7 @@ pub mod nn;
 pub mod nsa;
 mod options;
 pub mod packed;
+pub mod parallel;
 pub mod plan;
 mod problem;
 pub mod profile;

@@ -10,11 +10,11 @@ use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use crate::{AttentionError, CausalAlignment};
 
 /// Names of the axes of a tensor around its spatial axes.
-const BATCH: &str = "batch";
-const SPACE: &str = "space";
-const HEADS: &str = "heads";
-const HEAD_DIM: &str = "head_dim";
-const TOKENS: &str = "tokens";
+pub(crate) const BATCH: &str = "batch";
+pub(crate) const SPACE: &str = "space";
+pub(crate) const HEADS: &str = "heads";
+pub(crate) const HEAD_DIM: &str = "head_dim";
+pub(crate) const TOKENS: &str = "tokens";
 
 /// The window parameters of some spatial axes, slowest first; those of
 /// [`NeighborhoodOptions`](crate::NeighborhoodOptions).
@@ -57,18 +57,56 @@ pub(crate) fn neighborhood(
     for axis in 0..rank {
         axes[MAX_RANK - rank + axis] = window_axis(axis, space[axis], windows)?;
     }
+    over_axes(shapes, axes, windows.kernel_size, scale)
+}
+
+/// Attention over windows along these axes, which are those of the tensors; `kernel_size` is without the padding.
+fn over_axes(
+    shapes: Shapes<'_>,
+    axes: [Axis; MAX_RANK],
+    kernel_size: &[usize],
+    scale: Option<f64>,
+) -> Result<Problem, AttentionError> {
     if let Some(bias) = shapes.bias {
-        position_bias(bias, shapes.query, windows.kernel_size)?;
+        position_bias(bias, shapes.query, kernel_size)?;
         // A bias is by distances along each axis, also where windows cover the space.
         return Ok(finish(shapes, &axes, scale)?.with_bias(true));
     }
     // No axis restricts anything: one long axis saves kernels the arithmetic of three. Tensors are seen in it where their
     // tokens lie in one line, and copied where not.
     if axes.iter().all(Axis::is_full) {
-        let tokens = space.iter().product();
-        axes = [Axis::UNIT, Axis::UNIT, Axis::dense(tokens, tokens, false)];
+        let product = |length: fn(&Axis) -> usize| axes.iter().map(length).product();
+        let (queries, keys) = (product(|axis| axis.queries), product(|axis| axis.keys));
+        return finish(shapes, &[Axis::UNIT, Axis::UNIT, Axis::dense(queries, keys, false)], scale);
     }
     finish(shapes, &axes, scale)
+}
+
+/// [`neighborhood`] of some queries to the keys that they see: a part of `space` along one axis. `part` says which.
+pub(crate) fn part_of_space(
+    shapes: Shapes<'_>,
+    windows: Windows<'_>,
+    space: &[usize],
+    (along, part): (usize, Axis),
+    scale: Option<f64>,
+) -> Result<Problem, AttentionError> {
+    let rank = space.len();
+    let mut axes = [Axis::UNIT; MAX_RANK];
+    for (axis, length) in space.iter().enumerate() {
+        axes[MAX_RANK - rank + axis] = window_axis(axis, *length, windows)?;
+    }
+    axes[MAX_RANK - rank + along] = part;
+    over_axes(shapes, axes, windows.kernel_size, scale)
+}
+
+/// [`dense`] where the causality, and where queries stand among the keys, is said by `axis`.
+pub(crate) fn dense_part(
+    shapes: Shapes<'_>,
+    axis: Axis,
+    scale: Option<f64>,
+) -> Result<Problem, AttentionError> {
+    same(shapes.value, "value", shapes.key, "key", 1, TOKENS)?;
+    finish(shapes, &[axis], scale)
 }
 
 /// A bias has the heads of the query, and an entry for each distance of a key and a query that sees it.
@@ -98,13 +136,12 @@ pub(crate) fn dense(
     causal: Option<CausalAlignment>,
     scale: Option<f64>,
 ) -> Result<Problem, AttentionError> {
-    same(shapes.value, "value", shapes.key, "key", 1, TOKENS)?;
     let axis = Axis::dense(shapes.query[1], shapes.key[1], causal.is_some());
     let axis = match causal {
         Some(CausalAlignment::Start) => axis.with_origin(0),
         _ => axis,
     };
-    finish(shapes, &[axis], scale)
+    dense_part(shapes, axis, scale)
 }
 
 /// Spatial axis number `axis`, of `length` tokens.

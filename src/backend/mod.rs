@@ -5,6 +5,7 @@ mod autodiff;
 pub(crate) mod block_sparse;
 #[cfg(feature = "cube")]
 mod cube;
+pub(crate) mod exchange;
 pub(crate) mod extension;
 #[cfg(feature = "flex")]
 mod flex;

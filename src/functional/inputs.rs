@@ -12,7 +12,7 @@ use crate::warm_up::prepare;
 use crate::{AttentionError, Context, Strategy};
 
 /// The additional keys and values, both or neither.
-pub(super) fn additional_tokens(
+pub(crate) fn additional_tokens(
     tokens: AdditionalTokens,
 ) -> Result<Option<(Tensor<4>, Tensor<4>)>, AttentionError> {
     const KEYS: &str = "additional_keys";

@@ -14,6 +14,7 @@ pub use block_sparse::{
     try_block_sparse2d, try_block_sparse3d,
 };
 pub use merge::{merge_attentions, try_merge_attentions};
+pub(crate) use neighborhood::neighborhood;
 pub use neighborhood::{NeighborhoodOutput, na1d, na2d, na3d, try_na1d, try_na2d, try_na3d};
 pub use packed::{
     attention_packed, na1d_packed, na2d_packed, na3d_packed, try_attention_packed, try_na1d_packed,

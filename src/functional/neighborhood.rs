@@ -134,7 +134,7 @@ neighborhood_attention!(na2d, try_na2d, rank 2, 5, 4,
 neighborhood_attention!(na3d, try_na3d, rank 3, 6, 5,
     space "depth, height, width", example "[1, 4, 5, 6, 2, 8]" "[2, 3, 5]");
 
-fn neighborhood<const N: usize, const D: usize, const L: usize>(
+pub(crate) fn neighborhood<const N: usize, const D: usize, const L: usize>(
     query: Tensor<D>,
     key: Tensor<D>,
     value: Tensor<D>,

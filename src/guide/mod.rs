@@ -10,6 +10,7 @@
 //! | [`extra_tokens`] | How do text, class tokens or a second window take part? |
 //! | [`native_sparse_attention`] | How do long sequences attend to what matters? |
 //! | [`packed`] | How are images, videos or texts of different sizes attended in one call? |
+//! | [`multi_gpu`] | How does attention run on several devices? |
 //! | [`determinism`] | When do results repeat bit by bit? |
 //! | [`memory`] | What is kept, and what is allocated? |
 //! | [`precision`] | Which element types are there, and how large are errors? |
@@ -49,6 +50,9 @@ pub mod memory {
 #[cfg(feature = "models")]
 pub mod models {
     #![doc = include_str!("models.md")]
+}
+pub mod multi_gpu {
+    #![doc = include_str!("multi_gpu.md")]
 }
 pub mod native_sparse_attention {
     #![doc = include_str!("native_sparse_attention.md")]

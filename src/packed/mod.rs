@@ -15,5 +15,6 @@ mod spaces;
 mod tokens;
 
 pub use lengths::Lengths;
+pub(crate) use lengths::ranges;
 pub use spaces::{Spaces, Window};
 pub use tokens::{pack, unpack};

@@ -21,6 +21,7 @@ mod nat;
 mod natten_shapes;
 mod nsa;
 mod packed;
+mod parallel;
 mod plan;
 mod properties;
 mod relations;

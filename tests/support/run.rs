@@ -208,7 +208,8 @@ pub fn bias_shape<const B: usize>(problem: &Problem) -> [usize; B] {
     shape
 }
 
-fn execute<const B: usize, const D: usize, const L: usize>(
+/// Runs an operator on the tensors of a problem, and the loss that `setup` asks for.
+pub fn execute<const B: usize, const D: usize, const L: usize>(
     problem: &Problem,
     inputs: &Inputs,
     setup: &Setup,

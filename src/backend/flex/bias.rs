@@ -28,6 +28,7 @@ impl<'a, A: Real> Bias<'a, A> {
     /// The same with every line in reverse.
     pub fn reversed(mut self) -> Self {
         let length = self.distances.extents[MAX_RANK - 1];
+        self.distances = self.distances.reversed();
         self.entries.to_mut().chunks_mut(length).for_each(<[A]>::reverse);
         self
     }
@@ -90,15 +91,31 @@ struct Distances {
     extents: [usize; MAX_RANK],
     kernel_size: [usize; MAX_RANK],
     dilation: [usize; MAX_RANK],
+    /// Where the first query stands among the keys.
+    origin: [usize; MAX_RANK],
+    /// The entry of a line for a partner where a token's position is 0, and how far ahead tokens stand of their positions.
+    first: usize,
+    ahead: usize,
 }
 
 impl Distances {
+    /// Those of the partners of queries. With a bias, queries stand among the keys.
     fn new(problem: &Problem) -> Self {
+        let kernel_size = problem.axes.map(|axis| axis.kernel_size);
+        let shifts = problem.shifts();
         Self {
             extents: problem.bias_extents(),
-            kernel_size: problem.axes.map(|axis| axis.kernel_size),
+            kernel_size,
             dilation: problem.axes.map(|axis| axis.dilation),
+            origin: problem.axes.map(|axis| axis.origin.unsigned_abs()),
+            first: kernel_size[MAX_RANK - 1] - 1,
+            ahead: shifts[MAX_RANK - 1].0,
         }
+    }
+
+    /// Those of the partners of keys, which queries are, in lines that are reversed.
+    fn reversed(self) -> Self {
+        Self { first: self.first + self.ahead, ahead: 0, ..self }
     }
 
     /// The first entry of a line: that of queries and keys at these coordinates along the slower axes, which see each
@@ -107,7 +124,7 @@ impl Distances {
     fn line(&self, head: usize, query: [usize; 2], key: [usize; 2]) -> usize {
         let place = |axis: usize| {
             let (size, dilation) = (self.kernel_size[axis], self.dilation[axis]);
-            (key[axis] + (size - 1) * dilation - query[axis]) / dilation
+            (key[axis] + (size - 1) * dilation - query[axis] - self.origin[axis]) / dilation
         };
         let [z, y, x] = self.extents;
         ((head * z + place(0)) * y + place(1)) * x
@@ -120,7 +137,7 @@ impl Distances {
         if own.is_empty() {
             return 0..0;
         }
-        let first = columns.start + own.start + self.kernel_size[MAX_RANK - 1] - 1 - position;
+        let first = columns.start + own.start + self.first - position - self.ahead;
         first..first + own.len()
     }
 }

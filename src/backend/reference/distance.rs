@@ -9,6 +9,8 @@ use super::{IntTensor, Windows, keys_per_window};
 
 /// Where the entry of an axis stands for a query and a key that it sees.
 fn along(axis: &Axis, query: usize, key: usize) -> usize {
+    // With a bias, queries stand among the keys.
+    let query = query + axis.origin.unsigned_abs();
     (key + (axis.kernel_size - 1) * axis.dilation - query) / axis.dilation
 }
 
