@@ -291,10 +291,10 @@ impl Team {
             let block = |member: usize| (member + size - step) % size;
             let mut next: Vec<Option<(Tensor<4>, Tensor<4>)>> = vec![None; size];
             // What others need goes on before anybody computes.
-            for member in 0..size {
+            for (member, held) in held.iter().enumerate() {
                 let block = block(member);
                 let is_needed = |step| whole.needs((block + step) % size, block);
-                if let Some((key, value)) = held[member].clone()
+                if let Some((key, value)) = held.clone()
                     && (step + 1..size).any(is_needed)
                 {
                     let to = (member + 1) % size;

@@ -4,7 +4,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_natten_kernels::{KernelError, Operands, Outputs, Saved};
 
 use super::memory::{empty_gradients, empty_outputs};
-use super::{Launch, as_they_lie, tensor_core};
+use super::{Launch, as_they_lie, portable, tensor_core};
 use crate::Tier;
 use crate::backend::{Plan, log_once};
 
@@ -20,6 +20,7 @@ pub(super) fn forward(operands: &Operands<CubeTensor>, plan: &Plan) -> Option<Ou
             #[cfg(feature = "cuda")]
             Tier::Hopper => super::hopper::forward_packed(&launch, packed, &operands, &handles),
             Tier::TensorCore => tensor_core::forward_packed(&launch, packed, &operands, &handles),
+            Tier::Portable => portable::forward_packed(&launch, packed, &operands, &handles),
             tier => Err(no_kernels(tier)),
         }
     });
@@ -43,6 +44,7 @@ pub(super) fn backward(
             #[cfg(feature = "cuda")]
             Tier::Hopper => super::hopper::backward_packed(&launch, packed, &saved, &handles),
             Tier::TensorCore => tensor_core::backward_packed(&launch, packed, &saved, &handles),
+            Tier::Portable => portable::backward_packed(&launch, packed, &saved, &handles),
             tier => Err(no_kernels(tier)),
         }
     });

@@ -77,7 +77,8 @@ fn dense_attention_over_views() {
                 attention_sharded(query, key, value, options, split)
             };
             let want = run(&members, &|tensor| tensor, &operator);
-            let views: [(&str, fn(Tensor<4>) -> Tensor<4>); 4] = [
+            type View = fn(Tensor<4>) -> Tensor<4>;
+            let views: [(&str, View); 4] = [
                 ("cropped tokens", |tensor| cropped(tensor, 1)),
                 ("cropped heads", |tensor| cropped(tensor, 2)),
                 ("tokens and heads exchanged", |tensor| swapped(tensor, 1, 2)),
