@@ -23,6 +23,10 @@ pub struct Plan {
     /// What a packed batch is made of; the rest of the plan is that of one of its sequences then, or of no tokens.
     pub(crate) parts: Option<Arc<[Part]>>,
     /// All sequences of a packed batch, where one launch a pass may have them.
+    #[cfg_attr(
+        not(feature = "cube"),
+        allow(dead_code, reason = "CubeCL's kernels have such launches")
+    )]
     pub(crate) packed: Option<Arc<Packed>>,
 }
 

@@ -100,7 +100,7 @@ pub struct Buffer {
     pub handle: Handle,
     /// Whether the kernel writes to it.
     pub is_output: bool,
-    /// What is written to it ahead of the launch: each at a multiple of [`PLACE`] bytes, behind the one before it. They name buffers
+    /// What is written to it ahead of the launch: each at a multiple of 128 bytes, behind the one before it. They name buffers
     /// of the same launch, as the kernel's arguments do.
     pub contents: Vec<Argument>,
 }
