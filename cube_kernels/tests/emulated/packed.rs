@@ -338,14 +338,13 @@ fn images_with_asynchronous_copies() {
 #[test]
 fn videos_with_loads_through_registers() {
     let like = Problem::new([Axis::UNIT], 2, 24).with_heads_kv(1).with_head_dim_v(40);
-    check_all(&crate::plain(), &videos(like), Element::Bf16, true);
+    check_all(&crate::plain(), &videos(like), Element::Bf16, false);
 }
 
 #[test]
 fn cooperative_matrices() {
     let like = Problem::new([Axis::UNIT], 2, 16).with_heads_kv(1);
     check_all(&crate::cooperative(16), &images(like), Element::F16, false);
-    check_all(&crate::cooperative(8), &texts(like), Element::F16, false);
 }
 
 #[test]
@@ -362,13 +361,13 @@ fn portable_tiles() {
         let all = packed(&problems);
         let has_most = problems.iter().max_by_key(|problem| (problem.rank(), problem.queries()));
         let like = has_most.expect("there are some");
-        for (number, pass) in [Pass::Forward, Pass::Queries, Pass::Keys].into_iter().enumerate() {
-            let candidates = portable::candidates(like, &portable::Limits::HOPPER, pass);
-            let own = candidates[candidates.len() * (turn + number) / 5];
-            let has_origin = all.problems().any(Problem::has_origin);
-            let blueprint = portable::Blueprint { has_origin, is_packed: true, ..own };
-            check(&Kernel::portable(compiler, &blueprint, &problems), &problems);
-        }
+        // Each pass on one of them: compiling takes longest.
+        let pass = [Pass::Keys, Pass::Forward, Pass::Queries][turn];
+        let candidates = portable::candidates(like, &portable::Limits::HOPPER, pass);
+        let own = candidates[candidates.len() * turn / 3];
+        let has_origin = all.problems().any(Problem::has_origin);
+        let blueprint = portable::Blueprint { has_origin, is_packed: true, ..own };
+        check(&Kernel::portable(compiler, &blueprint, &problems), &problems);
     }
 }
 
