@@ -15,9 +15,9 @@ use crate::{KernelError, KeyValue, MAX_RANK, Packed, Problem};
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
 
-/// Buffers that a kernel binds at most: five that it reads and may read, those of a bias or of statistics, and its results. WebGPU
-/// promises as many, of which CubeCL takes one for sizes.
-const BUFFERS: u32 = 8;
+/// Buffers that a kernel binds at most: five of queries and tokens, bias, table of sequences, and two results. WebGPU promises 8,
+/// of which CubeCL takes one for sizes; devices have more.
+const BUFFERS: u32 = 9;
 
 /// Compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,7 +77,7 @@ impl<'a> Launch<'a> {
             });
         }
         if client.properties().hardware.max_bindings < BUFFERS {
-            return Err(KernelError::Device("room for 8 buffers in a kernel"));
+            return Err(KernelError::Device("room for 9 buffers in a kernel"));
         }
         let vector_size = vector_size(problem);
         // The signed bound leaves room for the units past the end of the last cube.
