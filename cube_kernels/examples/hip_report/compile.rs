@@ -58,12 +58,21 @@ impl Toolkit {
 
     /// Whether there is such a header.
     pub fn has(&self, header: &str) -> bool {
-        let mut command = Command::new(&self.clang);
-        command.args(["-x", "c++", "-E"]);
+        self.holds(&format!("__has_include(<{header}>)"))
+    }
+
+    /// Whether the headers are those of HIP 6 or newer.
+    pub fn has_hip_6(&self) -> bool {
+        self.holds("__has_include(<hip/hip_version.h>)\n#include <hip/hip_version.h>\n#endif\n#if HIP_VERSION_MAJOR >= 6")
+    }
+
+    /// Whether the preprocessor finds it true.
+    fn holds(&self, condition: &str) -> bool {
         let file = std::env::temp_dir().join(format!("hip_report_{}.h", std::process::id()));
-        let text = format!("#if !__has_include(<{header}>)\n#error\n#endif\n");
+        let text = format!("#if {condition}\n#else\n#error\n#endif\n");
         let is_written = std::fs::write(&file, text).is_ok();
-        let output = command.arg(&file).output();
+        let output = Command::new(&self.clang).args(["-x", "c++", "-E"]).arg(&file).output();
+        // There or not: what matters is the answer.
         let _ = std::fs::remove_file(file);
         is_written && output.is_ok_and(|output| output.status.success())
     }
@@ -117,7 +126,9 @@ impl Toolkit {
         let own = [format!("oclc_isa_version_{library}"), format!("oclc_wavefrontsize64_{wide}")];
         let mut command = Command::new(&self.clang);
         command.args(["-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib"]);
-        command.args(["-std=c++17", "-O3", "-include", "hip/hip_runtime.h"]);
+        command.args(["-std=c++17", "-O3"]);
+        // What HIP's compiler at run time has without being told.
+        command.args(["-include", "hip/hip_runtime.h", "-include", "hip/hip_fp16.h"]);
         command.args(["-Rpass-analysis=kernel-resource-usage", "-w", "--rocm-path=/usr"]);
         command.arg(format!("--offload-arch={name}"));
         for part in LIBRARY.into_iter().chain(own.iter().map(String::as_str)) {

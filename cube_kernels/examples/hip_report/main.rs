@@ -7,7 +7,7 @@
 //!
 //! Needs clang 17 or newer with its AMDGPU target and lld, HIP's headers and AMD's device library: on Debian `clang-19`, `lld-19`,
 //! `libamdhip64-dev` and `rocm-device-libs`. `HIP_CLANG` names another clang, `CPLUS_INCLUDE_PATH` other headers. bf16 needs those of
-//! HIP 5.7, and cooperative matrices rocWMMA's; what headers lack is left out, with a line.
+//! HIP 6, and cooperative matrices rocWMMA's; what headers lack is left out, with a line.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::ExitCode;
@@ -70,17 +70,16 @@ fn main() -> ExitCode {
 /// Every kernel once for each architecture, or the first of each kind for one, by names that say where it was met first.
 fn kernels(toolkit: &Toolkit, parts: &[String], is_sample: bool) -> BTreeMap<String, Kernel> {
     let mut formats = vec![F32, F16];
-    if toolkit.has("hip/hip_bf16.h") {
+    if toolkit.has_hip_6() {
         formats.push(BF16);
     } else {
-        eprintln!("bf16 is left out: there is no hip/hip_bf16.h");
+        eprintln!("bf16 is left out: headers of HIP before version 6 cannot convert it");
     }
     let has_matrices = toolkit.has("rocwmma/rocwmma.hpp");
     if !has_matrices {
         eprintln!("cooperative matrices are left out: there is no rocwmma/rocwmma.hpp");
     }
     let mut kernels = BTreeMap::new();
-    // In the order in which they are met.
     let (mut kinds, mut sampled) = (HashMap::new(), HashSet::new());
     for (number, architecture) in ARCHITECTURES.into_iter().enumerate() {
         let device = Absent::new(&Hardware {
@@ -101,9 +100,9 @@ fn kernels(toolkit: &Toolkit, parts: &[String], is_sample: bool) -> BTreeMap<Str
                 let kernel = launch.kernel.as_ref();
                 let module = module(kernel.name());
                 let kind = (module.clone(), format!("{:?}", format.kind));
-                let next = kinds.len();
-                let turn = kinds.entry(kind.clone()).or_insert(next);
-                let is_turn = *turn % ARCHITECTURES.len() == number;
+                // One of the architectures that have it.
+                let next = number + kinds.len() % (ARCHITECTURES.len() - number);
+                let is_turn = *kinds.entry(kind.clone()).or_insert(next) == number;
                 if is_sample && !(is_turn && sampled.insert(kind)) {
                     continue;
                 }
