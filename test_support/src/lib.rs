@@ -2,6 +2,8 @@
 //! what several tiers promise.
 #![allow(missing_docs, reason = "the readers of this crate are tests")]
 
+#[cfg(feature = "cube")]
+pub mod absent;
 #[cfg(feature = "cuda")]
 pub mod backward;
 #[cfg(feature = "cube")]

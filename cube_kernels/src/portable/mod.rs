@@ -1,6 +1,6 @@
 //! Kernels for any CubeCL runtime: CUDA, HIP, Metal, Vulkan, WGSL and the CPU.
 //!
-//! They use no plane operation, no atomics and at most 8 buffers, and hold their sums in `f32` registers.
+//! They use no plane operation, no atomics and at most 9 buffers, and hold their sums in `f32` registers.
 //! There are two ways through a problem ([`Way`]). By rows, a unit owns a row, or up to 32 vectors of one, and
 //! uses no shared memory: what CPUs, small windows and short sequences want. By tiles, a cube owns a box of
 //! rows and takes the columns that any of them sees through shared memory. [`plan()`] and

@@ -15,6 +15,10 @@ use crate::{KernelError, KeyValue, MAX_RANK, Packed, Problem};
 /// Most rows that are taken at once.
 const MAX_BLOCK: usize = 8;
 
+/// Buffers that a kernel binds at most: five of queries and tokens, bias, table of sequences, and two results. WebGPU promises 8,
+/// of which CubeCL takes one for sizes; devices have more.
+const BUFFERS: u32 = 9;
+
 /// Compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RowPlan {
@@ -57,7 +61,7 @@ pub(crate) struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// Fails if the device lacks the element type or 64-bit indices that the problem needs.
+    /// Fails if the device lacks the element type or 64-bit indices that the problem needs, or room for the buffers.
     pub fn new(
         client: &'a Client,
         problem: &'a Problem,
@@ -71,6 +75,9 @@ impl<'a> Launch<'a> {
                 known: "f16, bf16 and f32, where the device has them",
                 got: dtype,
             });
+        }
+        if client.properties().hardware.max_bindings < BUFFERS {
+            return Err(KernelError::Device("room for 9 buffers in a kernel"));
         }
         let vector_size = vector_size(problem);
         // The signed bound leaves room for the units past the end of the last cube.

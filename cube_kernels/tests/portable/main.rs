@@ -4,6 +4,7 @@
 
 mod bias;
 mod blocks;
+mod limits;
 mod lists;
 mod packed;
 mod selection;

@@ -118,10 +118,11 @@ pub(super) fn launch(
     }
     let plan = launch.gather_plan(GATHER_LINES);
     let (chunks, chunk) = chunks(problem.queries(), rows * plan.key.slices);
-    // No query, no chunk: the reduction writes zeros, and the workspace is never read.
+    // No query, no chunk: the reduction writes zeros, and the workspace is never read. WebGPU still binds no buffer that is
+    // shorter than what a kernel reads at once.
     let workspace = |dim: usize| {
-        let elements = rows * chunks * dim;
-        launch.client.empty((elements * size_of::<f32>()).max(1))
+        let elements = (rows * chunks * dim).max(launch.vector_size);
+        launch.client.empty(elements * size_of::<f32>())
     };
     let partial_dk = workspace(problem.head_dim);
     let partial_dv = workspace(problem.head_dim_v);
