@@ -12,6 +12,7 @@ mod isolation;
 mod large_scores;
 mod layout;
 mod origins;
+mod packed;
 mod random;
 mod repeat;
 mod run;
