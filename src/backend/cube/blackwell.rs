@@ -7,6 +7,7 @@ use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
 use cubecl::server::Handle;
 
 use super::Launch;
+use crate::Tier;
 use crate::backend::Plan;
 
 /// Launches the forward pass.
@@ -15,6 +16,7 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
+    has_one_shape(launch)?;
     let schedule = launch.plan.blackwell().map_err(KernelError::Problem)?;
     sm100::check::check(launch.client, schedule.element)?;
     sm100::forward_with(launch.client, &schedule, &launch.plan.problem, operands, outputs)
@@ -26,9 +28,22 @@ pub(super) fn backward(
     saved: &Saved<Strided>,
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
+    has_one_shape(launch)?;
     let schedules = launch.plan.blackwell_backward().map_err(KernelError::Problem)?;
     sm100::check::check(launch.client, launch.plan.element())?;
     sm100::backward_with(launch.client, &schedules, &launch.plan.problem, saved, gradients)
+}
+
+fn has_one_shape(launch: &Launch<'_>) -> Result<(), KernelError> {
+    match launch.packed {
+        None => Ok(()),
+        Some(_) => {
+            let kernels = Tier::Blackwell.kernels();
+            Err(KernelError::Problem(format!(
+                "there are no {kernels} for sequences of several shapes"
+            )))
+        }
+    }
 }
 
 /// Checks the kernels of a plan, and compiles them: those of the forward pass and, for training, of the backward pass.

@@ -3,7 +3,7 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use burn_natten_kernels::native::sm90;
-use burn_natten_kernels::{KernelError, Operands, Outputs, Packed, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
 use cubecl::server::Handle;
 
 use super::Launch;
@@ -15,8 +15,13 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    let schedule = launch.plan.hopper().map_err(KernelError::Problem)?;
-    sm90::forward_with(launch.client, &schedule, &launch.plan.problem, operands, outputs)
+    let Launch { client, plan, packed } = *launch;
+    if let Some(packed) = packed {
+        let (element, tiling) = (plan.element(), plan.context.tiling());
+        return sm90::forward_packed(client, packed, element, tiling, operands, outputs);
+    }
+    let schedule = plan.hopper().map_err(KernelError::Problem)?;
+    sm90::forward_with(client, &schedule, &plan.problem, operands, outputs)
 }
 
 /// Launches the backward pass.
@@ -25,32 +30,13 @@ pub(super) fn backward(
     saved: &Saved<Strided>,
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    let schedules = launch.plan.hopper_backward().map_err(KernelError::Problem)?;
-    sm90::backward_with(launch.client, &schedules, &launch.plan.problem, saved, gradients)
-}
-
-/// Launches the forward pass of all sequences of a packed batch.
-pub(super) fn forward_packed(
-    launch: &Launch<'_>,
-    packed: &Packed,
-    operands: &Operands<Strided>,
-    outputs: &Outputs<Handle>,
-) -> Result<(), KernelError> {
-    let Plan { context, .. } = launch.plan;
-    let (element, tiling) = (launch.plan.element(), context.tiling());
-    sm90::forward_packed(launch.client, packed, element, tiling, operands, outputs)
-}
-
-/// Launches the backward pass of all sequences of a packed batch.
-pub(super) fn backward_packed(
-    launch: &Launch<'_>,
-    packed: &Packed,
-    saved: &Saved<Strided>,
-    gradients: &Operands<Option<Handle>>,
-) -> Result<(), KernelError> {
-    let Plan { context, .. } = launch.plan;
-    let (element, tiling) = (launch.plan.element(), context.tiling());
-    sm90::backward_packed(launch.client, packed, element, tiling, saved, gradients)
+    let Launch { client, plan, packed } = *launch;
+    if let Some(packed) = packed {
+        let (element, tiling) = (plan.element(), plan.context.tiling());
+        return sm90::backward_packed(client, packed, element, tiling, saved, gradients);
+    }
+    let schedules = plan.hopper_backward().map_err(KernelError::Problem)?;
+    sm90::backward_with(client, &schedules, &plan.problem, saved, gradients)
 }
 
 /// Compiles the kernels of a plan: those of the forward pass and, for training, of the backward pass.

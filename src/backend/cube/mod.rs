@@ -7,7 +7,6 @@ mod block_sparse;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod memory;
-mod packed;
 mod portable;
 mod select;
 mod tensor_core;
@@ -16,7 +15,7 @@ mod unfused;
 use std::sync::atomic::Ordering;
 
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Packed, Problem, Saved, Strided};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
@@ -29,7 +28,7 @@ use memory::{Lay, empty_gradients, empty_outputs};
 use super::extension::saved;
 use super::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
-    FALLBACKS, Plan, log_once, packed as parts, reference,
+    FALLBACKS, Plan, log_once, packed, reference,
 };
 use crate::tier::Ladder;
 use crate::{AttentionError, Strategy, Tier};
@@ -38,11 +37,26 @@ use crate::{AttentionError, Strategy, Tier};
 struct Launch<'a> {
     client: &'a Client,
     plan: &'a Plan,
+    /// The sequences of a packed batch that one launch is to have.
+    packed: Option<&'a Packed>,
 }
 
 impl<'a> Launch<'a> {
     fn new(plan: &'a Plan, query: &'a CubeTensor) -> Self {
-        Self { client: &query.client, plan }
+        Self { client: &query.client, plan, packed: plan.packed.as_deref() }
+    }
+
+    /// What has the shapes of the tensors.
+    fn problem(&self) -> &'a Problem {
+        self.packed.map_or(&self.plan.problem, Packed::line)
+    }
+
+    /// Whether a tier of a ladder launches the pass.
+    fn is_done(&self, ladder: Ladder, on: impl Fn(Tier) -> Result<(), KernelError>) -> bool {
+        match self.packed {
+            Some(_) => at_once(ladder, on),
+            None => descend(self.plan, ladder, on),
+        }
     }
 
     fn forward(
@@ -85,6 +99,14 @@ fn as_they_lie(launch: impl Fn(Lay) -> Result<(), KernelError>) -> Result<(), Ke
         Err(KernelError::Layout { .. }) => launch(Lay::Contiguous),
         result => result,
     }
+}
+
+/// Whether the first tier of a ladder launches a pass over all sequences of a packed batch, which is logged where it does not. Another
+/// tier for all of them may be slower than the first one for each shape.
+fn at_once(ladder: Ladder, launch: impl Fn(Tier) -> Result<(), KernelError>) -> bool {
+    let Err(error) = launch(ladder.first()) else { return true };
+    log_once(format!("one launch for each shape of a packed batch, because {error}"));
+    false
 }
 
 /// The first tier of a ladder that launches a pass; `false` if none but the Reference tier is left.
@@ -139,11 +161,12 @@ fn launch_forward(operands: &Operands<CubeTensor>, plan: &Plan) -> Option<Output
         return None;
     }
     let launch = Launch::new(plan, &operands.query);
-    let outputs = empty_outputs(&operands.query, &plan.problem);
+    let problem = launch.problem();
+    let outputs = empty_outputs(&operands.query, problem);
     let handles = outputs.as_ref().map(|tensor| tensor.handle.clone());
-    let on =
-        |tier, lay: Lay| launch.forward(tier, &lay.operands(&plan.problem, operands), &handles);
-    descend(plan, plan.forward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(outputs)
+    let on = |tier, lay: Lay| launch.forward(tier, &lay.operands(problem, operands), &handles);
+    let on = |tier| as_they_lie(|lay| on(tier, lay));
+    launch.is_done(plan.forward, on).then_some(outputs)
 }
 
 /// The gradients of a backward pass that are wanted; `None` where no kernel was launched.
@@ -159,18 +182,19 @@ fn launch_backward(
     let gradients = empty_gradients(&saved.operands, wanted);
     let handles =
         gradients.as_ref().map(|_, gradient| gradient.as_ref().map(|tensor| tensor.handle.clone()));
-    let on = |tier, lay: Lay| launch.backward(tier, &lay.saved(&plan.problem, saved), &handles);
-    descend(plan, plan.backward, |tier| as_they_lie(|lay| on(tier, lay))).then_some(gradients)
+    let on = |tier, lay: Lay| launch.backward(tier, &lay.saved(launch.problem(), saved), &handles);
+    let on = |tier| as_they_lie(|lay| on(tier, lay));
+    launch.is_done(plan.backward, on).then_some(gradients)
 }
 
 impl AttentionOps for CubeBackend {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
         if let Some(parts) = &plan.parts {
-            let all = packed::forward(&operands, &plan);
-            return AttentionResults::new(
-                all.unwrap_or_else(|| parts::forward::<Self>(operands, parts)),
-            );
+            return AttentionResults::new(match launch_forward(&operands, &plan) {
+                Some(outputs) => outputs,
+                None => packed::forward::<Self>(operands, parts),
+            });
         }
         AttentionResults::new(match launch_forward(&operands, &plan) {
             Some(outputs) => outputs,
@@ -189,10 +213,10 @@ impl AttentionBackwardOps for CubeBackend {
     ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
         if let Some(parts) = &plan.parts {
-            let all = packed::backward(&saved, wanted, &plan);
-            return AttentionGradients::new(
-                all.unwrap_or_else(|| parts::backward::<Self>(saved, wanted, parts)),
-            );
+            return AttentionGradients::new(match launch_backward(&saved, wanted, &plan) {
+                Some(gradients) => gradients,
+                None => packed::backward::<Self>(saved, wanted, parts),
+            });
         }
         AttentionGradients::new(match launch_backward(&saved, wanted, &plan) {
             Some(gradients) => gradients,

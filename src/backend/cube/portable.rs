@@ -1,7 +1,7 @@
 //! The Portable tier.
 
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn_natten_kernels::{KernelError, Operands, Outputs, Packed, Saved, Strided, portable};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided, portable};
 use cubecl::server::Handle;
 
 use super::Launch;
@@ -12,9 +12,15 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    let (allow_untried, _) = launch.plan.context.allow_experimental();
-    let dtype = dtype_to_storage_type(launch.plan.dtype);
-    portable::forward(launch.client, &launch.plan.problem, dtype, allow_untried, operands, outputs)
+    let Launch { client, plan, packed } = *launch;
+    let (allow_untried, _) = plan.context.allow_experimental();
+    let dtype = dtype_to_storage_type(plan.dtype);
+    match packed {
+        Some(packed) => {
+            portable::forward_packed(client, packed, dtype, allow_untried, operands, outputs)
+        }
+        None => portable::forward(client, &plan.problem, dtype, allow_untried, operands, outputs),
+    }
 }
 
 /// Launches the backward pass.
@@ -23,31 +29,13 @@ pub(super) fn backward(
     saved: &Saved<Strided>,
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    let (_, allow_untried) = launch.plan.context.allow_experimental();
-    let dtype = dtype_to_storage_type(launch.plan.dtype);
-    portable::backward(launch.client, &launch.plan.problem, dtype, allow_untried, saved, gradients)
-}
-
-/// Launches the forward pass of all sequences of a packed batch.
-pub(super) fn forward_packed(
-    launch: &Launch<'_>,
-    packed: &Packed,
-    operands: &Operands<Strided>,
-    outputs: &Outputs<Handle>,
-) -> Result<(), KernelError> {
-    let (allow_untried, _) = launch.plan.context.allow_experimental();
-    let dtype = dtype_to_storage_type(launch.plan.dtype);
-    portable::forward_packed(launch.client, packed, dtype, allow_untried, operands, outputs)
-}
-
-/// Launches the backward pass of all sequences of a packed batch.
-pub(super) fn backward_packed(
-    launch: &Launch<'_>,
-    packed: &Packed,
-    saved: &Saved<Strided>,
-    gradients: &Operands<Option<Handle>>,
-) -> Result<(), KernelError> {
-    let (_, allow_untried) = launch.plan.context.allow_experimental();
-    let dtype = dtype_to_storage_type(launch.plan.dtype);
-    portable::backward_packed(launch.client, packed, dtype, allow_untried, saved, gradients)
+    let Launch { client, plan, packed } = *launch;
+    let (_, allow_untried) = plan.context.allow_experimental();
+    let dtype = dtype_to_storage_type(plan.dtype);
+    match packed {
+        Some(packed) => {
+            portable::backward_packed(client, packed, dtype, allow_untried, saved, gradients)
+        }
+        None => portable::backward(client, &plan.problem, dtype, allow_untried, saved, gradients),
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Once;
 
 use burn::backend::{DType, cubecl::dtype_to_storage_type};
 use burn_natten_kernels::tensor_core::{self, Capability, Choice, Evidence};
-use burn_natten_kernels::{KernelError, Operands, Outputs, Packed, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
@@ -18,9 +18,15 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    say_what_has_run(launch.client);
+    let Launch { client, plan, packed } = *launch;
+    say_what_has_run(client);
     let (dtype, choice) = (launch.multiplied(), launch.choice());
-    tensor_core::forward(launch.client, &launch.plan.problem, dtype, choice, operands, outputs)
+    match packed {
+        Some(packed) => {
+            tensor_core::forward_packed(client, packed, dtype, choice, operands, outputs)
+        }
+        None => tensor_core::forward(client, &plan.problem, dtype, choice, operands, outputs),
+    }
 }
 
 /// Launches the backward pass.
@@ -29,31 +35,14 @@ pub(super) fn backward(
     saved: &Saved<Strided>,
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
+    let Launch { client, plan, packed } = *launch;
     let (dtype, choice) = (launch.multiplied(), launch.choice());
-    tensor_core::backward(launch.client, &launch.plan.problem, dtype, choice, saved, gradients)
-}
-
-/// Launches the forward pass of all sequences of a packed batch.
-pub(super) fn forward_packed(
-    launch: &Launch<'_>,
-    packed: &Packed,
-    operands: &Operands<Strided>,
-    outputs: &Outputs<Handle>,
-) -> Result<(), KernelError> {
-    say_what_has_run(launch.client);
-    let (dtype, choice) = (launch.multiplied(), launch.choice());
-    tensor_core::forward_packed(launch.client, packed, dtype, choice, operands, outputs)
-}
-
-/// Launches the backward pass of all sequences of a packed batch.
-pub(super) fn backward_packed(
-    launch: &Launch<'_>,
-    packed: &Packed,
-    saved: &Saved<Strided>,
-    gradients: &Operands<Option<Handle>>,
-) -> Result<(), KernelError> {
-    let (dtype, choice) = (launch.multiplied(), launch.choice());
-    tensor_core::backward_packed(launch.client, packed, dtype, choice, saved, gradients)
+    match packed {
+        Some(packed) => {
+            tensor_core::backward_packed(client, packed, dtype, choice, saved, gradients)
+        }
+        None => tensor_core::backward(client, &plan.problem, dtype, choice, saved, gradients),
+    }
 }
 
 /// Says once that kernels for an NVIDIA GPU of this kind have been compiled and not run.
