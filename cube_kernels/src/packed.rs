@@ -81,7 +81,7 @@ impl Packed {
         let seen = |sequence: &Sequence| -> usize {
             sequence.problem.axes.iter().map(|axis| axis.kernel_size).product()
         };
-        sequences.sort_by_key(|sequence| std::cmp::Reverse(seen(sequence)));
+        sequences.sort_by_cached_key(|sequence| std::cmp::Reverse(seen(sequence)));
         let line = first.with_axes([Axis::dense(queries, keys, false)]);
         Ok(Self { sequences, line })
     }
