@@ -1,6 +1,6 @@
 //! Times of whole calls on a device: the forward pass, and both passes by autodiff.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Distribution, Tensor};
 use burn_natten::AttentionError;
 use burn_natten::profile::{Repeats, Timing, time};
 use serde_json::{Value, json};
@@ -11,8 +11,11 @@ use crate::failure::Failure;
 use crate::memory::Gauge;
 use crate::print::json::text;
 use crate::print::table;
-use crate::request::usage;
+use crate::request::{sizes, usage};
 use crate::units::{duration, si};
+
+/// Seed of inputs.
+const SEED: u64 = 42;
 
 /// What was measured.
 pub struct Found {
@@ -93,6 +96,25 @@ fn measure(
     drop(results);
     let timing = time(device, repeats, || call.call(&inputs)).map_err(failed)?;
     Ok(Measurement { name, timing, flops, memory })
+}
+
+/// Query, key and value, by chance, of so many tokens; tracked on a device that tracks.
+pub fn tensors(args: &Args, tokens: usize, device: &Device) -> [Tensor<4>; 3] {
+    let sizes = sizes(args);
+    device.seed(SEED);
+    [
+        (sizes.heads, sizes.head_dim),
+        (sizes.heads_kv, sizes.head_dim),
+        (sizes.heads_kv, sizes.head_dim_v),
+    ]
+    .map(|(heads, dim)| random(args, [sizes.batch, tokens, heads, dim], device))
+}
+
+/// One of them.
+pub fn random(args: &Args, shape: [usize; 4], device: &Device) -> Tensor<4> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    let tensor = Tensor::random(shape, normal, (device, args.dtype.dtype()));
+    if device.is_autodiff() { tensor.require_grad() } else { tensor }
 }
 
 /// The gradients of a sum of all outputs, on a device that tracks; or else the outputs.

@@ -166,15 +166,7 @@ fn problem(args: &Args) -> Result<Problem, Failure> {
         let text = "--input-size: is missing, give the tokens of 1 to 3 axes, or a --problem";
         return Err(Failure::Usage(text.to_string()));
     }
-    let sizes = Sizes {
-        batch: args.batch_size,
-        heads: args.heads,
-        heads_kv: args.heads_kv.unwrap_or(args.heads),
-        head_dim: args.head_dim,
-        head_dim_v: args.dim_value.unwrap_or(args.head_dim),
-        additional: args.add_kv,
-        has_bias: args.bias,
-    };
+    let sizes = sizes(args);
     let problem = if args.window_size.is_empty() {
         let tokens = space.iter().product();
         sizes.dense(tokens, tokens, dense_causality(args)?, args.scale)
@@ -227,5 +219,18 @@ pub fn per_axis<T: Copy>(
             "{flag}: has {} values, must have 1 or {rank} as --input-size or --ragged",
             values.len()
         ))),
+    }
+}
+
+/// The sizes of tensors that the flags ask for, but for their tokens.
+pub fn sizes(args: &Args) -> Sizes {
+    Sizes {
+        batch: args.batch_size,
+        heads: args.heads,
+        heads_kv: args.heads_kv.unwrap_or(args.heads),
+        head_dim: args.head_dim,
+        head_dim_v: args.dim_value.unwrap_or(args.head_dim),
+        additional: args.add_kv,
+        has_bias: args.bias,
     }
 }

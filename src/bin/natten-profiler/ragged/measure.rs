@@ -1,6 +1,6 @@
 //! A packed batch on a device.
 
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_natten::{
     AttentionError, AttentionOptions, Lengths, NeighborhoodOptions, Spaces, Window,
     try_attention_packed, try_na1d_packed, try_na2d_packed, try_na3d_packed,
@@ -11,9 +11,6 @@ use crate::args::Args;
 use crate::device;
 use crate::failure::Failure;
 use crate::passes::{self, Found};
-
-/// Seed of inputs.
-const SEED: u64 = 42;
 
 /// Times the forward pass, and both passes where the flags ask for the backward pass.
 pub fn run(job: &Job, args: &Args) -> Result<Found, Failure> {
@@ -32,17 +29,7 @@ impl passes::Call for Timed<'_> {
     type Inputs = [Tensor<4>; 3];
 
     fn inputs(&self, device: &Device) -> [Tensor<4>; 3] {
-        let args = self.args;
-        device.seed(SEED);
-        let heads_kv = args.heads_kv.unwrap_or(args.heads);
-        let dim_v = args.dim_value.unwrap_or(args.head_dim);
-        let sizes = [(args.heads, args.head_dim), (heads_kv, args.head_dim), (heads_kv, dim_v)];
-        sizes.map(|(heads, dim)| {
-            let shape = [1, self.job.tokens(), heads, dim];
-            let normal = Distribution::Normal(0.0, 1.0);
-            let tensor = Tensor::random(shape, normal, (device, args.dtype.dtype()));
-            if device.is_autodiff() { tensor.require_grad() } else { tensor }
-        })
+        passes::tensors(self.args, self.job.tokens(), device)
     }
 
     fn call(&self, inputs: &[Tensor<4>; 3]) -> Result<Vec<Tensor<1>>, AttentionError> {

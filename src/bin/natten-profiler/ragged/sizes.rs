@@ -11,7 +11,7 @@ use crate::args::Args;
 use crate::failure::Failure;
 use crate::print::json::text;
 use crate::print::table;
-use crate::request::{per_axis, usage};
+use crate::request::{self, per_axis, usage};
 use crate::units::{axes, count, si};
 
 /// Flags that packed batches have no use for.
@@ -50,13 +50,8 @@ impl Job {
         let sizes = read(path)?;
         let rank = sizes[0].len();
         let is_causal = per_axis("--causal", &args.causal, rank, false)?;
-        let common = Sizes {
-            batch: 1,
-            heads: args.heads,
-            heads_kv: args.heads_kv.unwrap_or(args.heads),
-            head_dim_v: args.dim_value.unwrap_or(args.head_dim),
-            ..Sizes::new(args.head_dim)
-        };
+        // A batch of one, without additional tokens and bias: their flags are refused.
+        let common = request::sizes(args);
         if args.window_size.is_empty() {
             if rank > 1 {
                 let text = format!("--window-size: is missing, give that of {rank} axes");
@@ -116,15 +111,13 @@ impl Job {
             }
         };
         let shapes: BTreeSet<_> = self.sizes.iter().collect();
-        let heads_kv = args.heads_kv.unwrap_or(args.heads);
+        let Sizes { heads, heads_kv, head_dim, .. } = request::sizes(args);
         format!(
-            "{} sequences of {} shapes, {} tokens, {what}{}, heads {} on {heads_kv}, head_dim {}, {}",
+            "{} sequences of {} shapes, {} tokens, {what}{}, heads {heads} on {heads_kv}, head_dim {head_dim}, {}",
             self.sizes.len(),
             shapes.len(),
             self.tokens(),
             if self.is_causal.contains(&true) { ", causal" } else { "" },
-            args.heads,
-            args.head_dim,
             args.dtype.name()
         )
     }

@@ -6,7 +6,7 @@ use clap::Args as Flags;
 
 use crate::args::Args;
 use crate::failure::Failure;
-use crate::request::{per_axis, usage};
+use crate::request::{per_axis, sizes, usage};
 use crate::units::axes;
 use crate::values;
 
@@ -110,15 +110,7 @@ impl Job {
             let text = "--input-size: is missing, give the tokens of 1 to 3 axes";
             return Err(Failure::Usage(text.to_string()));
         }
-        let heads_kv = args.heads_kv.unwrap_or(args.heads);
-        let head_dim_v = args.dim_value.unwrap_or(args.head_dim);
-        let sizes = Sizes {
-            batch: args.batch_size,
-            heads: args.heads,
-            heads_kv,
-            head_dim_v,
-            ..Sizes::new(args.head_dim)
-        };
+        let sizes = sizes(args);
         let task = match flags.block_sparse {
             Some(entries) => Task::Blocks(Box::new(blocks(args, &sizes, entries)?)),
             None => Task::Native(Box::new(native(args)?)),

@@ -1,6 +1,6 @@
 //! Sparse attention on a device.
 
-use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_natten::block_lists::{self, BlockGrid};
 use burn_natten::plan::Target;
 use burn_natten::{
@@ -13,9 +13,6 @@ use crate::args::Args;
 use crate::device;
 use crate::failure::Failure;
 use crate::passes::{self, Found};
-
-/// Seed of inputs and lists.
-const SEED: u64 = 42;
 
 /// Times the forward pass, and both passes by autodiff where the flags ask for the backward pass.
 pub fn run(job: &Job, args: &Args) -> Result<Found, Failure> {
@@ -59,18 +56,12 @@ struct Inputs {
 impl Inputs {
     fn new(job: &Job, args: &Args, device: &Device) -> Self {
         let (sizes, tokens) = (job.sizes, job.space.iter().product());
-        device.seed(SEED);
-        let normal = |heads: usize, dim: usize| {
-            let options = (device, args.dtype.dtype());
-            let normal = Distribution::Normal(0.0, 1.0);
-            let tensor = Tensor::random([sizes.batch, tokens, heads, dim], normal, options);
-            if device.is_autodiff() { tensor.require_grad() } else { tensor }
-        };
+        let [query, key, value] = passes::tensors(args, tokens, device);
         Self {
-            query: normal(sizes.heads, sizes.head_dim),
-            key: normal(sizes.heads_kv, sizes.head_dim),
-            value: normal(sizes.heads_kv, sizes.head_dim_v),
-            gates: normal(sizes.heads, 3),
+            query,
+            key,
+            value,
+            gates: passes::random(args, [sizes.batch, tokens, sizes.heads, 3], device),
             blocks: match &job.task {
                 Task::Blocks(sparse) => Some(lists(sparse, device)),
                 Task::Native(_) => None,
@@ -80,7 +71,7 @@ impl Inputs {
 
     /// The outputs.
     fn call(&self, job: &Job, args: &Args) -> Result<Tensor<1>, AttentionError> {
-        let out = match (&job.task, &self.blocks) {
+        Ok(match (&job.task, &self.blocks) {
             (Task::Blocks(sparse), Some(blocks)) => match job.space.len() {
                 1 => self.blocks::<1, 4>(job, sparse, blocks, args)?,
                 2 => self.blocks::<2, 5>(job, sparse, blocks, args)?,
@@ -94,8 +85,7 @@ impl Inputs {
                 output.out.flatten(0, 3)
             }
             (Task::Blocks(_), None) => Tensor::zeros([0], &self.query.device()),
-        };
-        Ok(out)
+        })
     }
 
     fn blocks<const N: usize, const D: usize>(
