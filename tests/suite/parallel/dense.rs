@@ -6,7 +6,7 @@ use burn_natten::{AttentionOptions, CausalAlignment, try_attention};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::run::{Team, agree, expected, random_shards, run_dense};
+use super::run::{Team, agree, expected, random_problem, random_shards, run_dense};
 use crate::support::check::{F32, close};
 use crate::support::problem::{Axis, Problem};
 use crate::support::run::{Loss, Setup, values};
@@ -23,18 +23,8 @@ fn random(seed: u64) -> (Problem, [Vec<usize>; 2]) {
         0 => [20; 2],
         _ => [(); 2].map(|()| rng.random_range(members..=24)),
     };
-    let heads_kv = members * rng.random_range(1..=2);
-    let problem = Problem {
-        batch: rng.random_range(1..=2),
-        heads: heads_kv * rng.random_range(1..=2),
-        heads_kv,
-        dim: 8,
-        dim_v: [4, 8][rng.random_range(0..2)],
-        additional: [None, Some(0), Some(3)][rng.random_range(0..3)],
-        scale: None,
-        bias: false,
-        axes: vec![Axis::Dense { queries, keys, is_causal }],
-    };
+    let axes = vec![Axis::Dense { queries, keys, is_causal }];
+    let problem = random_problem(&mut rng, members, axes);
     let shards = [queries, keys].map(|length| random_shards(&mut rng, length, members));
     (problem, shards)
 }

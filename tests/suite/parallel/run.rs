@@ -50,6 +50,22 @@ impl Team {
     }
 }
 
+/// A problem over these axes, without a bias, whose heads can be shared out to members.
+pub fn random_problem(rng: &mut StdRng, members: usize, axes: Vec<Axis>) -> Problem {
+    let heads_kv = members * rng.random_range(1..=2);
+    Problem {
+        batch: rng.random_range(1..=2),
+        heads: heads_kv * rng.random_range(1..=2),
+        heads_kv,
+        dim: 8,
+        dim_v: [4, 8][rng.random_range(0..2)],
+        additional: [None, Some(0), Some(3)][rng.random_range(0..3)],
+        scale: None,
+        bias: false,
+        axes,
+    }
+}
+
 /// Any lengths of some shards of an axis.
 pub fn random_shards(rng: &mut StdRng, length: usize, members: usize) -> Vec<usize> {
     let mut shards = vec![1; members];

@@ -5,7 +5,7 @@ use burn_natten::parallel::Split;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::run::{Team, agree, expected, random_shards, run};
+use super::run::{Team, agree, expected, random_problem, random_shards, run};
 use crate::support::check::{F32, identical};
 use crate::support::problem::{Axis, Problem};
 use crate::support::run::{Loss, Results, Setup};
@@ -50,19 +50,8 @@ fn random(seed: u64) -> (Problem, usize, Vec<usize>) {
     let along = rng.random_range(0..rank);
     let members = rng.random_range(1..=4);
     let shards = random_shards(&mut rng, axes[along].queries(), members);
-    let heads_kv = members * rng.random_range(1..=2);
-    let problem = Problem {
-        batch: rng.random_range(1..=2),
-        heads: heads_kv * rng.random_range(1..=2),
-        heads_kv,
-        dim: 8,
-        dim_v: [4, 8][rng.random_range(0..2)],
-        additional: [None, Some(0), Some(3)][rng.random_range(0..3)],
-        scale: None,
-        bias: rng.random_bool(0.4),
-        axes,
-    };
-    (problem, along, shards)
+    let problem = random_problem(&mut rng, members, axes);
+    (Problem { bias: rng.random_bool(0.4), ..problem }, along, shards)
 }
 
 /// `BURN_NATTEN_TEST_CASES` asks for more.
