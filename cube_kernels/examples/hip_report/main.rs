@@ -11,16 +11,17 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use compile::{Architecture, Toolkit};
+use gate::{Flags, on_all_cores};
 use test_support::absent::everything::{Named, everything};
 use test_support::absent::hip::{Source, translate};
 use test_support::absent::{Absent, Hardware};
 use test_support::format::{BF16, F16, F32};
 
 mod compile;
+#[path = "../gate/mod.rs"]
+mod gate;
 
 /// CDNA 2 and 3, whose planes have 64 units, and RDNA 3.
 const ARCHITECTURES: [Architecture; 3] = [
@@ -36,35 +37,21 @@ struct Kernel {
 }
 
 fn main() -> ExitCode {
-    let (mut is_sample, mut is_listed, mut keep, mut parts) = (false, false, None, vec![]);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--sample" => is_sample = true,
-            "--list" => is_listed = true,
-            "--keep" => match arguments.next() {
-                Some(folder) => keep = Some(folder),
-                None => {
-                    eprintln!("--keep needs a folder");
-                    return ExitCode::FAILURE;
-                }
-            },
-            _ => parts.push(argument),
-        }
-    }
-    let toolkit = match Toolkit::find() {
-        Ok(toolkit) => toolkit,
-        Err(reason) => {
-            eprintln!("{reason}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let kernels = kernels(&toolkit, &parts, is_sample);
+    run().unwrap_or_else(|reason| {
+        eprintln!("{reason}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> Result<ExitCode, String> {
+    let Flags { own, is_listed, keep, parts } = Flags::read(&["--sample"])?;
+    let toolkit = Toolkit::find()?;
+    let kernels = kernels(&toolkit, &parts, !own.is_empty());
     if is_listed {
         kernels.keys().for_each(|name| println!("{name}"));
-        return ExitCode::SUCCESS;
+        return Ok(ExitCode::SUCCESS);
     }
-    report(&kernels.into_iter().collect::<Vec<_>>(), &toolkit, keep.as_deref())
+    Ok(report(&kernels.into_iter().collect::<Vec<_>>(), &toolkit, keep.as_deref()))
 }
 
 /// Every kernel once for each architecture, or the first of each kind for one, by names that say where it was met first.
@@ -127,29 +114,19 @@ fn module(name: &str) -> String {
 
 /// Compiles all of them on all cores, and prints the table.
 fn report(kernels: &[(String, Kernel)], toolkit: &Toolkit, keep: Option<&str>) -> ExitCode {
-    let next = AtomicUsize::new(0);
-    let rows = Mutex::new(BTreeMap::new());
-    let threads = std::thread::available_parallelism().map_or(2, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((name, kernel)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let compiled =
-                        kernel.source.as_ref().map_err(String::clone).and_then(|source| {
-                            let taken = toolkit.compile(name, source, kernel.architecture, keep)?;
-                            Ok(format!("{} | {taken}", source.shared_memory))
-                        });
-                    rows.lock().expect("no thread panics").insert(name, compiled);
-                }
-            });
-        }
+    let rows = on_all_cores(kernels, |_, (name, kernel)| {
+        let compiled = kernel.source.as_ref().map_err(String::clone).and_then(|source| {
+            let taken = toolkit.compile(name, source, kernel.architecture, keep)?;
+            Ok(format!("{} | {taken}", source.shared_memory))
+        });
+        (name.clone(), compiled)
     });
     println!(
         "| kernel | shared memory | VGPRs | SGPRs | scratch (bytes) | spilled VGPRs | waves |"
     );
     println!("|---|---|---|---|---|---|---|");
     let mut failures = 0;
-    for (name, row) in rows.into_inner().expect("no thread panics") {
+    for (name, row) in rows {
         match row {
             Ok(row) => println!("| {name} | {row} |"),
             Err(text) => {

@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_natten_kernels::native::compile::{Source, build};
+
+use gate::on_all_cores;
+
+#[allow(dead_code, reason = "these gates have flags of their own")]
+#[path = "../gate/mod.rs"]
+mod gate;
 
 /// A program's columns behind its name, or why it fails.
 pub type Rows = BTreeMap<String, Result<String, String>>;
@@ -16,25 +21,16 @@ pub fn compile<P: Sync>(
     source: impl Fn(&P) -> &Source + Sync,
     report: impl Fn(&P, &Log) -> Result<String, String> + Sync,
 ) -> Rows {
-    let next = AtomicUsize::new(0);
-    let rows = Mutex::new(Rows::new());
-    let threads = std::thread::available_parallelism().map_or(2, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let source = source(program);
-                    let row = Log::of(source).and_then(|log| report(program, &log));
-                    let mut rows = rows.lock().expect("no thread panics");
-                    rows.insert(source.name.clone(), row);
-                    if rows.len().is_multiple_of(10) {
-                        eprintln!("{} of {} compiled", rows.len(), programs.len());
-                    }
-                }
-            });
+    let compiled = AtomicUsize::new(0);
+    on_all_cores(programs, |_, program| {
+        let source = source(program);
+        let row = Log::of(source).and_then(|log| report(program, &log));
+        let count = 1 + compiled.fetch_add(1, Ordering::Relaxed);
+        if count.is_multiple_of(10) {
+            eprintln!("{count} of {} compiled", programs.len());
         }
-    });
-    rows.into_inner().expect("no thread panics")
+        (source.name.clone(), row)
+    })
 }
 
 /// Prints the table with these columns behind the names; fails if a program does.

@@ -10,38 +10,32 @@
 //! Needs libnvrtc and CUDA's headers as well as ptxas: `CUDA_PATH` names a toolkit, or the folder of the wheels
 //! `nvidia-cuda-nvrtc`, `nvidia-cuda-nvcc`, `nvidia-nvvm`, `nvidia-cuda-cccl` and `nvidia-cuda-runtime`.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use gate::{Flags, on_all_cores};
 use kernels::Extent;
 
 mod compile;
+#[path = "../gate/mod.rs"]
+mod gate;
 mod kernels;
 
 /// The oldest that has the instructions, its consumer successor, and Hopper.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90a"];
 
 fn main() -> ExitCode {
-    let mut extent = Extent::Chosen;
-    let (mut is_listed, mut keep, mut parts) = (false, None, vec![]);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--sample" => extent = Extent::Sample,
-            "--all" => extent = Extent::All,
-            "--list" => is_listed = true,
-            "--keep" => match arguments.next() {
-                Some(folder) => keep = Some(folder),
-                None => {
-                    eprintln!("--keep needs a folder");
-                    return ExitCode::FAILURE;
-                }
-            },
-            _ => parts.push(argument),
+    let Flags { own, is_listed, keep, parts } = match Flags::read(&["--sample", "--all"]) {
+        Ok(flags) => flags,
+        Err(text) => {
+            eprintln!("{text}");
+            return ExitCode::FAILURE;
         }
-    }
+    };
+    let extent = match own.last() {
+        Some(&"--sample") => Extent::Sample,
+        Some(_) => Extent::All,
+        None => Extent::Chosen,
+    };
     let mut kernels = kernels::kernels(extent);
     kernels.retain(|kernel| parts.iter().all(|part| kernel.name().contains(part)));
     if is_listed {
@@ -52,29 +46,17 @@ fn main() -> ExitCode {
         eprintln!("CUDA_PATH has to name the folder that holds bin/ptxas and include");
         return ExitCode::FAILURE;
     };
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(BTreeMap::new());
-    let threads = std::thread::available_parallelism().map_or(2, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(kernel) = kernels.get(index) else { break };
-                    let taken = match extent {
-                        Extent::Sample => &ARCHITECTURES[index % ARCHITECTURES.len()..][..1],
-                        _ => &ARCHITECTURES[..],
-                    };
-                    let result = compile::report(kernel, taken, &toolkit, keep.as_deref());
-                    results.lock().expect("no thread panics").insert(kernel.name(), result);
-                }
-            });
-        }
+    let results = on_all_cores(&kernels, |index, kernel| {
+        let taken = match extent {
+            Extent::Sample => &ARCHITECTURES[index % ARCHITECTURES.len()..][..1],
+            _ => &ARCHITECTURES[..],
+        };
+        (kernel.name(), compile::report(kernel, taken, &toolkit, keep.as_deref()))
     });
     println!("| kernel | shared memory | architecture | registers | spills (bytes) |");
     println!("|---|---|---|---|---|");
     let mut failures = 0;
-    for (name, result) in &results.into_inner().expect("no thread panics") {
+    for (name, result) in &results {
         match result {
             Ok(rows) => rows.iter().for_each(|row| println!("{row}")),
             Err(text) => {
