@@ -15,21 +15,22 @@ class Axis:
     dilation: int = 1
     is_causal: bool = False
 
-    def sees(self, query, key):
-        """Whether a query sees a key, from the definition."""
+    def bounds(self, query):
+        """First key that a query sees, and the end of them, counted among the keys of its dilation."""
         group, position = query % self.dilation, query // self.dilation
-        if key % self.dilation != group:
-            return False
         members = -(-(self.length - group) // self.dilation)
         first = position // self.stride * self.stride
         if self.is_causal:
             leader = min(first + self.stride - 1, members - 1)
-            start, end = max(leader - self.kernel_size + 1, 0), position + 1
-        else:
-            leader = min(first + self.stride // 2, members - 1)
-            start = min(max(leader - self.kernel_size // 2, 0), members - self.kernel_size)
-            end = start + self.kernel_size
-        return start <= key // self.dilation < end
+            return max(leader - self.kernel_size + 1, 0), position + 1
+        leader = min(first + self.stride // 2, members - 1)
+        start = min(max(leader - self.kernel_size // 2, 0), members - self.kernel_size)
+        return start, start + self.kernel_size
+
+    def sees(self, query, key):
+        """Whether a query sees a key, from the definition."""
+        start, end = self.bounds(query)
+        return key % self.dilation == query % self.dilation and start <= key // self.dilation < end
 
     def window(self, query):
         """The keys that a query sees."""
