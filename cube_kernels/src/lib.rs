@@ -25,6 +25,7 @@ pub mod slots;
 pub mod sparse;
 pub mod tensor_core;
 pub mod tiling;
+pub mod tokens;
 #[cfg(feature = "cube")]
 mod view;
 pub mod window;

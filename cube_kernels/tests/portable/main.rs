@@ -8,6 +8,7 @@ mod limits;
 mod lists;
 mod packed;
 mod selection;
+mod tokens;
 
 use burn_natten_kernels::portable::{
     BackwardPlan, Blueprint, Limits, Way, backward_with, candidates, forward, forward_with,

@@ -1,0 +1,22 @@
+//! What stands between two attentions of a model: tokens, each a row of channels, are normalised, and gradients of
+//! parameters are sums over all of them.
+//!
+//! A training step of an image model has some hundred thousand rows of fewer than a thousand channels. What is computed of a
+//! row is shared out among its units; sums over rows are shared out among cubes and added up in a fixed order, so that results
+//! repeat bit by bit. They are held in f32.
+
+#[cfg(feature = "cube")]
+mod columns;
+#[cfg(feature = "cube")]
+mod matrix;
+#[cfg(feature = "cube")]
+mod norm;
+mod tile;
+
+#[cfg(feature = "cube")]
+pub use columns::column_sums;
+#[cfg(feature = "cube")]
+pub use matrix::Matrix;
+#[cfg(feature = "cube")]
+pub use norm::{NormInputs, layer_norm, layer_norm_backward};
+pub use tile::RowTile;

@@ -1,0 +1,171 @@
+//! Layer normalization and sums over tokens, against their definitions.
+
+use burn_natten_kernels::tokens::{
+    Matrix, NormInputs, column_sums, layer_norm, layer_norm_backward,
+};
+use test_support::compare::{differs, half_ulp};
+use test_support::format::{BF16, F32, Format};
+use test_support::portable::client;
+
+const EPSILON: f64 = 1e-5;
+
+/// Numbers without a pattern, around an average that a sum of squares alone would lose.
+fn numbers(count: usize, seed: u64, average: f64, format: Format) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(2862933555777941757) + 3037000493;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (format.round)(average + (state >> 33) as f64 / f64::from(1u32 << 30) - 1.0)
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// A normalised row, and the inverse of its deviation.
+fn normalised(row: &[f64]) -> (Vec<f64>, f64) {
+    let count = row.len() as f64;
+    let mean = row.iter().sum::<f64>() / count;
+    let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+    let scale = 1.0 / (variance + EPSILON).sqrt();
+    (row.iter().map(|x| (x - mean) * scale).collect(), scale)
+}
+
+struct Case {
+    shape: [usize; 2],
+    /// Units of a cube, fewer than the device has.
+    units: usize,
+    format: Format,
+}
+
+/// Rows that fill cubes and that do not, channels in vectors of every size.
+fn cases() -> Vec<Case> {
+    let client = client();
+    let most = client.properties().hardware.max_units_per_cube as usize;
+    let units = if most >= 256 { vec![64, 256] } else { vec![1, 2.min(most)] };
+    let shapes = [[1, 8], [5, 7], [301, 24], [64, 56], [1030, 16]];
+    let formats = [F32, BF16];
+    let of_shape = |shape| {
+        let of_units = move |units| formats.map(|format| Case { shape, units, format });
+        units.clone().into_iter().flat_map(of_units).collect::<Vec<_>>()
+    };
+    shapes.into_iter().flat_map(of_shape).collect()
+}
+
+/// What a rounded result may differ by, where numbers of such a size are added.
+fn allowed(format: Format, size: f64) -> impl Fn(usize, f64) -> f64 {
+    let rounding = if format.elem().size() == 4 { 0.0 } else { half_ulp(format) };
+    move |_, exact| 1.01 * rounding * exact.abs() + 2e-6 * size
+}
+
+#[test]
+fn rows_are_normalised() {
+    let client = client();
+    for Case { shape, units, format } in cases() {
+        let [rows, channels] = shape;
+        let count = rows * channels;
+        let input = numbers(count, 1, 3.0, format);
+        let gamma = numbers(channels, 2, 1.0, format);
+        let beta = numbers(channels, 3, 0.0, format);
+        let matrix = Matrix { units, ..Matrix::new(&client, shape, format.elem()) };
+        let upload = |values: &[f64]| format.upload(&client, values);
+        let (from, of_gamma, of_beta) = (upload(&input), upload(&gamma), upload(&beta));
+        for with_beta in [true, false] {
+            let to = format.poisoned(&client, count);
+            let of_beta = with_beta.then_some(&of_beta);
+            layer_norm(&matrix, &from, &of_gamma, of_beta, EPSILON, &to).expect("launched");
+            let row = |row: &[f64]| {
+                let scaled = normalised(row).0.into_iter().zip(&gamma).map(|(x, gamma)| x * gamma);
+                let moved = |(x, beta)| if with_beta { x + beta } else { x };
+                scaled.zip(&beta).map(moved).collect::<Vec<_>>()
+            };
+            let exact: Vec<f64> = input.chunks(channels).flat_map(row).collect();
+            let actual = format.download(&client, &to, count);
+            let difference = differs(&actual, &exact, allowed(format, 10.0));
+            assert_eq!(difference, None, "{shape:?}, {units} units, beta {with_beta}");
+        }
+    }
+}
+
+#[test]
+fn gradients_of_a_normalised_row() {
+    let client = client();
+    for Case { shape, units, format } in cases() {
+        let [rows, channels] = shape;
+        let count = rows * channels;
+        let input = numbers(count, 4, 3.0, format);
+        let gamma = numbers(channels, 5, 1.0, format);
+        let gradient = numbers(count, 6, 0.1, format);
+        let matrix = Matrix { units, ..Matrix::new(&client, shape, format.elem()) };
+        let upload = |values: &[f64]| format.upload(&client, values);
+        let buffers = [&input, &gamma, &gradient].map(|values| upload(values));
+        let inputs = NormInputs { input: &buffers[0], gamma: &buffers[1], gradient: &buffers[2] };
+        let run = || {
+            let to = format.poisoned(&client, count);
+            let parameters = format.poisoned(&client, 2 * channels);
+            layer_norm_backward(&matrix, &inputs, EPSILON, &to, &parameters).expect("launched");
+            (
+                format.download(&client, &to, count),
+                format.download(&client, &parameters, 2 * channels),
+            )
+        };
+        let (mut of_input, mut of_parameters) = (vec![], vec![0.0; 2 * channels]);
+        for (row, gradient) in input.chunks(channels).zip(gradient.chunks(channels)) {
+            let (row, scale) = normalised(row);
+            let scaled: Vec<f64> =
+                gradient.iter().zip(&gamma).map(|(g, gamma)| g * gamma).collect();
+            let mean = scaled.iter().sum::<f64>() / channels as f64;
+            let along = scaled.iter().zip(&row).map(|(g, x)| g * x).sum::<f64>() / channels as f64;
+            of_input.extend(scaled.iter().zip(&row).map(|(g, x)| scale * (g - mean - x * along)));
+            for (channel, (g, x)) in gradient.iter().zip(&row).enumerate() {
+                of_parameters[channel] += g * x;
+                of_parameters[channels + channel] += g;
+            }
+        }
+        let (actual, parameters) = run();
+        let case = format!("{shape:?}, {units} units");
+        // Rows of few channels can be nearly constant, and have large gradients.
+        let size = of_input.iter().fold(10.0, |most: f64, x| most.max(x.abs()));
+        assert_eq!(differs(&actual, &of_input, allowed(format, size)), None, "{case}");
+        let size = 10.0 * (rows as f64).sqrt();
+        assert_eq!(differs(&parameters, &of_parameters, allowed(format, size)), None, "{case}");
+        assert_eq!(run(), (actual, parameters), "the same bits again, {case}");
+    }
+}
+
+#[test]
+fn columns_are_summed() {
+    let client = client();
+    for Case { shape, units, format } in cases() {
+        let [rows, channels] = shape;
+        let input = numbers(rows * channels, 7, 0.1, format);
+        let matrix = Matrix { units, ..Matrix::new(&client, shape, format.elem()) };
+        let from = format.upload(&client, &input);
+        let to = format.poisoned(&client, channels);
+        column_sums(&matrix, &from, &to).expect("launched");
+        let mut exact = vec![0.0; channels];
+        for row in input.chunks(channels) {
+            exact.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+        let actual = format.download(&client, &to, channels);
+        let difference = differs(&actual, &exact, allowed(format, 10.0 * (rows as f64).sqrt()));
+        assert_eq!(difference, None, "{shape:?}, {units} units");
+    }
+}
+
+#[test]
+fn no_rows_have_sums_of_zero() {
+    let client = client();
+    let matrix = Matrix::new(&client, [0, 8], F32.elem());
+    let (from, to) = (F32.poisoned(&client, 8), F32.poisoned(&client, 8));
+    column_sums(&matrix, &from, &to).expect("launched");
+    assert_eq!(F32.download(&client, &to, 8), [0.0; 8]);
+}
+
+#[test]
+fn buffers_that_are_too_small_are_refused() {
+    let client = client();
+    let matrix = Matrix::new(&client, [4, 8], F32.elem());
+    let (small, large) = (F32.poisoned(&client, 31), F32.poisoned(&client, 32));
+    let error = layer_norm(&matrix, &small, &large, None, EPSILON, &large).expect_err("refused");
+    assert_eq!(error.to_string(), "the buffer of input has 124 bytes, but the problem needs 128");
+    let error = column_sums(&matrix, &large, &F32.poisoned(&client, 7)).expect_err("refused");
+    assert_eq!(error.to_string(), "the buffer of sums has 28 bytes, but the problem needs 32");
+}
