@@ -19,6 +19,7 @@ pub(crate) mod reference;
 pub(crate) mod select;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
+pub(crate) mod tokens;
 pub(crate) mod unfused;
 
 #[cfg(feature = "cuda")]

@@ -10,7 +10,7 @@
 
 use burn::config::Config;
 use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear};
+use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 
 use super::Features;
@@ -19,6 +19,7 @@ use super::parts::{
     BlockConfig, NatBlock, PatchEmbed, blocks_of_levels, classifier, classify, features, linear,
     pad_to,
 };
+use crate::nn::{LayerNorm, linear as apply};
 
 /// Pixels of a token along each side.
 const PATCH: usize = 4;
@@ -145,7 +146,7 @@ impl DinatSConfig {
         DinatS {
             patch_embed: PatchEmbed::new(channels, PATCH, self.patch_norm, device),
             layers: layers.collect(),
-            norm: LayerNormConfig::new(dim).init(device),
+            norm: LayerNorm::new(dim, device),
             head: classifier(dim, self.num_classes, device),
         }
     }
@@ -251,7 +252,7 @@ impl PatchMerging {
     fn new(dim: usize, device: &Device) -> Self {
         Self {
             reduction: linear(4 * dim, 2 * dim, false, device),
-            norm: LayerNormConfig::new(4 * dim).init(device),
+            norm: LayerNorm::new(4 * dim, device),
         }
     }
 
@@ -271,6 +272,6 @@ impl PatchMerging {
             .reshape([batch, height, 2, width, 2, dim])
             .permute([0, 1, 3, 4, 2, 5])
             .reshape([batch, height, width, 4 * dim]);
-        self.reduction.forward(self.norm.forward(merged))
+        apply(&self.reduction, self.norm.forward(merged))
     }
 }

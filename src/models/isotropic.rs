@@ -9,11 +9,12 @@
 
 use burn::config::Config;
 use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear};
+use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 
 use super::Features;
 use super::parts::{BlockConfig, NatBlock, PatchEmbed, classifier, classify, drop_path_rates};
+use crate::nn::LayerNorm;
 
 /// Configuration of [`Isotropic`].
 ///
@@ -132,7 +133,7 @@ impl IsotropicConfig {
         Isotropic {
             patch_embed: PatchEmbed::new(channels, self.patch_size, true, device),
             layers: layers.collect(),
-            norm: LayerNormConfig::new(self.embed_dim).init(device),
+            norm: LayerNorm::new(self.embed_dim, device),
             head: classifier(self.embed_dim, self.num_classes, device),
         }
     }

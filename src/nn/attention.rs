@@ -3,6 +3,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
+use super::linear;
 use crate::{NeighborhoodOptions, Spaces, na1d, na1d_packed, na2d, na2d_packed, na3d, na3d_packed};
 
 /// Defines the layer of a rank and its configuration.
@@ -173,7 +174,7 @@ macro_rules! neighborhood_attention_layer {
                 let shape = input.dims();
                 let [query, key, value] = self.query_key_value(input);
                 let attended = $operator(query, key, value, self.options()).reshape(shape);
-                self.dropout.forward(self.proj.forward(attended))
+                self.dropout.forward(linear(&self.proj, attended))
             }
 
             /// [`forward`](Self::forward) for inputs of different sizes, one behind the other, as
@@ -205,12 +206,12 @@ macro_rules! neighborhood_attention_layer {
             pub fn forward_packed(&self, input: Tensor<3>, spaces: &Spaces<$rank>) -> Tensor<3> {
                 let shape = input.dims();
                 let [batch, tokens, channels] = shape;
-                let qkv = self.qkv.forward(input);
+                let qkv = linear(&self.qkv, input);
                 let heads = [batch, tokens, self.num_heads, channels / self.num_heads];
                 let [query, key, value] = [0, 1, 2]
                     .map(|part| qkv.clone().narrow(2, part * channels, channels).reshape(heads));
                 let attended = $packed(query, key, value, spaces, self.options()).reshape(shape);
-                self.dropout.forward(self.proj.forward(attended))
+                self.dropout.forward(linear(&self.proj, attended))
             }
 
             /// The query, key and value that [`forward`](Self::forward) attends with, for instance
@@ -245,7 +246,7 @@ macro_rules! neighborhood_attention_layer {
                 shape[..$d].copy_from_slice(&input.dims());
                 shape[$d - 1] = self.num_heads;
                 shape[$h - 1] = channels / self.num_heads;
-                let qkv = self.qkv.forward(input);
+                let qkv = linear(&self.qkv, input);
                 // Narrowing and splitting one axis are views, so strided kernels copy nothing.
                 [0, 1, 2].map(|part| {
                     qkv.clone().narrow($d - 1, part * channels, channels).reshape(shape)

@@ -1,10 +1,10 @@
 use burn::config::Config;
 use burn::module::Module;
-use burn::nn::{Dropout, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{Dropout, Gelu, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
 use super::attention::dropout;
-use super::{NeighborhoodAttention2d, NeighborhoodAttention2dConfig};
+use super::{LayerNorm, NeighborhoodAttention2d, NeighborhoodAttention2dConfig, linear};
 use crate::Spaces;
 
 /// Configuration of [`NeighborhoodTransformerBlock`].
@@ -82,9 +82,9 @@ impl NeighborhoodTransformerBlockConfig {
                 .with_rel_pos_bias(self.rel_pos_bias)
                 .with_proj_drop(self.proj_drop);
         NeighborhoodTransformerBlock {
-            norm_attention: LayerNormConfig::new(self.embed_dim).init(device),
+            norm_attention: LayerNorm::new(self.embed_dim, device),
             attention: attention.init(device),
-            norm_mlp: LayerNormConfig::new(self.embed_dim).init(device),
+            norm_mlp: LayerNorm::new(self.embed_dim, device),
             expand: LinearConfig::new(self.embed_dim, hidden).init(device),
             activation: Gelu::new(),
             contract: LinearConfig::new(hidden, self.embed_dim).init(device),
@@ -207,8 +207,8 @@ impl NeighborhoodTransformerBlock {
     }
 
     fn mlp<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let hidden = self.activation.forward(self.expand.forward(input));
-        self.dropout.forward(self.contract.forward(self.dropout.forward(hidden)))
+        let hidden = self.activation.forward(linear(&self.expand, input));
+        self.dropout.forward(linear(&self.contract, self.dropout.forward(hidden)))
     }
 }
 

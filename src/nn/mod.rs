@@ -19,6 +19,7 @@
 mod attention;
 mod block;
 mod native_sparse;
+mod tokens;
 
 #[cfg(feature = "models")]
 pub(crate) use attention::dropout;
@@ -33,3 +34,4 @@ pub use native_sparse::{
     LearnedPooling, NativeSparseAttention, NativeSparseAttentionConfig, NativeSparseProjections,
     PoolingConfig,
 };
+pub use tokens::{LayerNorm, linear};

@@ -4,6 +4,7 @@ use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, activation::sigmoid};
 
 use super::attention::check_scale;
+use super::linear;
 use crate::nsa::{BranchTokens, PerBranch};
 use crate::problem::native_sparse::sizes;
 use crate::{NativeSparseAttentionOptions, NativeSparseCache, Pooling, native_sparse_attention};
@@ -355,11 +356,11 @@ impl NativeSparseAttention {
             let dim = channels.dims()[2] / heads;
             channels.reshape([batch, tokens, heads, dim])
         };
-        let query = rotate(heads(self.query.forward(input.clone()), self.num_heads));
-        let gates = sigmoid(self.gate.forward(input.clone()));
+        let query = rotate(heads(linear(&self.query, input.clone()), self.num_heads));
+        let gates = sigmoid(linear(&self.gate, input.clone()));
         let gates = gates.reshape([batch, tokens, self.num_heads, 3]);
         let channels = self.num_heads_kv * query.dims()[3];
-        let key_value = self.key_value.forward(input);
+        let key_value = linear(&self.key_value, input);
         let part = |part: usize| {
             let part = key_value.clone().narrow(2, part * channels, channels);
             heads(part, self.num_heads_kv)
@@ -401,6 +402,6 @@ impl NativeSparseAttention {
 
     fn output(&self, heads: Tensor<4>) -> Tensor<3> {
         let [batch, tokens, heads_count, dim] = heads.dims();
-        self.proj.forward(heads.reshape([batch, tokens, heads_count * dim]))
+        linear(&self.proj, heads.reshape([batch, tokens, heads_count * dim]))
     }
 }

@@ -25,6 +25,7 @@ mod parallel;
 mod plan;
 mod properties;
 mod relations;
+mod tokens;
 mod unfused;
 mod views;
 mod windows;

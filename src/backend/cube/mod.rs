@@ -10,6 +10,7 @@ mod memory;
 mod portable;
 mod select;
 mod tensor_core;
+mod tokens;
 mod unfused;
 
 use std::sync::atomic::Ordering;

@@ -22,6 +22,8 @@ pub(crate) mod reference;
 #[cfg(feature = "autodiff")]
 pub(crate) use autodiff::{Product, record};
 pub(crate) use extension::{UnfusedGradientOps, UnfusedOps};
+#[cfg(feature = "fusion")]
+pub(crate) use operands::OptionalMetadata;
 pub(crate) use operands::{Optional, Tokens};
 pub(crate) use plan::UnfusedPlan;
 

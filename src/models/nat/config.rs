@@ -1,9 +1,9 @@
 use burn::config::Config;
-use burn::nn::LayerNormConfig;
 use burn::tensor::Device;
 
 use super::{ConvDownsample, ConvEmbed, Nat, NatLevel};
 use crate::models::parts::{BlockConfig, blocks_of_levels, classifier};
+use crate::nn::LayerNorm;
 
 /// Configuration of [`Nat`], NAT without dilations and DiNAT with them.
 ///
@@ -82,7 +82,7 @@ impl NatConfig {
         Nat {
             patch_embed: ConvEmbed::new(self.in_chans, self.embed_dim, device),
             levels: levels.collect(),
-            norm: LayerNormConfig::new(dim).init(device),
+            norm: LayerNorm::new(dim, device),
             head: classifier(dim, self.num_classes, device),
         }
     }

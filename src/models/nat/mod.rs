@@ -18,12 +18,13 @@ pub(super) use published::alternating;
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, PaddingConfig2d};
+use burn::nn::{Linear, PaddingConfig2d};
 use burn::tensor::{Device, Tensor};
 
 use super::Features;
 pub use super::parts::{BiasedAttention, Mlp, NatBlock};
 use super::parts::{classify, features};
+use crate::nn::LayerNorm;
 
 /// NAT, or DiNAT, with a head for classification. Made by [`NatConfig`].
 #[derive(Module, Debug)]
@@ -83,7 +84,7 @@ impl ConvEmbed {
         let convolution = |channels| halving(channels).init(device);
         Self {
             proj: vec![convolution([channels, dim / 2]), convolution([dim / 2, dim])],
-            norm: LayerNormConfig::new(dim).init(device),
+            norm: LayerNorm::new(dim, device),
         }
     }
 
@@ -112,7 +113,7 @@ impl ConvDownsample {
     fn new(dim: usize, device: &Device) -> Self {
         Self {
             reduction: halving([dim, 2 * dim]).with_bias(false).init(device),
-            norm: LayerNormConfig::new(2 * dim).init(device),
+            norm: LayerNorm::new(2 * dim, device),
         }
     }
 

@@ -3,6 +3,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 
 use super::{BlockConfig, SMALL, linear, pad_to};
+use crate::nn::linear as apply;
 use crate::{NeighborhoodOptions, na2d};
 
 /// Neighborhood attention with a learned bias for each head and relative position.
@@ -56,7 +57,7 @@ impl BiasedAttention {
         let [query, key, value] = self.query_key_value(input);
         let heads = na2d(query, key, value, self.options());
         let heads = heads.narrow(1, 0, height).narrow(2, 0, width);
-        self.proj.forward(heads.flatten::<4>(3, 4))
+        apply(&self.proj, heads.flatten::<4>(3, 4))
     }
 
     /// The query, key and value that [`forward`](Self::forward) attends with, of the padded map.
@@ -70,7 +71,7 @@ impl BiasedAttention {
         let padded = pad_to(input, [self.kernel_size * self.dilation; 2]);
         let [batch, height, width, channels] = padded.dims();
         let shape = [batch, height, width, self.num_heads, channels / self.num_heads];
-        let qkv = self.qkv.forward(padded);
+        let qkv = apply(&self.qkv, padded);
         [0, 1, 2].map(|part| qkv.clone().narrow(3, part * channels, channels).reshape(shape))
     }
 

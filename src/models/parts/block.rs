@@ -1,10 +1,10 @@
 use burn::module::{Module, Param};
-use burn::nn::{Dropout, Initializer, LayerNorm, LayerNormConfig, Linear};
+use burn::nn::{Dropout, Initializer, Linear};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 
 use super::{BiasedAttention, linear};
-use crate::nn::{drop_path, dropout};
+use crate::nn::{LayerNorm, drop_path, dropout, linear as apply};
 
 /// What a block is made from.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ impl Mlp {
     /// - input: `[batch, height, width, channels]`
     /// - output: as input
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
-        self.fc2.forward(gelu(self.fc1.forward(input)))
+        apply(&self.fc2, gelu(apply(&self.fc1, input)))
     }
 }
 
@@ -108,9 +108,9 @@ impl NatBlock {
         Self {
             gamma1: gamma(),
             gamma2: gamma(),
-            norm1: LayerNormConfig::new(dim).init(device),
+            norm1: LayerNorm::new(dim, device),
             attn: BiasedAttention::new(config, device),
-            norm2: LayerNormConfig::new(dim).init(device),
+            norm2: LayerNorm::new(dim, device),
             mlp: Mlp {
                 fc1: linear(dim, hidden, true, device),
                 fc2: linear(hidden, dim, true, device),

@@ -1,10 +1,10 @@
 //! What models of several resolutions do alike, whatever leads from one to the next.
 
-use burn::nn::LayerNorm;
 use burn::tensor::{Device, Tensor};
 
 use super::{BlockConfig, NatBlock, drop_path_rates};
 use crate::models::Features;
+use crate::nn::LayerNorm;
 
 /// The blocks of each level. Drop path grows to `rate` over all of them.
 #[track_caller]

@@ -1,9 +1,9 @@
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{LayerNorm, LayerNormConfig};
 use burn::tensor::{Device, Tensor};
 
 use super::pad_to;
+use crate::nn::LayerNorm;
 
 /// One token for each patch, by a convolution whose stride is its kernel.
 #[derive(Module, Debug)]
@@ -24,7 +24,7 @@ impl PatchEmbed {
         let proj = Conv2dConfig::new([channels, dim], [patch_size; 2])
             .with_stride([patch_size; 2])
             .init(device);
-        Self { proj, norm: norm.then(|| LayerNormConfig::new(dim).init(device)) }
+        Self { proj, norm: norm.then(|| LayerNorm::new(dim, device)) }
     }
 
     /// Embeds an image, padded with zeros at the bottom and at the right to a multiple of the patch.

@@ -1,0 +1,130 @@
+//! Normalization and linear layers of tokens: kernels for what sums over tokens, or else tensor operations.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
+use burn::tensor::Shape;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_natten_kernels::KernelError;
+use burn_natten_kernels::tokens::{self, Matrix, NormInputs};
+
+use super::memory::empty;
+use crate::backend::log_once;
+use crate::backend::tokens::{
+    NormGradients, NormPlan, TokenGradientOps, TokenOps, flattened, norm, norm_gradients,
+};
+use crate::backend::unfused::Optional;
+
+/// The rows of a tensor.
+fn matrix(tensor: &CubeTensor) -> Matrix<'_> {
+    let dtype = dtype_to_storage_type(tensor.dtype());
+    Matrix::new(&tensor.client, flattened(&tensor.shape()), dtype)
+}
+
+/// Whether something was launched; else tensor operations are, which is said once.
+fn is_launched(result: Result<(), KernelError>) -> bool {
+    let Err(error) = result else { return true };
+    log_once(format!("tokens are normalised and summed by tensor operations, because {error}"));
+    false
+}
+
+impl TokenOps for CubeBackend {
+    fn token_norm(
+        input: CubeTensor,
+        gamma: CubeTensor,
+        beta: Optional<Self>,
+        plan: NormPlan,
+    ) -> CubeTensor {
+        let (input, gamma) = (into_contiguous(input), into_contiguous(gamma));
+        let beta = beta.into_option().map(into_contiguous);
+        let output = empty(&input, input.shape(), input.dtype());
+        let result = tokens::layer_norm(
+            &matrix(&input),
+            &input.handle,
+            &gamma.handle,
+            beta.as_ref().map(|beta| &beta.handle),
+            plan.epsilon,
+            &output.handle,
+        );
+        if is_launched(result) { output } else { norm::<Self>(input, gamma, beta, plan) }
+    }
+}
+
+impl TokenGradientOps for CubeBackend {
+    fn token_norm_gradients(
+        input: CubeTensor,
+        gamma: CubeTensor,
+        gradient: CubeTensor,
+        plan: NormPlan,
+    ) -> NormGradients<Self> {
+        let [input, gamma, gradient] = [input, gamma, gradient].map(into_contiguous);
+        let [_, channels] = flattened(&input.shape());
+        let of_input = empty(&input, input.shape(), input.dtype());
+        let of_parameters = empty(&input, Shape::new([2, channels]), input.dtype());
+        let inputs =
+            NormInputs { input: &input.handle, gamma: &gamma.handle, gradient: &gradient.handle };
+        let result = tokens::layer_norm_backward(
+            &matrix(&input),
+            &inputs,
+            plan.epsilon,
+            &of_input.handle,
+            &of_parameters.handle,
+        );
+        if is_launched(result) {
+            return NormGradients { input: of_input, parameters: of_parameters };
+        }
+        norm_gradients::<Self>(input, gamma, gradient, plan)
+    }
+
+    fn token_sums(rows: CubeTensor) -> CubeTensor {
+        let rows = into_contiguous(rows);
+        let matrix = matrix(&rows);
+        let sums = empty(&rows, Shape::new([matrix.channels]), rows.dtype());
+        let result = tokens::column_sums(&matrix, &rows.handle, &sums.handle);
+        if is_launched(result) { sums } else { Self::linear_bias_backward(rows) }
+    }
+
+    fn token_outer(input: CubeTensor, gradient: CubeTensor) -> CubeTensor {
+        let [rows, channels] = flattened(&input.shape());
+        let [_, outputs] = flattened(&gradient.shape());
+        let groups = groups(rows, channels * outputs);
+        if groups == 1 {
+            return Self::linear_weight_backward(input, gradient);
+        }
+        let in_groups =
+            |tensor, width| Self::float_reshape(tensor, Shape::new([groups, rows / groups, width]));
+        let input = Self::float_swap_dims(in_groups(input, channels), 1, 2);
+        let products = Self::float_matmul(input, in_groups(gradient, outputs));
+        let products = Self::float_reshape(products, Shape::new([groups, channels * outputs]));
+        Self::float_reshape(Self::token_sums(products), Shape::new([channels, outputs]))
+    }
+}
+
+/// Elements of a product's tile, and how many tiles keep a large GPU busy.
+const TILE: usize = 128 * 128;
+const TILES: usize = 128;
+/// Fewest rows of a group.
+const MIN_ROWS: usize = 512;
+
+/// How many groups of rows have a product of their own: a divisor of the rows, so that groups are views.
+fn groups(rows: usize, elements: usize) -> usize {
+    let wanted = TILES.div_ceil(elements.div_ceil(TILE)).min(rows / MIN_ROWS);
+    (1..=wanted).rev().find(|groups| rows.is_multiple_of(*groups)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::groups;
+
+    #[test]
+    fn groups_share_out_rows_where_weights_are_few() {
+        // 64 images of 56 x 56 tokens, 64 to 192 channels.
+        assert_eq!(groups(64 * 56 * 56, 64 * 192), 128);
+        // 7 x 7 tokens, 512 to 1536: 48 tiles.
+        assert_eq!(groups(64 * 7 * 7, 512 * 1536), 2);
+        for (rows, elements) in [(0, 1), (511, 64), (1009, 64), (4096, 1 << 24)] {
+            assert_eq!(groups(rows, elements), 1, "{rows} rows");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Gradients of the operators.
+
+use burn::backend::TensorMetadata;
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{Shape, Slice};
+
+use super::{NormGradients, NormPlan, TokenGradientOps, TokenOps};
+use crate::backend::unfused::{Optional, Product, record};
+
+#[derive(Debug)]
+struct Norm(NormPlan);
+
+#[derive(Debug)]
+struct Linear;
+
+impl<B: TokenGradientOps> Product<B> for Norm {
+    fn gradients(
+        &self,
+        [input, gamma, beta, _]: [Option<FloatTensor<B>>; 4],
+        gradient: FloatTensor<B>,
+        wanted: [bool; 4],
+    ) -> [Option<FloatTensor<B>>; 4] {
+        let (Some(input), Some(gamma)) = (input, gamma) else { return [None, None, None, None] };
+        let NormGradients { input, parameters } =
+            B::token_norm_gradients(input, gamma, gradient, self.0);
+        let channels = parameters.shape()[1];
+        let parameter = |row: usize| {
+            let row = B::float_slice(parameters.clone(), &[Slice::from(row..row + 1)]);
+            B::float_reshape(row, Shape::new([channels]))
+        };
+        let of_beta = (beta.is_some() && wanted[2]).then(|| parameter(1));
+        [wanted[0].then_some(input), wanted[1].then(|| parameter(0)), of_beta, None]
+    }
+}
+
+impl<B: TokenGradientOps> Product<B> for Linear {
+    fn gradients(
+        &self,
+        [input, weight, bias, _]: [Option<FloatTensor<B>>; 4],
+        gradient: FloatTensor<B>,
+        wanted: [bool; 4],
+    ) -> [Option<FloatTensor<B>>; 4] {
+        let of_bias = (bias.is_some() && wanted[2]).then(|| B::token_sums(gradient.clone()));
+        let of_weight = input.filter(|_| wanted[1]);
+        let of_weight = of_weight.map(|input| B::token_outer(input, gradient.clone()));
+        let of_input = weight.filter(|_| wanted[0]);
+        let of_input = of_input.map(|weight| B::linear_x_backward(weight, gradient));
+        [of_input, of_weight, of_bias, None]
+    }
+}
+
+impl<B, C> TokenOps for Autodiff<B, C>
+where
+    B: TokenOps + TokenGradientOps,
+    C: CheckpointStrategy,
+{
+    fn token_norm(
+        input: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: Optional<Self>,
+        plan: NormPlan,
+    ) -> FloatTensor<Self> {
+        let beta = beta.into_option();
+        let inner = beta.as_ref().map(|beta| beta.primitive().clone());
+        let (rows, scale) = (input.primitive().clone(), gamma.primitive().clone());
+        let output = B::token_norm(rows, scale, inner.into(), plan);
+        record::<B, C, _>(Norm(plan), &input, [Some(&gamma), beta.as_ref(), None], output)
+    }
+
+    fn token_linear(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Optional<Self>,
+    ) -> FloatTensor<Self> {
+        let bias = bias.into_option();
+        let inner = bias.as_ref().map(|bias| bias.primitive().clone());
+        let (rows, matrix) = (input.primitive().clone(), weight.primitive().clone());
+        let output = B::token_linear(rows, matrix, inner.into());
+        record::<B, C, _>(Linear, &input, [Some(&weight), bias.as_ref(), None], output)
+    }
+}
