@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Device;
+use burn_natten::models::ConfigError;
 use burn_natten::models::dinat_s::DinatSConfig;
 use burn_natten::models::isotropic::IsotropicConfig;
 use burn_natten::models::nat::NatConfig;
@@ -68,6 +69,7 @@ impl Recipe {
         if recipe.image_size == 0 || !(1.0..=4.0).contains(&recipe.margin) {
             return Err(fail("image_size must be at least 1 and margin from 1 to 4".to_string()));
         }
+        recipe.model.check().map_err(|error| fail(error.to_string()))?;
         Ok(recipe)
     }
 
@@ -90,6 +92,15 @@ fn published() -> Vec<(&'static str, ClassifierConfig)> {
 }
 
 impl ClassifierConfig {
+    /// Whether there is such a model.
+    fn check(&self) -> Result<(), ConfigError> {
+        match self {
+            Self::Nat(config) => config.check(),
+            Self::DinatS(config) => config.check(),
+            Self::Isotropic(config) => config.check(),
+        }
+    }
+
     /// A new model.
     pub fn init(&self, device: &Device) -> Classifier {
         match self {

@@ -13,11 +13,13 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 
+use super::ConfigError;
 use super::Features;
+use super::check::{ensure, or_panic};
 use super::nat::{alternating, check_levels};
 use super::parts::{
-    BlockConfig, NatBlock, PatchEmbed, blocks_of_levels, classifier, classify, features, linear,
-    pad_to,
+    BlockConfig, NatBlock, PatchEmbed, blocks_of_levels, check_blocks, check_rate, classifier,
+    classify, features, linear, pad_to,
 };
 use crate::nn::{LayerNorm, linear as apply};
 
@@ -129,10 +131,7 @@ impl DinatSConfig {
     ///
     /// If a field is out of its range.
     pub fn init(&self, device: &Device) -> DinatS {
-        check_levels(&self.depths, &self.num_heads, self.dilations.as_deref());
-        for (field, value) in [("embed_dim", self.embed_dim), ("in_chans", self.in_chans)] {
-            assert!(value >= 1, "{field}: is 0, must be at least 1");
-        }
+        or_panic(self.check());
         let block = |level, block| self.block(level, block);
         let blocks = blocks_of_levels(&self.depths, self.drop_path_rate, block, device);
         let last = self.depths.len() - 1;
@@ -149,6 +148,20 @@ impl DinatSConfig {
             norm: LayerNorm::new(dim, device),
             head: classifier(dim, self.num_classes, device),
         }
+    }
+
+    /// Whether every field is in its range, as [`init`](Self::init) demands: of a configuration that comes from a file.
+    ///
+    /// # Errors
+    ///
+    /// The first field that is not, with its value and the bound.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        check_levels(&self.depths, &self.num_heads, self.dilations.as_deref())?;
+        for (field, value) in [("embed_dim", self.embed_dim), ("in_chans", self.in_chans)] {
+            ensure!(value >= 1, "{field}: is 0, must be at least 1");
+        }
+        check_rate(self.drop_path_rate)?;
+        check_blocks(&self.depths, |level, block| self.block(level, block))
     }
 
     fn block(&self, level: usize, block: usize) -> BlockConfig {

@@ -12,8 +12,13 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 
+use super::ConfigError;
 use super::Features;
-use super::parts::{BlockConfig, NatBlock, PatchEmbed, classifier, classify, drop_path_rates};
+use super::check::{ensure, or_panic};
+use super::parts::{
+    BlockConfig, NatBlock, PatchEmbed, check_blocks, check_rate, classifier, classify,
+    drop_path_rates,
+};
 use crate::nn::LayerNorm;
 
 /// Configuration of [`Isotropic`].
@@ -106,27 +111,10 @@ impl IsotropicConfig {
     ///
     /// If a field is out of its range.
     pub fn init(&self, device: &Device) -> Isotropic {
-        let positive = [
-            ("embed_dim", self.embed_dim),
-            ("patch_size", self.patch_size),
-            ("in_chans", self.in_chans),
-        ];
-        for (field, value) in positive {
-            assert!(value >= 1, "{field}: is 0, must be at least 1");
-        }
+        or_panic(self.check());
         let rates = drop_path_rates(self.drop_path_rate, self.depth);
         let layers = rates.into_iter().enumerate().map(|(index, drop_path)| {
-            let config = BlockConfig {
-                dim: self.embed_dim,
-                num_heads: self.num_heads,
-                kernel_size: self.kernel_size,
-                dilation: if index % 2 == 0 { 1 } else { self.dilation },
-                mlp_ratio: self.mlp_ratio,
-                qkv_bias: self.qkv_bias,
-                qk_scale: self.qk_scale,
-                layer_scale: None,
-                drop_path,
-            };
+            let config = BlockConfig { drop_path, ..self.block(index) };
             NatBlock::new(&config, device)
         });
         let channels = [self.in_chans, self.embed_dim];
@@ -135,6 +123,38 @@ impl IsotropicConfig {
             layers: layers.collect(),
             norm: LayerNorm::new(self.embed_dim, device),
             head: classifier(self.embed_dim, self.num_classes, device),
+        }
+    }
+
+    /// Whether every field is in its range, as [`init`](Self::init) demands: of a configuration that comes from a file.
+    ///
+    /// # Errors
+    ///
+    /// The first field that is not, with its value and the bound.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let positive = [
+            ("embed_dim", self.embed_dim),
+            ("patch_size", self.patch_size),
+            ("in_chans", self.in_chans),
+        ];
+        for (field, value) in positive {
+            ensure!(value >= 1, "{field}: is 0, must be at least 1");
+        }
+        check_rate(self.drop_path_rate)?;
+        check_blocks(&[self.depth], |_, block| self.block(block))
+    }
+
+    fn block(&self, index: usize) -> BlockConfig {
+        BlockConfig {
+            dim: self.embed_dim,
+            num_heads: self.num_heads,
+            kernel_size: self.kernel_size,
+            dilation: if index.is_multiple_of(2) { 1 } else { self.dilation },
+            mlp_ratio: self.mlp_ratio,
+            qkv_bias: self.qkv_bias,
+            qk_scale: self.qk_scale,
+            layer_scale: None,
+            drop_path: 0.0,
         }
     }
 }

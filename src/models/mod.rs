@@ -20,6 +20,7 @@
 //!
 //! The guide has a page on models and their weights.
 
+mod check;
 pub mod dinat_s;
 pub mod hdit;
 pub mod isotropic;
@@ -27,6 +28,7 @@ pub mod nat;
 mod parts;
 mod weights;
 
+pub use check::ConfigError;
 pub use weights::{LoadOptions, LoadReport, Weights, WeightsError};
 
 use burn::tensor::Tensor;

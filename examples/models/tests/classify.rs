@@ -118,6 +118,10 @@ fn bad_files_are_refused() {
     let (empty, noise) =
         (folder.write("empty.pth", ""), folder.write("noise.pth", &bytes[777..999]));
     let json = folder.write("bad.json", "{\"model\": {\"nat\": ");
+    let recipe = std::fs::read_to_string(&model).expect("is written");
+    let odd = recipe.replace("\"num_heads\": [", "\"num_heads\": [7, ");
+    assert_ne!(odd, recipe);
+    let odd = folder.write("odd.json", odd);
     let hdit = golden("hdit_plain.safetensors");
     for (got, expected, is_usage) in [
         (classify(&model, &half, &picture, &[]), "half.pth: cannot be read, ", false),
@@ -138,6 +142,11 @@ fn bad_files_are_refused() {
         (classify(&model, &weights, "no.png", &[]), "no.png: is no picture, ", false),
         (classify(&model, &weights, &text, &[]), "text.png: is no picture, ", false),
         (classify(&json, &weights, &picture, &[]), "bad.json: is no model of fine-tune, ", false),
+        (
+            classify(&odd, &weights, &picture, &[]),
+            "odd.json: is no model of fine-tune, num_heads: has ",
+            false,
+        ),
         (classify("resnet", &weights, &picture, &[]), "--model: is resnet, must be ", true),
         (
             classify(&model, &weights, &picture, &["--classes", &three]),

@@ -8,6 +8,8 @@ use super::condition::{FourierFeatures, MappingNetwork};
 use super::layers::{RmsNorm, linear};
 use super::patches::{TokenMerge, TokenSplit};
 use super::{AUGMENTATIONS, Hdit};
+use crate::models::ConfigError;
+use crate::models::check::{ensure, or_panic};
 
 /// What the tokens of a level attend to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,7 +135,7 @@ impl HditConfig {
     ///
     /// If a field is out of its range.
     pub fn init(&self, device: &Device) -> Hdit {
-        self.check();
+        or_panic(self.check());
         let width = self.mapping.width;
         let (innermost, outer) = self.levels.split_last().expect("there is a level, as checked");
         let level = |level: &HditLevelConfig| -> Vec<HditBlock> {
@@ -171,9 +173,13 @@ impl HditConfig {
         }
     }
 
-    #[track_caller]
-    fn check(&self) {
-        assert!(!self.levels.is_empty(), "levels: has 0 levels, must have at least 1");
+    /// Whether every field is in its range, as [`init`](Self::init) demands: of a configuration that comes from a file.
+    ///
+    /// # Errors
+    ///
+    /// The first field that is not, with its value and the bound.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        ensure!(!self.levels.is_empty(), "levels: has 0 levels, must have at least 1");
         let positive = [
             ("channels", self.channels),
             ("patch_size", self.patch_size[0]),
@@ -181,36 +187,37 @@ impl HditConfig {
             ("mapping.d_ff", self.mapping.d_ff),
         ];
         for (field, value) in positive {
-            assert!(value >= 1, "{field}: is {value}, must be at least 1");
+            ensure!(value >= 1, "{field}: is {value}, must be at least 1");
         }
         let width = self.mapping.width;
-        assert!(
+        ensure!(
             width >= 2 && width.is_multiple_of(2),
             "mapping.width: is {width}, must be a positive even number"
         );
-        assert!(
+        ensure!(
             self.sigma_data.is_finite() && self.sigma_data > 0.0,
             "sigma_data: is {}, must be positive and finite",
             self.sigma_data
         );
         for (index, level) in self.levels.iter().enumerate() {
             let d_head = level.attention.d_head();
-            assert!(
+            ensure!(
                 d_head >= 8 && d_head.is_multiple_of(8),
                 "levels[{index}].attention.d_head: is {d_head}, must be a positive multiple of 8"
             );
-            assert!(
+            ensure!(
                 level.width >= 1 && level.width.is_multiple_of(d_head),
                 "levels[{index}].width: is {}, must be a positive multiple of {d_head} (d_head)",
                 level.width
             );
-            assert!(level.d_ff >= 1, "levels[{index}].d_ff: is 0, must be at least 1");
+            ensure!(level.d_ff >= 1, "levels[{index}].d_ff: is 0, must be at least 1");
             if let Some(kernel_size) = level.attention.kernel_size() {
-                assert!(
+                ensure!(
                     kernel_size >= 2,
                     "levels[{index}].attention.kernel_size: is {kernel_size}, must be at least 2"
                 );
             }
         }
+        Ok(())
     }
 }

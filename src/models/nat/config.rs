@@ -2,7 +2,9 @@ use burn::config::Config;
 use burn::tensor::Device;
 
 use super::{ConvDownsample, ConvEmbed, Nat, NatLevel};
-use crate::models::parts::{BlockConfig, blocks_of_levels, classifier};
+use crate::models::ConfigError;
+use crate::models::check::{ensure, or_panic};
+use crate::models::parts::{BlockConfig, blocks_of_levels, check_blocks, check_rate, classifier};
 use crate::nn::LayerNorm;
 
 /// Configuration of [`Nat`], NAT without dilations and DiNAT with them.
@@ -69,7 +71,7 @@ impl NatConfig {
     ///
     /// If a field is out of its range.
     pub fn init(&self, device: &Device) -> Nat {
-        self.check();
+        or_panic(self.check());
         let block = |level, block| self.block(level, block);
         let blocks = blocks_of_levels(&self.depths, self.drop_path_rate, block, device);
         let last = self.depths.len() - 1;
@@ -101,37 +103,43 @@ impl NatConfig {
         }
     }
 
-    #[track_caller]
-    fn check(&self) {
-        check_levels(&self.depths, &self.num_heads, self.dilations.as_deref());
-        assert!(
+    /// Whether every field is in its range, as [`init`](Self::init) demands: of a configuration that comes from a file.
+    ///
+    /// # Errors
+    ///
+    /// The first field that is not, with its value and the bound.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        check_levels(&self.depths, &self.num_heads, self.dilations.as_deref())?;
+        ensure!(
             self.embed_dim >= 2 && self.embed_dim.is_multiple_of(2),
             "embed_dim: is {}, must be a positive even number",
             self.embed_dim
         );
-        assert!(self.in_chans >= 1, "in_chans: is 0, must be at least 1");
+        ensure!(self.in_chans >= 1, "in_chans: is 0, must be at least 1");
+        check_rate(self.drop_path_rate)?;
+        check_blocks(&self.depths, |level, block| self.block(level, block))
     }
 }
 
 /// What the lists of a configuration must have in common.
-#[track_caller]
 pub(in crate::models) fn check_levels(
     depths: &[usize],
     num_heads: &[usize],
     dilations: Option<&[Vec<usize>]>,
-) {
+) -> Result<(), ConfigError> {
     let levels = depths.len();
-    assert!((1..=16).contains(&levels), "depths: has {levels} levels, must have 1 to 16");
+    ensure!((1..=16).contains(&levels), "depths: has {levels} levels, must have 1 to 16");
     let got = num_heads.len();
-    assert!(got == levels, "num_heads: has {got} levels, must have {levels} as depths");
-    let Some(dilations) = dilations else { return };
+    ensure!(got == levels, "num_heads: has {got} levels, must have {levels} as depths");
+    let Some(dilations) = dilations else { return Ok(()) };
     let got = dilations.len();
-    assert!(got == levels, "dilations: has {got} levels, must have {levels} as depths");
+    ensure!(got == levels, "dilations: has {got} levels, must have {levels} as depths");
     for (level, (dilations, depth)) in dilations.iter().zip(depths).enumerate() {
         let got = dilations.len();
-        assert!(
+        ensure!(
             got == *depth,
             "dilations: level {level} has {got} blocks, must have {depth} as depths"
         );
     }
+    Ok(())
 }

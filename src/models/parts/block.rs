@@ -4,6 +4,8 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 
 use super::{BiasedAttention, linear};
+use crate::models::ConfigError;
+use crate::models::check::{ensure, or_panic};
 use crate::nn::{LayerNorm, drop_path, dropout, linear as apply};
 
 /// What a block is made from.
@@ -21,35 +23,30 @@ pub(in crate::models) struct BlockConfig {
 }
 
 impl BlockConfig {
-    #[track_caller]
-    fn check(&self) {
+    pub(in crate::models) fn check(&self) -> Result<(), ConfigError> {
         let Self { dim, num_heads, kernel_size, dilation, .. } = *self;
-        assert!(num_heads >= 1, "num_heads: is {num_heads}, must be at least 1");
-        assert!(
+        ensure!(num_heads >= 1, "num_heads: is {num_heads}, must be at least 1");
+        ensure!(
             dim >= 1 && dim.is_multiple_of(num_heads),
             "embed_dim: gives {dim} channels, must be a positive multiple of {num_heads} (num_heads)"
         );
-        assert!(kernel_size >= 2, "kernel_size: is {kernel_size}, must be at least 2");
-        assert!(dilation >= 1, "dilation: is {dilation} in a block, must be at least 1");
-        let finite = |field: &str, value: Option<f64>| {
-            if let Some(value) = value {
-                assert!(value.is_finite(), "{field}: is {value}, must be finite");
-            }
-        };
-        finite("qk_scale", self.qk_scale);
-        finite("layer_scale", self.layer_scale);
+        ensure!(kernel_size >= 2, "kernel_size: is {kernel_size}, must be at least 2");
+        ensure!(dilation >= 1, "dilation: is {dilation} in a block, must be at least 1");
+        for (field, value) in [("qk_scale", self.qk_scale), ("layer_scale", self.layer_scale)] {
+            let value = value.unwrap_or(0.0);
+            ensure!(value.is_finite(), "{field}: is {value}, must be finite");
+        }
+        let hidden = dim as f64 * self.mlp_ratio;
+        ensure!(
+            hidden.is_finite() && hidden >= 1.0,
+            "mlp_ratio: is {}, must give {dim} channels * mlp_ratio of at least 1",
+            self.mlp_ratio
+        );
+        Ok(())
     }
 
-    #[track_caller]
     fn hidden(&self) -> usize {
-        let hidden = self.dim as f64 * self.mlp_ratio;
-        assert!(
-            hidden.is_finite() && hidden >= 1.0,
-            "mlp_ratio: is {}, must give {} channels * mlp_ratio of at least 1",
-            self.mlp_ratio,
-            self.dim
-        );
-        hidden as usize
+        (self.dim as f64 * self.mlp_ratio) as usize
     }
 }
 
@@ -101,7 +98,7 @@ pub struct NatBlock {
 impl NatBlock {
     #[track_caller]
     pub(in crate::models) fn new(config: &BlockConfig, device: &Device) -> Self {
-        config.check();
+        or_panic(config.check());
         let (dim, hidden) = (config.dim, config.hidden());
         let gamma =
             || config.layer_scale.map(|value| Initializer::Constant { value }.init([dim], device));

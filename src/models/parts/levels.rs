@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor};
 
 use super::{BlockConfig, NatBlock, drop_path_rates};
-use crate::models::Features;
+use crate::models::{ConfigError, Features};
 use crate::nn::LayerNorm;
 
 /// The blocks of each level. Drop path grows to `rate` over all of them.
@@ -23,6 +23,18 @@ pub(in crate::models) fn blocks_of_levels(
         with_rates.map(new).collect()
     };
     depths.iter().enumerate().map(&mut blocks).collect()
+}
+
+/// Whether every block of every level can be made.
+pub(in crate::models) fn check_blocks(
+    depths: &[usize],
+    config: impl Fn(usize, usize) -> BlockConfig,
+) -> Result<(), ConfigError> {
+    let mut blocks = depths
+        .iter()
+        .enumerate()
+        .flat_map(|(level, depth)| (0..*depth).map(move |block| (level, block)));
+    blocks.try_for_each(|(level, block)| config(level, block).check())
 }
 
 /// One way through a level: its blocks, or what leads to the next one.

@@ -11,8 +11,8 @@ pub use block::{Mlp, NatBlock};
 pub use patch::PatchEmbed;
 
 pub(super) use block::BlockConfig;
-pub(super) use head::{classifier, classify, drop_path_rates};
-pub(super) use levels::{blocks_of_levels, features};
+pub(super) use head::{check_rate, classifier, classify, drop_path_rates};
+pub(super) use levels::{blocks_of_levels, check_blocks, features};
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
