@@ -1,5 +1,6 @@
 //! What the backward kernels keep of each query besides its vectors, which is nearly all the memory they take.
 
+use super::cut::MAX_STEP;
 use crate::{Axis, MAX_RANK, Problem};
 
 /// Floats that the statistics have for a query.
@@ -28,12 +29,36 @@ pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
 
 /// Bytes of device memory that a backward pass takes besides its inputs and outputs: 16 for each query
 /// and head, twice that with additional tokens. With a bias, a sum of 4 bytes of each of its entries for each CTA that an H200 runs at
-/// once, or each tile of 64 queries if they are fewer. The counters that launches take their tiles from are not counted.
+/// once, or each tile of 64 queries if they are fewer, of every launch; there is one for each dilation group along axes that kernels
+/// cannot step over. The counters that launches take their tiles from are not counted.
 pub fn backward_workspace(problem: &Problem) -> usize {
     let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
-    let tiles = (problem.batch * problem.heads * problem.queries()).div_ceil(64);
+    let is_apart = |axis: &&Axis| axis.dilation > MAX_STEP;
+    let launches: usize = problem.axes.iter().filter(is_apart).map(|axis| axis.dilation).product();
+    let queries = problem.batch * problem.heads * problem.queries();
+    let tiles = queries.div_ceil(launches).div_ceil(64);
     let ctas = 132 * if problem.head_dim.max(problem.head_dim_v) <= 64 { 3 } else { 1 };
     let entries = problem.heads * problem.bias_extents().iter().product::<usize>();
-    let sums = size_of::<f32>() * entries * ctas.min(tiles);
+    let sums = size_of::<f32>() * entries * launches * ctas.min(tiles);
     statistics_bytes(problem) + additional + if problem.has_bias { sums } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sums_of_a_bias_are_those_of_all_launches() {
+        let plane = |dilation: usize| {
+            let axis = Axis::neighborhood(13 * 7, 7).with_dilation(dilation);
+            Problem::new([axis, axis], 6, 32).with_batch(2)
+        };
+        let sums = |problem: Problem| {
+            backward_workspace(&problem.with_bias(true)) - backward_workspace(&problem)
+        };
+        let entries = 6 * 13 * 13 * size_of::<f32>();
+        // One launch of more tiles than CTAs, and 169 of 10 tiles each.
+        assert_eq!(sums(plane(1)), entries * 3 * 132);
+        assert_eq!(sums(plane(13)), entries * 169 * 10);
+    }
 }
