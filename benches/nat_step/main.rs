@@ -1,38 +1,35 @@
-//! One training step of an image model, forward and backward, and the share that attention has in it.
+//! Training and inference of an image model, as a user times them, and what a training step is made of.
 //!
 //! ```sh
-//! cargo bench --bench nat_step                     # a tiny model, on the CPU
-//! cargo bench --bench nat_step --features cuda -- --device cuda --dtype bf16
+//! cargo bench --bench nat_step --features models      # a tiny model, on the CPU
+//! cargo bench --bench nat_step --features models,cuda,autotune -- --device cuda --dtype bf16
+//! cargo bench --bench nat_step --features models,cuda,autotune -- --device cuda --dtype bf16 --model dinat-tiny --batch 256
 //! ```
 //!
-//! Gradients of norms and biases are sums over all tokens, for which Burn is slow on a GPU without its feature `autotune`
-//! (`--features cuda,autotune`); with it the first steps tune.
-//!
-//! The step is that of a caller: the loss of a batch of random pictures and the gradients of all
-//! weights, without the optimizer. Attention is timed on its own, both passes, at the shapes of each
-//! stage; its share is that time, for all blocks, in the step's.
+//! A step is the loss of a batch of random pictures and the gradients of all weights, once without and once with AdamW. The very
+//! first one compiles kernels and, with Burn's feature `autotune`, measures which of Burn's are the fastest; it is timed on its own.
+//! Then the model's parts are timed one by one, each forward and backward, at the shapes that they have in the step.
 #![recursion_limit = "256"]
 
 #[path = "../catalogue/device.rs"]
 mod device;
-mod model;
+mod parts;
+mod step;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, DeviceConfig, Distribution, FloatDType, Int, Tensor};
-use burn_natten::plan::{Sizes, Windows};
-use burn_natten::profile::{Mode, Repeats, Workload, time_backward, time_forward};
-use burn_natten::{AttentionError, Context, Strategy};
+use burn::tensor::{Device, DeviceConfig, FloatDType};
+use burn_natten::models::nat::NatConfig;
 use clap::{Parser, ValueEnum};
-
-use crate::model::{NatConfig, STAGES};
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Size {
-    /// NAT-Mini: 224 x 224 pixels, 20 million parameters.
-    Mini,
+    /// NAT-Mini, 20 million parameters.
+    NatMini,
+    /// DiNAT-Tiny, 28 million parameters.
+    DinatTiny,
     /// For a CPU.
     Tiny,
 }
@@ -44,7 +41,7 @@ enum Precision {
     Bf16,
 }
 
-/// Times a training step of NAT-Mini.
+/// Times training and inference of an image model.
 #[derive(Debug, Parser)]
 #[command(name = "nat_step")]
 struct Args {
@@ -54,10 +51,10 @@ struct Args {
     /// Type of weights and activations
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Precision,
-    /// The model [default: tiny on flex and cpu, mini elsewhere]
+    /// The model [default: tiny on flex and cpu, nat-mini elsewhere]
     #[arg(long, value_enum)]
     model: Option<Size>,
-    /// Pictures of a step [default: 2 for tiny, 64 for mini]
+    /// Pictures of a step [default: 2 for tiny, 64 for others]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
     /// Timed steps, of which the median counts
@@ -67,9 +64,6 @@ struct Args {
     #[arg(long, hide = true)]
     bench: bool,
 }
-
-/// Steps before the first that is timed: kernels are compiled and tuned there.
-const WARM_UP: u32 = 5;
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -83,12 +77,50 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), String> {
     let is_cpu = matches!(args.device.as_str(), "flex" | "cpu");
-    let size = args.model.unwrap_or(if is_cpu { Size::Tiny } else { Size::Mini });
-    let (config, batch) = match size {
-        Size::Mini => (NatConfig::mini(), 64),
-        Size::Tiny => (NatConfig::tiny(), 2),
+    let size = args.model.unwrap_or(if is_cpu { Size::Tiny } else { Size::NatMini });
+    let (config, side, batch) = match size {
+        Size::NatMini => (NatConfig::nat_mini(), 224, 64),
+        Size::DinatTiny => (NatConfig::dinat_tiny(), 224, 64),
+        Size::Tiny => (NatConfig::new(16, vec![1, 2], vec![1, 2]).with_num_classes(10), 64, 2),
     };
     let batch = args.batch.map_or(batch, |batch| batch as usize);
+    let device = open(args)?;
+    let training = device.clone().autodiff();
+    training.seed(1);
+    let model = config.init(&training);
+    println!(
+        "{size:?}, {:.1} M parameters, {batch} pictures of {side} x {side}, {:?} on {}",
+        model.num_params() as f64 * 1e-6,
+        args.dtype,
+        args.device,
+    );
+
+    let shape = [batch, 3, side, side];
+    let show = |name: &str, times: &step::Times| {
+        let (rate, text) = (batch as f64 / times.median.as_secs_f64(), milliseconds(times.median));
+        println!("{name:<28}{text:>12}  {rate:8.0} pictures/s, the first {}", seconds(times.first));
+    };
+    let step = step::gradients(&model, shape, args.steps, &training)?;
+    show("forward and backward", &step);
+    show("and AdamW", &step::update(model.clone(), shape, args.steps, &training)?);
+    show("inference", &step::inference(&model.clone().valid(), shape, args.steps, &device)?);
+
+    println!("\nof forward and backward:");
+    let mut known = Duration::ZERO;
+    for part in parts::of(&model, shape, &training) {
+        let time = parts::time(&part, &training)?;
+        let (all, each) = (time * part.times, milliseconds(time));
+        let share = 100.0 * all.as_secs_f64() / step.median.as_secs_f64();
+        let (name, times) = (&part.name, part.times);
+        println!("{name:<44}{:>12}  {share:3.0} %, {times} x {each}", milliseconds(all));
+        known += all;
+    }
+    println!("{:<44}{:>12}", "all of these", milliseconds(known));
+    Ok(())
+}
+
+/// The device, with the type of weights and activations as its default.
+fn open(args: &Args) -> Result<Device, String> {
     let dtype = match args.dtype {
         Precision::F32 => FloatDType::F32,
         Precision::F16 => FloatDType::F16,
@@ -101,95 +133,23 @@ fn run(args: &Args) -> Result<(), String> {
     // Has to come before the first tensor, which locks the defaults.
     let defaults = DeviceConfig::default().float_dtype(dtype);
     device.configure(defaults).map_err(|error| format!("--device {}: {error}", args.device))?;
+    Ok(device)
+}
 
-    let (step, parameters) = time_step(&config, batch, args.steps, &device)?;
-    println!(
-        "{size:?}, {:.1} M parameters, {batch} pictures of {side} x {side}, {dtype:?} on {}",
-        parameters as f64 * 1e-6,
-        args.device,
-        side = config.side,
-    );
-    println!("step, forward and backward  {}", milliseconds(step));
-    let mut attention = Duration::ZERO;
-    for stage in 0..STAGES {
-        let (forward, backward) = time_attention(&config, stage, batch, dtype.into(), &device)
-            .map_err(|error| error.to_string())?;
-        let blocks = config.depths[stage] as u32;
-        let (side, window) = (config.stage_side(stage), config.window(stage));
-        println!(
-            "attention, {side} x {side} tokens, window {window}, {} heads of {}  \
-             {} forward, {} backward, {blocks} times",
-            config.heads[stage],
-            config.dims[stage] / config.heads[stage],
-            milliseconds(forward),
-            milliseconds(backward),
-        );
-        attention += blocks * (forward + backward);
-    }
-    let share = 100.0 * attention.as_secs_f64() / step.as_secs_f64();
-    println!("attention in a step  {}, {share:.0} %", milliseconds(attention));
-    Ok(())
+/// How long `work` takes, to the end of what it queues.
+fn timed<R>(device: &Device, work: impl FnOnce() -> R) -> Result<(R, Duration), String> {
+    let sync = || device.sync().map_err(|error| error.to_string());
+    sync()?;
+    let start = Instant::now();
+    let result = work();
+    sync()?;
+    Ok((result, start.elapsed()))
 }
 
 fn milliseconds(time: Duration) -> String {
     format!("{:.3} ms", time.as_secs_f64() * 1e3)
 }
 
-/// The median step, and the number of parameters.
-fn time_step(
-    config: &NatConfig,
-    batch: usize,
-    steps: u32,
-    device: &Device,
-) -> Result<(Duration, usize), String> {
-    let device = device.clone().autodiff();
-    device.seed(1);
-    let model = config.init(&device);
-    let shape = [batch, 3, config.side, config.side];
-    let images = Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), &device);
-    let classes = Tensor::<1, Int>::zeros([batch], &device);
-    let sync = || device.sync().map_err(|error| error.to_string());
-    let mut times = Vec::new();
-    for step in 0..WARM_UP + steps {
-        sync()?;
-        let start = Instant::now();
-        let loss = model.loss(images.clone(), classes.clone());
-        let gradients = loss.backward();
-        sync()?;
-        if step >= WARM_UP {
-            times.push(start.elapsed());
-        }
-        drop(gradients);
-        let loss = loss.into_scalar::<f32>();
-        if !loss.is_finite() {
-            return Err(format!("the loss is {loss}"));
-        }
-    }
-    times.sort_unstable();
-    Ok((times[times.len() / 2], model.num_params()))
-}
-
-/// Forward and backward pass of one block's attention.
-fn time_attention(
-    config: &NatConfig,
-    stage: usize,
-    batch: usize,
-    dtype: DType,
-    device: &Device,
-) -> Result<(Duration, Duration), AttentionError> {
-    let (heads, dim) = (config.heads[stage], config.dims[stage]);
-    let sizes = Sizes { batch, heads, heads_kv: heads, ..Sizes::new(dim / heads) };
-    let windows = Windows {
-        kernel_size: &[config.window(stage); 2],
-        stride: &[1; 2],
-        dilation: &[1; 2],
-        is_causal: &[false; 2],
-    };
-    let problem = sizes.neighborhood(&[config.stage_side(stage); 2], windows, None)?;
-    let (strategy, context) = (Strategy::Auto, Context::current());
-    let workload = Workload { problem, dtype, strategy, context };
-    let repeats = Repeats { limit: Duration::from_secs(2), ..Repeats::new(Mode::Sustained) };
-    let forward = time_forward(&workload, device, &repeats)?.median();
-    let backward = time_backward(&workload, device, &repeats)?.median();
-    Ok((forward, backward))
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
 }

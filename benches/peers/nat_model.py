@@ -47,7 +47,7 @@ class Config:
 _MINI = Config((64, 128, 256, 512), (2, 4, 8, 16), (3, 4, 6, 5), drop_path=0.2)
 
 MODELS = {
-    # `benches/nat_step`: NAT-Mini without biases by position and without drop path.
+    # NAT-Mini without biases by position and without drop path.
     "mini": Config(
         _MINI.dims, _MINI.heads, _MINI.depths, position_bias=False, halving_bias=True
     ),
@@ -55,7 +55,7 @@ MODELS = {
     "dinat-tiny": Config(
         _MINI.dims, _MINI.heads, (3, 4, 18, 5), dilations=(8, 4, 2, 1), drop_path=0.2
     ),
-    # As `benches/nat_step` has it for a CPU.
+    # For a CPU.
     "tiny": Config(
         (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 1, 1), 64, position_bias=False, classes=10,
         halving_bias=True,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times training steps and inference of NAT in PyTorch: the twin of `benches/nat_step`.
 
-    python3 benches/peers/nat_step.py --model mini --batch 64
+    python3 benches/peers/nat_step.py --model nat-mini --batch 64
 
 Attention is eager products of gathered windows, or compiled flex_attention; the rest of a block is
 eager, or compiled together with it. What fails, or has no time left, is a row that says why.
@@ -52,7 +52,7 @@ def arguments():
             raise argparse.ArgumentTypeError(f"has {text}, must be a number from 1 on")
         return int(text)
 
-    parser.add_argument("--model", type=names(MODELS), default=["mini"], help="by commas")
+    parser.add_argument("--model", type=names(MODELS), default=["nat-mini"], help="by commas")
     parser.add_argument("--batch", type=counts, default=[64, 256], help="images of a step, by commas")
     parser.add_argument("--ways", type=names(WAYS), default=list(WAYS), help="of attention, by commas")
     parser.add_argument("--compile", choices=["no", "yes", "both"], default="both", help="whole blocks")

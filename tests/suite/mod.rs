@@ -17,7 +17,6 @@ mod layouts;
 mod measuring;
 #[cfg(feature = "models")]
 mod models;
-mod nat;
 mod natten_shapes;
 mod nsa;
 mod packed;

@@ -1,0 +1,97 @@
+//! Whole steps.
+
+use std::time::Duration;
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use burn_natten::models::nat::Nat;
+
+use crate::timed;
+
+/// Steps between the first and those that are timed.
+const WARM_UP: u32 = 4;
+
+/// The first step, and the median of those that count.
+pub struct Times {
+    pub first: Duration,
+    pub median: Duration,
+}
+
+impl Times {
+    /// Of `steps` and those before them.
+    fn of(steps: u32, mut step: impl FnMut() -> Result<Duration, String>) -> Result<Self, String> {
+        let first = step()?;
+        for _ in 0..WARM_UP {
+            step()?;
+        }
+        let mut times = (0..steps).map(|_| step()).collect::<Result<Vec<_>, _>>()?;
+        times.sort_unstable();
+        Ok(Self { first, median: times[times.len() / 2] })
+    }
+}
+
+/// The gradients of all weights.
+pub fn gradients(
+    model: &Nat,
+    shape: [usize; 4],
+    steps: u32,
+    device: &Device,
+) -> Result<Times, String> {
+    let images = images(shape, device);
+    Times::of(steps, || {
+        let (loss, time) = timed(device, || {
+            let loss = loss(model, images.clone());
+            drop(loss.backward());
+            loss
+        })?;
+        is_finite(loss)?;
+        Ok(time)
+    })
+}
+
+/// The same, and an update of the weights.
+pub fn update(model: Nat, shape: [usize; 4], steps: u32, device: &Device) -> Result<Times, String> {
+    let images = images(shape, device);
+    let mut optimizer = AdamWConfig::new().init();
+    let mut model = Some(model);
+    Times::of(steps, || {
+        let now = model.take().ok_or("a step has failed")?;
+        let ((next, loss), time) = timed(device, || {
+            let loss = loss(&now, images.clone());
+            let gradients = GradientsParams::from_grads(loss.backward(), &now);
+            (optimizer.step(1e-5, now, gradients), loss)
+        })?;
+        model = Some(next);
+        is_finite(loss)?;
+        Ok(time)
+    })
+}
+
+/// The logits alone.
+pub fn inference(
+    model: &Nat,
+    shape: [usize; 4],
+    steps: u32,
+    device: &Device,
+) -> Result<Times, String> {
+    let images = images(shape, device);
+    Times::of(steps, || Ok(timed(device, || model.forward(images.clone()))?.1))
+}
+
+fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+/// The mean cross-entropy, in f32: 16-bit logits would lose their differences.
+fn loss(model: &Nat, images: Tensor<4>) -> Tensor<1> {
+    let device = images.device();
+    let classes = Tensor::<1, Int>::zeros([images.dims()[0]], &device);
+    let logits = model.forward(images).cast(FloatDType::F32);
+    CrossEntropyLossConfig::new().init(&device).forward(logits, classes)
+}
+
+fn is_finite(loss: Tensor<1>) -> Result<(), String> {
+    let loss = loss.into_scalar::<f32>();
+    if loss.is_finite() { Ok(()) } else { Err(format!("the loss is {loss}")) }
+}
