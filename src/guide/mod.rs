@@ -16,6 +16,7 @@
 //! | [`precision`] | Which element types are there, and how large are errors? |
 //! | [`errors`] | What is refused, and how does it say so? |
 //! | [`context`] | Which settings are there, and for how long do they hold? |
+//! | [`training`] | What is a training step made of, and what should it be built with? |
 //! | `models` | Which models are there, and how do they get their weights? (feature `models`) |
 //!
 //! The pages hold no code but their examples, which run as tests.
@@ -66,6 +67,9 @@ pub mod position_bias {
 }
 pub mod precision {
     #![doc = include_str!("precision.md")]
+}
+pub mod training {
+    #![doc = include_str!("training.md")]
 }
 pub mod windows {
     #![doc = include_str!("windows.md")]

@@ -122,7 +122,7 @@ fn normalization_is_what_it_is_defined_as() {
                     norm.gamma = Param::from_tensor(parameter(5));
                     norm.beta = has_beta.then(|| Param::from_tensor(parameter(6)));
                     let (gamma, beta) = (norm.gamma.val(), norm.beta.as_ref().map(Param::val));
-                    let known = beta.as_ref().map_or(vec![0.0; 24], |beta| host(beta));
+                    let known = beta.as_ref().map_or(vec![0.0; 24], host);
                     let cotangent = host(&cotangent(input));
                     let want = by_definition(&host(input), &host(&gamma), &known, &cotangent);
                     let parameters = [Some(gamma), beta];
