@@ -15,6 +15,7 @@ use burn::tensor::{Device, Tensor};
 use super::ConfigError;
 use super::Features;
 use super::check::{ensure, or_panic};
+use super::nat::check_depth;
 use super::parts::{
     BlockConfig, NatBlock, PatchEmbed, check_blocks, check_rate, classifier, classify,
     drop_path_rates,
@@ -140,6 +141,7 @@ impl IsotropicConfig {
         for (field, value) in positive {
             ensure!(value >= 1, "{field}: is 0, must be at least 1");
         }
+        check_depth("depth: it", self.depth)?;
         check_rate(self.drop_path_rate)?;
         check_blocks(&[self.depth], |_, block| self.block(block))
     }

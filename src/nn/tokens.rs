@@ -1,7 +1,8 @@
 use burn::backend::Dispatch;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::module::layer_norm;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::backend::tokens::{NormPlan, TokenOps};
 
@@ -14,8 +15,9 @@ use crate::backend::tokens::{NormPlan, TokenOps};
 /// Mean and variance are those of a token, over its channels. They and the gradients of `gamma` and `beta`, which are sums over all
 /// tokens, are held in f32, or f64 for f64. Names of parameters are those of Burn's layer, and so are records.
 ///
-/// On CubeCL's backends both passes are kernels of this crate; Burn's own are some 40 operations, of which two leave most of a GPU idle.
-/// Results repeat bit by bit.
+/// On CubeCL's backends both passes are kernels of this crate, in f16, bf16 and f32 and for at most some thousand channels, and results repeat bit by bit; Burn's
+/// own are some 40 operations, of which two leave most of a GPU idle. Where there is no kernel, tensor operations take their place, with a line
+/// in the log. Parameters of another type than the input are computed with as Burn does.
 ///
 /// ```rust
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -58,14 +60,16 @@ impl LayerNorm {
     ///
     /// # Panics
     ///
-    /// If the last axis of `input` is not `channels` long, or the input is of another type than the parameters.
+    /// If the last axis of `input` is not `channels` long.
     #[track_caller]
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let (gamma, beta) = (self.gamma.val(), self.beta.as_ref().map(Param::val));
         let [channels] = gamma.dims();
         check(&input, channels, "channels");
-        check_type(&input, "gamma", Some(&gamma));
-        check_type(&input, "beta", beta.as_ref());
+        let dtype = input.dtype();
+        if gamma.dtype() != dtype || beta.as_ref().is_some_and(|beta| beta.dtype() != dtype) {
+            return mixed(input, gamma, beta, self.epsilon);
+        }
         let beta = beta.map(Tensor::into_dispatch).into();
         let plan = NormPlan { epsilon: self.epsilon };
         let output = Dispatch::token_norm(input.into_dispatch(), gamma.into_dispatch(), beta, plan);
@@ -102,8 +106,10 @@ impl LayerNorm {
 pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
     let (weight, bias) = (layer.weight.val(), layer.bias.as_ref().map(Param::val));
     let dtype = input.dtype();
-    if weight.dtype() != dtype || bias.as_ref().is_some_and(|bias| bias.dtype() != dtype) {
-        // Quantized weights, which Burn knows.
+    let is_mixed =
+        weight.dtype() != dtype || bias.as_ref().is_some_and(|bias| bias.dtype() != dtype);
+    // Quantized weights, a single token, and where nobody asks for gradients: Burn has all of these.
+    if is_mixed || D == 1 || !input.device().is_autodiff() {
         return layer.forward(input);
     }
     check(&input, weight.dims()[0], "d_input");
@@ -118,13 +124,19 @@ fn check<const D: usize>(input: &Tensor<D>, channels: usize, name: &str) {
     assert!(got == channels, "input: has {got} channels, must have {channels} ({name})");
 }
 
-#[track_caller]
-fn check_type<const D: usize, const P: usize>(
-    input: &Tensor<D>,
-    name: &str,
-    parameter: Option<&Tensor<P>>,
-) {
-    let Some(parameter) = parameter else { return };
-    let (got, expected) = (parameter.dtype(), input.dtype());
-    assert!(got == expected, "{name}: is {got:?}, must be {expected:?} as the input");
+/// Parameters of another type, quantized ones among them: in f32 where the input is half, as Burn has it.
+fn mixed<const D: usize>(
+    input: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    let original: FloatDType = input.dtype().into();
+    let plain = |tensor: Tensor<1>| match tensor.dtype() {
+        DType::QFloat(_) => tensor.dequantize(),
+        _ => tensor,
+    };
+    let wide = if original == FloatDType::F64 { FloatDType::F64 } else { FloatDType::F32 };
+    let beta = beta.map(|beta| plain(beta).cast(wide));
+    layer_norm(input.cast(wide), plain(gamma).cast(wide), beta, epsilon).cast(original)
 }

@@ -207,14 +207,16 @@ fn products_of_groups_are_added_up() {
             let numbers: Vec<f32> = (0..count).map(|i| (i * step % 7 - 3) as f32).collect();
             Tensor::<1>::from_data(numbers.as_slice(), options).reshape(shape)
         };
-        let (input, cotangent) = (numbers([1536, 4], 5), numbers([1536, 3], 11));
+        // Three groups of 512 rows, and a row beside them.
+        const ROWS: usize = 1537;
+        let (input, cotangent) = (numbers([ROWS, 4], 5), numbers([ROWS, 3], 11));
         let layer = Linear { weight: Param::from_tensor(numbers([4, 3], 1)), bias: None };
         let output = linear(&layer, input.clone());
         let gradients = (output * cotangent.clone()).sum().backward();
         let got = host(&layer.weight.val().grad(&gradients).expect("a gradient"));
         let (input, cotangent) = (host(&input), host(&cotangent));
         let of = |i: usize, j: usize| {
-            let products = (0..1536).map(|row| input[4 * row + i] * cotangent[3 * row + j]);
+            let products = (0..ROWS).map(|row| input[4 * row + i] * cotangent[3 * row + j]);
             products.sum::<f64>()
         };
         let want: Vec<f64> = (0..12).map(|place| of(place / 3, place % 3)).collect();
@@ -234,6 +236,24 @@ fn only_wanted_gradients_are_computed() {
         assert!(norm.gamma.val().grad(&gradients).is_none(), "{}", device.name);
         let beta = norm.beta.as_ref().expect("a beta").val();
         assert!(beta.grad(&gradients).is_some() && input.grad(&gradients).is_some());
+    }
+}
+
+/// As Burn's layers: normalization in f32 beside half tokens, and a linear layer of a single token.
+#[test]
+fn types_may_be_mixed_and_tokens_single() {
+    for device in devices().into_iter().filter(|device| device.supports(DType::F16)) {
+        let options = &device.device.clone().autodiff();
+        let half = Tensor::<2>::from_data(random([3, 24], 1), (options, DType::F16));
+        let norm = LayerNorm::new(24, options);
+        let same = Tensor::<2>::from_data(half.to_data().convert::<f32>(), (options, DType::F32));
+        let (got, want) = (norm.forward(half), norm.forward(same));
+        assert_eq!(got.dtype(), DType::F16);
+        assert!(difference(&host(&got), &host(&want)) < 1e-3, "{}", device.name);
+        let layer = burn::nn::LinearConfig::new(24, 5).init(options);
+        let token = Tensor::<1>::from_data(random([24], 2), options);
+        let (got, want) = (linear(&layer, token.clone()), layer.forward(token));
+        assert!(difference(&host(&got), &host(&want)) < 1e-5, "{}", device.name);
     }
 }
 

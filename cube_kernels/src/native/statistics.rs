@@ -33,10 +33,11 @@ pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
 /// cannot step over. The counters that launches take their tiles from are not counted.
 pub fn backward_workspace(problem: &Problem) -> usize {
     let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
-    let is_apart = |axis: &&Axis| axis.dilation > MAX_STEP;
+    // A box has at most 64 tokens, and most have far fewer along each of several axes.
+    let extent = [64, 16, 8][problem.rank() - 1];
+    let is_apart = |axis: &&Axis| axis.dilation > MAX_STEP || extent * axis.dilation > 256;
     let launches: usize = problem.axes.iter().filter(is_apart).map(|axis| axis.dilation).product();
-    let queries = problem.batch * problem.heads * problem.queries();
-    let tiles = queries.div_ceil(launches).div_ceil(64);
+    let tiles = problem.batch * problem.heads * problem.queries().div_ceil(launches).div_ceil(64);
     let ctas = 132 * if problem.head_dim.max(problem.head_dim_v) <= 64 { 3 } else { 1 };
     let entries = problem.heads * problem.bias_extents().iter().product::<usize>();
     let sums = size_of::<f32>() * entries * launches * ctas.min(tiles);
@@ -57,8 +58,8 @@ mod tests {
             backward_workspace(&problem.with_bias(true)) - backward_workspace(&problem)
         };
         let entries = 6 * 13 * 13 * size_of::<f32>();
-        // One launch of more tiles than CTAs, and 169 of 10 tiles each.
+        // One launch of more tiles than CTAs, and 169 of a tile for each of twelve heads.
         assert_eq!(sums(plane(1)), entries * 3 * 132);
-        assert_eq!(sums(plane(13)), entries * 169 * 10);
+        assert_eq!(sums(plane(13)), entries * 169 * 12);
     }
 }

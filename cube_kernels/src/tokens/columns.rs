@@ -33,7 +33,7 @@ pub(super) fn add_slots<N: Size>(
     if comptime!(tile.slots > 1) {
         let (units, lanes) = comptime!((tile.units(), tile.lanes));
         let unit = UNIT_POS as usize;
-        let mut shared = Shared::<[Vector<f32, N>]>::new_aligned_slice(units, 16usize);
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(units);
         #[unroll]
         for i in 0..comptime!(tile.held()) {
             shared[unit] = sums[i];

@@ -248,7 +248,7 @@ pub fn layer_norm(
     matrix.check("output", output)?;
     matrix.check_row("gamma", gamma)?;
     beta.map_or(Ok(()), |beta| matrix.check_row("beta", beta))?;
-    if matrix.rows == 0 {
+    if matrix.rows * matrix.channels == 0 {
         return Ok(());
     }
     // SAFETY: every index is below the sizes that the buffers were checked against.
@@ -294,6 +294,9 @@ pub fn layer_norm_backward(
     matrix.check("gradient of the input", input)?;
     let both = Matrix { channels: 2 * matrix.channels, ..*matrix };
     both.check_row("gradients of the parameters", parameters)?;
+    if matrix.channels == 0 {
+        return Ok(());
+    }
     let shares = Shares::new(matrix.rows.div_ceil(tile.slots), 1);
     let partial = both.partial_sums(&shares);
     // SAFETY: every index is below the sizes that the buffers were checked against, or the workspace was made for.

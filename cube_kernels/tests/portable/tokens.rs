@@ -4,7 +4,7 @@ use burn_natten_kernels::tokens::{
     Matrix, NormInputs, column_sums, layer_norm, layer_norm_backward,
 };
 use test_support::compare::{differs, half_ulp};
-use test_support::format::{BF16, F32, Format};
+use test_support::format::{BF16, F16, F32, Format};
 use test_support::portable::client;
 
 const EPSILON: f64 = 1e-5;
@@ -40,11 +40,20 @@ fn cases() -> Vec<Case> {
     let client = client();
     let most = client.properties().hardware.max_units_per_cube as usize;
     let units = if most >= 256 { vec![64, 256] } else { vec![1, 2.min(most)] };
-    let shapes = [[1, 8], [5, 7], [301, 24], [64, 56], [1030, 16]];
-    let formats = [F32, BF16];
+    let mut shapes = vec![[1, 8], [5, 7], [301, 24], [64, 56], [1030, 16]];
+    if most >= 256 {
+        // Units that hold several vectors, and rows of more than 32 units.
+        shapes.extend([[40, 192], [9, 1536], [5, 1023], [3, 8192]]);
+    }
+    let known = [F32, F16, BF16].into_iter();
+    let formats = known.filter(|format| client.properties().supports_type(format.elem()));
+    let formats: Vec<Format> = formats.collect();
     let of_shape = |shape| {
-        let of_units = move |units| formats.map(|format| Case { shape, units, format });
-        units.clone().into_iter().flat_map(of_units).collect::<Vec<_>>()
+        let of_units = |units: &usize| {
+            let units = *units;
+            formats.iter().map(move |&format| Case { shape, units, format })
+        };
+        units.iter().flat_map(of_units).collect::<Vec<_>>()
     };
     shapes.into_iter().flat_map(of_shape).collect()
 }

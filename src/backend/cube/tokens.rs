@@ -3,7 +3,7 @@
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::KernelError;
@@ -15,6 +15,11 @@ use crate::backend::tokens::{
     NormGradients, NormPlan, TokenGradientOps, TokenOps, flattened, norm, norm_gradients,
 };
 use crate::backend::unfused::Optional;
+
+/// Whether there is nothing to be launched over.
+fn is_empty(tensor: &CubeTensor) -> bool {
+    tensor.shape().num_elements() == 0
+}
 
 /// The rows of a tensor.
 fn matrix(tensor: &CubeTensor) -> Matrix<'_> {
@@ -36,6 +41,9 @@ impl TokenOps for CubeBackend {
         beta: Optional<Self>,
         plan: NormPlan,
     ) -> CubeTensor {
+        if is_empty(&input) {
+            return norm::<Self>(input, gamma, beta.into_option(), plan);
+        }
         let (input, gamma) = (into_contiguous(input), into_contiguous(gamma));
         let beta = beta.into_option().map(into_contiguous);
         let output = empty(&input, input.shape(), input.dtype());
@@ -58,6 +66,9 @@ impl TokenGradientOps for CubeBackend {
         gradient: CubeTensor,
         plan: NormPlan,
     ) -> NormGradients<Self> {
+        if is_empty(&input) {
+            return norm_gradients::<Self>(input, gamma, gradient, plan);
+        }
         let [input, gamma, gradient] = [input, gamma, gradient].map(into_contiguous);
         let [_, channels] = flattened(&input.shape());
         let of_input = empty(&input, input.shape(), input.dtype());
@@ -78,6 +89,9 @@ impl TokenGradientOps for CubeBackend {
     }
 
     fn token_sums(rows: CubeTensor) -> CubeTensor {
+        if is_empty(&rows) {
+            return Self::linear_bias_backward(rows);
+        }
         let rows = into_contiguous(rows);
         let matrix = matrix(&rows);
         let sums = empty(&rows, Shape::new([matrix.channels]), rows.dtype());
@@ -92,12 +106,23 @@ impl TokenGradientOps for CubeBackend {
         if groups == 1 {
             return Self::linear_weight_backward(input, gradient);
         }
-        let in_groups =
-            |tensor, width| Self::float_reshape(tensor, Shape::new([groups, rows / groups, width]));
-        let input = Self::float_swap_dims(in_groups(input, channels), 1, 2);
-        let products = Self::float_matmul(input, in_groups(gradient, outputs));
+        let (each, grouped) = (rows / groups, rows / groups * groups);
+        let in_rows = |tensor, width| Self::float_reshape(tensor, Shape::new([rows, width]));
+        let (input, gradient) = (in_rows(input, channels), in_rows(gradient, outputs));
+        let in_groups = |tensor: &CubeTensor, width| {
+            let part = Self::float_slice(tensor.clone(), &[Slice::from(0..grouped)]);
+            Self::float_reshape(part, Shape::new([groups, each, width]))
+        };
+        let columns = Self::float_swap_dims(in_groups(&input, channels), 1, 2);
+        let products = Self::float_matmul(columns, in_groups(&gradient, outputs));
         let products = Self::float_reshape(products, Shape::new([groups, channels * outputs]));
-        Self::float_reshape(Self::token_sums(products), Shape::new([channels, outputs]))
+        let sum = Self::float_reshape(Self::token_sums(products), Shape::new([channels, outputs]));
+        if grouped == rows {
+            return sum;
+        }
+        // Fewer rows than there are groups.
+        let rest = |tensor| Self::float_slice(tensor, &[Slice::from(grouped..rows)]);
+        Self::float_add(sum, Self::linear_weight_backward(rest(input), rest(gradient)))
     }
 }
 
@@ -107,10 +132,9 @@ const TILES: usize = 128;
 /// Fewest rows of a group.
 const MIN_ROWS: usize = 512;
 
-/// How many groups of rows have a product of their own: a divisor of the rows, so that groups are views.
+/// How many groups of rows have a product of their own.
 fn groups(rows: usize, elements: usize) -> usize {
-    let wanted = TILES.div_ceil(elements.div_ceil(TILE)).min(rows / MIN_ROWS);
-    (1..=wanted).rev().find(|groups| rows.is_multiple_of(*groups)).unwrap_or(1)
+    TILES.div_ceil(elements.div_ceil(TILE).max(1)).min(rows / MIN_ROWS).max(1)
 }
 
 #[cfg(test)]
@@ -122,8 +146,9 @@ mod tests {
         // 64 images of 56 x 56 tokens, 64 to 192 channels.
         assert_eq!(groups(64 * 56 * 56, 64 * 192), 128);
         // 7 x 7 tokens, 512 to 1536: 48 tiles.
-        assert_eq!(groups(64 * 7 * 7, 512 * 1536), 2);
-        for (rows, elements) in [(0, 1), (511, 64), (1009, 64), (4096, 1 << 24)] {
+        assert_eq!(groups(64 * 7 * 7, 512 * 1536), 3);
+        assert_eq!(groups(100_003, 64 * 192), 128);
+        for (rows, elements) in [(0, 0), (0, 1), (511, 64), (1009, 64), (4096, 1 << 24)] {
             assert_eq!(groups(rows, elements), 1, "{rows} rows");
         }
     }

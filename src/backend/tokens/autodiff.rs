@@ -16,9 +16,13 @@ struct Norm(NormPlan);
 struct Linear;
 
 impl<B: TokenGradientOps> Product<B> for Norm {
+    fn kept(&self, _tracked: [bool; 4]) -> [bool; 4] {
+        [true, true, false, false]
+    }
+
     fn gradients(
         &self,
-        [input, gamma, beta, _]: [Option<FloatTensor<B>>; 4],
+        [input, gamma, _, _]: [Option<FloatTensor<B>>; 4],
         gradient: FloatTensor<B>,
         wanted: [bool; 4],
     ) -> [Option<FloatTensor<B>>; 4] {
@@ -30,19 +34,23 @@ impl<B: TokenGradientOps> Product<B> for Norm {
             let row = B::float_slice(parameters.clone(), &[Slice::from(row..row + 1)]);
             B::float_reshape(row, Shape::new([channels]))
         };
-        let of_beta = (beta.is_some() && wanted[2]).then(|| parameter(1));
+        let of_beta = wanted[2].then(|| parameter(1));
         [wanted[0].then_some(input), wanted[1].then(|| parameter(0)), of_beta, None]
     }
 }
 
 impl<B: TokenGradientOps> Product<B> for Linear {
+    fn kept(&self, [input, weight, ..]: [bool; 4]) -> [bool; 4] {
+        [weight, input, false, false]
+    }
+
     fn gradients(
         &self,
-        [input, weight, bias, _]: [Option<FloatTensor<B>>; 4],
+        [input, weight, _, _]: [Option<FloatTensor<B>>; 4],
         gradient: FloatTensor<B>,
         wanted: [bool; 4],
     ) -> [Option<FloatTensor<B>>; 4] {
-        let of_bias = (bias.is_some() && wanted[2]).then(|| B::token_sums(gradient.clone()));
+        let of_bias = wanted[2].then(|| B::token_sums(gradient.clone()));
         let of_weight = input.filter(|_| wanted[1]);
         let of_weight = of_weight.map(|input| B::token_outer(input, gradient.clone()));
         let of_input = weight.filter(|_| wanted[0]);
@@ -77,7 +85,8 @@ where
         let bias = bias.into_option();
         let inner = bias.as_ref().map(|bias| bias.primitive().clone());
         let (rows, matrix) = (input.primitive().clone(), weight.primitive().clone());
-        let output = B::token_linear(rows, matrix, inner.into());
+        // As Burn has it, so that what follows can be fused with it.
+        let output = B::linear(rows, matrix, inner);
         record::<B, C, _>(Linear, &input, [Some(&weight), bias.as_ref(), None], output)
     }
 }

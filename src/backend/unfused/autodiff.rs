@@ -13,11 +13,17 @@ use super::{Optional, Tokens, UnfusedGradientOps, UnfusedOps, UnfusedPlan};
 /// for it on the tape.
 const INPUTS: usize = 4;
 
-type Saved = [Option<NodeId>; INPUTS];
+/// The node of an input that is kept, and whether there is such an input.
+type Saved = [(Option<NodeId>, bool); INPUTS];
 
 /// A product whose gradient is asked for.
 pub(crate) trait Product<B: Backend>: std::fmt::Debug + Send + 'static {
-    /// The gradients of those inputs that are wanted, from all inputs and the gradient of the result.
+    /// Which inputs are kept for the gradients of those that are tracked.
+    fn kept(&self, _tracked: [bool; INPUTS]) -> [bool; INPUTS] {
+        [true; INPUTS]
+    }
+
+    /// The gradients of those inputs that are wanted, from the inputs that are kept and the gradient of the result.
     fn gradients(
         &self,
         inputs: [Option<FloatTensor<B>>; INPUTS],
@@ -104,10 +110,10 @@ impl<B: Backend, P: Product<B>> Backward<B, INPUTS> for Step<P> {
         checkpointer: &mut Checkpointer,
     ) {
         let gradient = grads.consume::<B>(&ops.node);
-        let ids = ops.state;
-        let inputs =
-            ids.map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
-        let wanted = std::array::from_fn(|i| ops.parents[i].is_some() && ids[i].is_some());
+        let saved = ops.state;
+        let inputs = saved
+            .map(|(id, _)| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
+        let wanted = std::array::from_fn(|i| ops.parents[i].is_some() && saved[i].1);
         let gradients = self.0.gradients(inputs, gradient, wanted);
         for ((parent, gradient), is_wanted) in ops.parents.into_iter().zip(gradients).zip(wanted) {
             if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
@@ -127,10 +133,14 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Product<B>>(
     let [a, b, c] = others;
     let inputs = [Some(first), a, b, c];
     let nodes = inputs.map(|input| input.unwrap_or(first).node());
+    let kept = product.kept(inputs.map(|input| input.is_some_and(|input| input.is_tracked())));
     match Step(product).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
-            let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));
-            prep.finish(ids, output)
+            let saved = std::array::from_fn(|i| {
+                let input = inputs[i].filter(|_| kept[i]);
+                (input.map(|input| prep.checkpoint(input)), inputs[i].is_some())
+            });
+            prep.finish(saved, output)
         }
         OpsKind::UnTracked(prep) => prep.finish(output),
     }

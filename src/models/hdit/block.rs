@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use super::HditLevelConfig;
 use super::layers::{AdaRmsNorm, inverse_norm, linear, zero_linear};
 use super::rope::AxialRope;
-use crate::nn::dropout;
+use crate::nn::{dropout, linear as apply};
 use crate::{AttentionOptions, NeighborhoodOptions, attention, na2d};
 
 /// Half of the channels, gated by the other: `a * gelu(gate)` of `(a, gate)`.
@@ -97,7 +97,7 @@ impl HditAttention {
                 attention(tokens(query), tokens(key), tokens(value), options).reshape(shape)
             }
         };
-        input + self.out_proj.forward(self.dropout.forward(attended))
+        input + apply(&self.out_proj, self.dropout.forward(attended))
     }
 
     /// The query, key and value that [`forward`](Self::forward) attends with, at scale 1.
@@ -110,7 +110,7 @@ impl HditAttention {
     pub fn query_key_value(&self, normalized: Tensor<4>, positions: Tensor<3>) -> [Tensor<5>; 3] {
         let [batch, height, width, channels] = normalized.dims();
         let shape = [batch, height, width, self.num_heads, channels / self.num_heads];
-        let qkv = self.qkv_proj.forward(normalized);
+        let qkv = apply(&self.qkv_proj, normalized);
         let [query, key, value] =
             [0, 1, 2].map(|part| qkv.clone().narrow(3, part * channels, channels).reshape(shape));
         let scale = self.scale.val().sqrt().reshape([1, 1, 1, self.num_heads, 1]);
@@ -155,8 +155,8 @@ impl FeedForward {
     /// - condition: `[batch, mapping width]`
     /// - output: as input
     pub fn forward(&self, input: Tensor<4>, condition: Tensor<2>) -> Tensor<4> {
-        let hidden = geglu(self.up_proj.forward(self.norm.forward(input.clone(), condition)));
-        input + self.down_proj.forward(self.dropout.forward(hidden))
+        let hidden = geglu(apply(&self.up_proj, self.norm.forward(input.clone(), condition)));
+        input + apply(&self.down_proj, self.dropout.forward(hidden))
     }
 }
 

@@ -5,6 +5,7 @@ use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, Tensor};
 
 use super::layers::{linear, zero_linear};
+use crate::nn::linear as apply;
 
 /// Makes one token of each patch.
 #[derive(Module, Debug)]
@@ -51,7 +52,7 @@ impl TokenMerge {
             .reshape([batch, height, rows, width, columns, channels])
             .permute([0, 1, 3, 2, 4, 5])
             .reshape([batch, height, width, rows * columns * channels]);
-        self.proj.forward(patches)
+        apply(&self.proj, patches)
     }
 }
 
@@ -97,7 +98,7 @@ impl TokenSplit {
     pub fn forward(&self, input: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
         let [batch, height, width, _] = input.dims();
         let [rows, columns] = self.patch_size;
-        let patches = self.proj.forward(input);
+        let patches = apply(&self.proj, input);
         let channels = patches.dims()[3] / (rows * columns);
         let pixels = patches
             .reshape([batch, height, width, rows, columns, channels])

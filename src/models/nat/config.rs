@@ -121,6 +121,12 @@ impl NatConfig {
     }
 }
 
+/// A bound that no model comes near, so that a file cannot ask for more blocks than there is memory.
+pub(in crate::models) fn check_depth(name: &str, depth: usize) -> Result<(), ConfigError> {
+    ensure!(depth <= 4096, "{name} has {depth} blocks, must have at most 4096");
+    Ok(())
+}
+
 /// What the lists of a configuration must have in common.
 pub(in crate::models) fn check_levels(
     depths: &[usize],
@@ -129,6 +135,9 @@ pub(in crate::models) fn check_levels(
 ) -> Result<(), ConfigError> {
     let levels = depths.len();
     ensure!((1..=16).contains(&levels), "depths: has {levels} levels, must have 1 to 16");
+    for (level, depth) in depths.iter().enumerate() {
+        check_depth(&format!("depths: level {level}"), *depth)?;
+    }
     let got = num_heads.len();
     ensure!(got == levels, "num_heads: has {got} levels, must have {levels} as depths");
     let Some(dilations) = dilations else { return Ok(()) };

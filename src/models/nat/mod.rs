@@ -13,7 +13,7 @@ mod config;
 mod published;
 
 pub use config::NatConfig;
-pub(super) use config::check_levels;
+pub(super) use config::{check_depth, check_levels};
 pub(super) use published::alternating;
 
 use burn::module::Module;
