@@ -3,7 +3,7 @@
 //!
 //! `sm100_report [--sample] [--list] [--keep=FOLDER] [part of a name]..`: what the selection chooses for the catalogue, and for a sweep over head
 //! dimensions, ranks and options of axes, of both passes. With `--sample` one of every kind, in a minute. `--list` prints names and compiles
-//! nothing; `--keep=FOLDER` writes machine code there, and prints nothing. Fails if one does not compile, spills registers or has local memory.
+//! nothing; `--keep=FOLDER` writes sources and machine code there, and prints nothing. Fails if one does not compile, spills registers or has local memory.
 //!
 //! Needs libnvrtc where the loader finds it, as in the wheel `nvidia-cuda-nvrtc==13.0.*`.
 
@@ -22,7 +22,19 @@ use native_report::{Log, compile, print};
 mod native_report;
 
 /// Each class of head dimensions: chunks of 64 elements, products and sums differ.
-const DIMS: [(usize, usize); 6] = [(8, 8), (40, 24), (64, 64), (64, 128), (96, 72), (128, 128)];
+const DIMS: [(usize, usize); 11] = [
+    (8, 8),
+    (40, 24),
+    (64, 64),
+    (64, 128),
+    (96, 72),
+    (128, 128),
+    (8, 256),
+    (136, 200),
+    (192, 160),
+    (256, 8),
+    (256, 256),
+];
 
 fn main() -> ExitCode {
     let (flags, names): (Vec<_>, Vec<_>) =
@@ -62,12 +74,14 @@ fn main() -> ExitCode {
     print(&rows, &["registers at launch", "most", "shared memory", "tensor memory", "spills"])
 }
 
-/// Writes the machine code of all, for `nvdisasm -c`.
+/// Writes the source of all, and their machine code for `nvdisasm -c`.
 fn save(programs: &[Program], folder: &Path) -> Result<(), String> {
     for Program { source, .. } in programs {
         let (image, _) = build(source).map_err(|error| error.to_string())?;
-        let file = folder.join(format!("{}.cubin", source.name));
-        std::fs::write(&file, image).map_err(|error| format!("{}: {error}", file.display()))?;
+        for (extension, bytes) in [("cu", source.code.as_bytes()), ("cubin", &image)] {
+            let file = folder.join(format!("{}.{extension}", source.name));
+            std::fs::write(&file, bytes).map_err(|error| format!("{}: {error}", file.display()))?;
+        }
     }
     Ok(())
 }

@@ -31,6 +31,37 @@ fn problems() -> Vec<Problem> {
     ]
 }
 
+/// Vectors of which a sum takes half of tensor memory.
+fn wide() -> Vec<Problem> {
+    let plane = [axis(13, 5, 2, 1, true), axis(19, 7, 1, 2, false)];
+    let space = [axis(5, 3, 1, 1, false), axis(7, 4, 2, 1, true), axis(10, 5, 1, 2, false)];
+    let shared = |problem: Problem| problem.with_heads(4).with_heads_kv(2).with_batch(1);
+    vec![
+        shared(problem(&plane, 256)),
+        problem(&[axis(300, 150, 1, 1, true)], 136).with_head_dim_v(200),
+        shared(problem(&space, 192)).with_additional(70),
+        problem(&[Axis::dense(150, 400, true)], 8).with_head_dim_v(256),
+        problem(&[Axis::dense(200, 150, false)], 256).with_head_dim_v(8).with_additional(200),
+        problem(&[axis(203, 9, 3, 11, true)], 160).with_batch(1),
+        problem(&[Axis::dense(40, 13, true).with_origin(-27)], 256).with_batch(1),
+    ]
+}
+
+#[test]
+fn long_vectors() {
+    check(&in_turn(wide().into_iter().take(2)));
+}
+
+#[test]
+#[ignore = "minutes"]
+fn long_vectors_in_every_way() {
+    let cases = wide().into_iter().flat_map(|problem| {
+        let of = move |element| Policy::ALL.map(|policy| Case::new(problem, element, policy));
+        [Element::Bf16, Element::F16].into_iter().flat_map(of)
+    });
+    check(&cases.collect::<Vec<_>>());
+}
+
 #[test]
 fn a_few_of_every_kind() {
     check(&in_turn(problems().into_iter().take(2)));

@@ -220,6 +220,12 @@ pub const FAULTS: &[Fault] = &[
         "const u32 scores = mine + SCORES_COLUMN + 64 * half;",
         "const u32 scores = mine + SCORES_COLUMN + 32 * half;",
     ),
+    fault(
+        "sm_100: computing warps take more registers than the CTA was launched with",
+        On::Line,
+        "give_registers<504 - 2 * COMPUTE_REGISTERS>();",
+        "give_registers<512 - 2 * COMPUTE_REGISTERS>();",
+    ),
     // Operands, masks, statistics.
     fault(
         "sm_100: slopes are multiplied with vectors that lie the other way",

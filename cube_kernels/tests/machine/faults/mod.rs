@@ -152,8 +152,9 @@ fn look_for<'a>(chip: Chip, of: Direction, faults: impl IntoIterator<Item = &'a 
     if test_support::cpp::compiler().is_none() {
         return;
     }
+    let part = std::env::var("BURN_NATTEN_TEST_FAULTS").unwrap_or_default();
     let (mut count, mut missed) = (0, vec![]);
-    for fault in faults {
+    for fault in faults.into_iter().filter(|fault| fault.name.contains(&part)) {
         count += 1;
         match chip.found(fault, of) {
             Some(how) => {
