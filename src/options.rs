@@ -84,7 +84,7 @@ pub enum Strategy {
     /// multiples of 8 up to 256.
     Hopper,
     /// Native CUDA kernels for compute capability 10.0 and 10.3, in f16 and bf16, for head dimensions that are multiples of 8 up
-    /// to 128, without a position bias. They have never run on such a GPU: at their first use on a device, a small problem is
+    /// to 256, without a position bias. They have never run on such a GPU: at their first use on a device, a small problem is
     /// compared with the Portable kernels, unless the environment has `BURN_NATTEN_SELF_CHECK=0`.
     Blackwell,
 }

@@ -1,17 +1,18 @@
 //! The compile gate of the Blackwell kernels: builds specialisations with NVRTC for both chips, without a GPU, and prints what they
 //! take as a Markdown table.
 //!
-//! `sm100_report [--sample] [--list] [part of a name]..`: what the selection chooses for the catalogue, and for a sweep over head
+//! `sm100_report [--sample] [--list] [--keep=FOLDER] [part of a name]..`: what the selection chooses for the catalogue, and for a sweep over head
 //! dimensions, ranks and options of axes, of both passes. With `--sample` one of every kind, in a minute. `--list` prints names and compiles
-//! nothing. Fails if one does not compile, spills registers or has local memory.
+//! nothing; `--keep=FOLDER` writes sources and machine code there, and prints nothing. Fails if one does not compile, spills registers or has local memory.
 //!
 //! Needs libnvrtc where the loader finds it, as in the wheel `nvidia-cuda-nvrtc==13.0.*`.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 use std::process::ExitCode;
 
 use burn_natten_kernels::native::Element;
-use burn_natten_kernels::native::compile::{Source, nvrtc_version};
+use burn_natten_kernels::native::compile::{Source, build, nvrtc_version};
 use burn_natten_kernels::native::sm100::{
     Architecture, Schedule, delta_source, plan, plan_backward, unsupported,
 };
@@ -21,14 +22,30 @@ use native_report::{Log, compile, print};
 mod native_report;
 
 /// Each class of head dimensions: chunks of 64 elements, products and sums differ.
-const DIMS: [(usize, usize); 6] = [(8, 8), (40, 24), (64, 64), (64, 128), (96, 72), (128, 128)];
+const DIMS: [(usize, usize); 11] = [
+    (8, 8),
+    (40, 24),
+    (64, 64),
+    (64, 128),
+    (96, 72),
+    (128, 128),
+    (8, 256),
+    (136, 200),
+    (192, 160),
+    (256, 8),
+    (256, 256),
+];
 
 fn main() -> ExitCode {
     let (flags, names): (Vec<_>, Vec<_>) =
         std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
     let has = |flag: &str| flags.iter().any(|given| given == flag);
-    if let Some(flag) = flags.iter().find(|flag| !["--sample", "--list"].contains(&flag.as_str())) {
-        eprintln!("{flag} is none of --sample, --list");
+    let keep = flags.iter().find_map(|flag| flag.strip_prefix("--keep="));
+    let is_known = |flag: &&String| {
+        ["--sample", "--list"].contains(&flag.as_str()) || flag.starts_with("--keep=")
+    };
+    if let Some(flag) = flags.iter().find(|flag| !is_known(flag)) {
+        eprintln!("{flag} is none of --sample, --list, --keep=FOLDER");
         return ExitCode::FAILURE;
     }
     let mut programs = programs(has("--sample"));
@@ -41,11 +58,32 @@ fn main() -> ExitCode {
         eprintln!("no libnvrtc found; set LD_LIBRARY_PATH to its folder");
         return ExitCode::FAILURE;
     };
+    if let Some(folder) = keep {
+        return match save(&programs, Path::new(folder)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(text) => {
+                eprintln!("{text}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let rows = compile(&programs, |program| &program.source, report);
     println!("# Specialisations of the Blackwell kernels\n");
     println!("Made by `cargo run -p burn-natten-kernels --features cuda --example sm100_report`");
     println!("with NVRTC {major}.{minor}: {} specialisations, no GPU.\n", rows.len());
     print(&rows, &["registers at launch", "most", "shared memory", "tensor memory", "spills"])
+}
+
+/// Writes the source of all, and their machine code for `nvdisasm -c`.
+fn save(programs: &[Program], folder: &Path) -> Result<(), String> {
+    for Program { source, .. } in programs {
+        let (image, _) = build(source).map_err(|error| error.to_string())?;
+        for (extension, bytes) in [("cu", source.code.as_bytes()), ("cubin", &image)] {
+            let file = folder.join(format!("{}.{extension}", source.name));
+            std::fs::write(&file, bytes).map_err(|error| format!("{}: {error}", file.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// A kernel to be compiled.

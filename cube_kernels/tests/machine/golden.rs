@@ -25,7 +25,7 @@ fn check(cases: &[Case]) {
 }
 
 /// The tiny launches that compute-sanitizer runs on a device.
-fn tiny() -> Vec<Problem> {
+pub fn tiny() -> Vec<Problem> {
     let lists = [
         samples::whole_blocks(),
         samples::by_position(),
@@ -39,7 +39,7 @@ fn tiny() -> Vec<Problem> {
 
 /// Several samples, heads of queries that share one of keys, tiles, launches; strides, dilations, causality, queries elsewhere than
 /// keys, vectors of two lengths, a bias.
-fn several() -> Vec<Problem> {
+pub fn several() -> Vec<Problem> {
     let plane = [axis(13, 5, 2, 1, true), axis(19, 7, 1, 2, false)];
     let space = [axis(5, 3, 1, 1, false), axis(7, 4, 2, 1, true), axis(10, 5, 1, 2, false)];
     let shared = |problem: Problem| problem.with_heads(4).with_heads_kv(2);

@@ -13,8 +13,8 @@ use crate::{MAX_RANK, Pass, Problem};
 #[cfg(test)]
 mod tests;
 
-/// Elements of the longest vectors: sums of two tiles and their scores fill tensor memory.
-const LONGEST: usize = 128;
+/// Elements of the longest vectors: their sum takes half of tensor memory.
+const LONGEST: usize = 256;
 /// As on Hopper, so that the statistics of a backward pass are the same.
 const MIN_SCALE: f64 = 1e-6;
 
@@ -198,7 +198,9 @@ fn schedules(problem: &Problem, element: Element, pass: Pass) -> Vec<Schedule> {
     };
     // A single tile of rows is stacked nowhere: the axis is no more than the slowest of the walk over its blocks.
     let first = MAX_RANK - rank;
-    let stacks = if pass == Pass::Forward { first..MAX_RANK } else { first..first + 1 };
+    let is_stacked =
+        pass == Pass::Forward && schedule([1; MAX_RANK], [1; MAX_RANK], first).tiles() > 1;
+    let stacks = if is_stacked { first..MAX_RANK } else { first..first + 1 };
     let boxes = boxes(rank);
     let mut schedules = vec![];
     for q_tile in boxes {

@@ -13,12 +13,18 @@ const SHARED_MEMORY: usize = 227 * 1024;
 /// Columns of tensor memory, all of which a CTA takes.
 pub(super) const TENSOR_MEMORY: usize = 512;
 
-/// Registers of a thread of the softmax and of the correction in the forward kernel; other warps have what these leave of 512. With these
-/// no specialisation was seen to spill.
+/// Longest vectors whose sums leave room for two tiles of queries, or for two gradients.
+const NARROW: usize = 128;
+
+/// Registers of a thread of the softmax and of the correction in the forward kernel; other warps have what these leave of 512, or in CTAs
+/// of 384 threads of 504. With these no specialisation was seen to spill.
 const SOFTMAX_REGISTERS: usize = 168;
 const CORRECTION_REGISTERS: usize = 72;
+/// The same for long vectors.
+const WIDE_SOFTMAX_REGISTERS: usize = 200;
+const WIDE_CORRECTION_REGISTERS: usize = 144;
 /// Registers of a thread that computes weights and slopes.
-const BACKWARD_REGISTERS: usize = 200;
+const BACKWARD_REGISTERS: usize = 192;
 
 /// What a kernel is specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +56,7 @@ pub struct Schedule {
     /// Axis along which the two tiles of a CTA of the forward pass are stacked, and the slowest axis of the order in which blocks
     /// are visited.
     pub stack: usize,
-    /// Keys or values in turn (forward), or steps, that shared memory holds.
+    /// Keys or values in turn (forward), or steps, that shared memory holds; of long vectors, chunks of 64 elements.
     pub stages: usize,
 }
 
@@ -70,9 +76,14 @@ impl Schedule {
         if self.pass == Pass::Keys { self.q_tile } else { self.kv_tile }
     }
 
+    /// Whether vectors are so long that one sum of them takes half of tensor memory.
+    pub fn is_wide(&self) -> bool {
+        self.head_dim.max(self.head_dim_v) > NARROW
+    }
+
     /// Tiles of rows that a CTA works on at once.
     pub fn tiles(&self) -> usize {
-        if self.pass == Pass::Forward { 2 } else { 1 }
+        if self.pass == Pass::Forward && !self.is_wide() { 2 } else { 1 }
     }
 
     /// Rows of a CTA along each axis.
@@ -84,7 +95,7 @@ impl Schedule {
 
     /// Threads of a CTA.
     pub fn threads(&self) -> usize {
-        if self.pass == Pass::Forward { 512 } else { 384 }
+        if self.tiles() == 2 { 512 } else { 384 }
     }
 
     /// Columns of tensor memory that a CTA allocates.
@@ -94,7 +105,18 @@ impl Schedule {
 
     /// Registers of a thread of the warps that have most.
     pub fn registers(&self) -> usize {
-        if self.pass == Pass::Forward { SOFTMAX_REGISTERS } else { BACKWARD_REGISTERS }
+        match self.pass {
+            Pass::Forward => self.forward_registers()[0],
+            Pass::Queries | Pass::Keys => BACKWARD_REGISTERS,
+        }
+    }
+
+    /// Of a thread of the softmax, and of the correction.
+    fn forward_registers(&self) -> [usize; 2] {
+        match self.is_wide() {
+            true => [WIDE_SOFTMAX_REGISTERS, WIDE_CORRECTION_REGISTERS],
+            false => [SOFTMAX_REGISTERS, CORRECTION_REGISTERS],
+        }
     }
 
     /// The shape of a CTA and its pipeline in a few words.
@@ -102,6 +124,13 @@ impl Schedule {
         let Self { stages, .. } = self;
         let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
         match self.pass {
+            _ if self.is_wide() => {
+                let [rows, columns] = match self.pass {
+                    Pass::Keys => ["keys", "queries"],
+                    Pass::Forward | Pass::Queries => ["queries", "keys"],
+                };
+                format!("{TILE} {rows}, {stages} x 64 elements of {TILE} {columns}")
+            }
             Pass::Forward => {
                 format!("2 x {TILE} queries along the {axis}, {stages} x {TILE} keys or values")
             }
@@ -124,6 +153,8 @@ impl Schedule {
         let [dim, dim_v] = [self.head_dim, self.head_dim_v].map(|dim| dim.next_multiple_of(16));
         let [width, width_v] = [self.head_dim, self.head_dim_v].map(|dim| dim.next_multiple_of(32));
         match self.pass {
+            // Scores are made twice.
+            Pass::Keys if self.is_wide() => 2 * dim + dim_v + width + width_v,
             Pass::Forward => dim + width_v,
             Pass::Queries => dim + dim_v + width,
             Pass::Keys => dim + dim_v + width + width_v,
@@ -137,7 +168,11 @@ impl Schedule {
         // Two tiles that CTAs work on, and barriers.
         let roles = |barriers: usize| 2 * 256 + 8 * (barriers + 2 * stages);
         let line = size_of::<f32>() * TILE;
+        let chunks = stages * TILE * 128;
         match self.pass {
+            Pass::Forward if self.is_wide() => first + chunks + 5 * line + roles(18),
+            Pass::Queries if self.is_wide() => first + second + chunks + roles(16),
+            Pass::Keys if self.is_wide() => first + second + chunks + 4 * line + roles(16),
             Pass::Forward => 2 * first + stages * first.max(second) + 10 * line + roles(24),
             Pass::Queries => (1 + stages) * (first + second) + roles(14),
             Pass::Keys => (1 + stages) * (first + second) + stages * 4 * line + roles(14),
@@ -151,7 +186,11 @@ impl Schedule {
 
     /// The same with as many stages as fit, up to eight boxes of keys or values. With fewer than two steps nothing would run.
     pub(super) fn with_stages(mut self) -> Self {
-        let (least, most) = if self.pass == Pass::Forward { (3, 8) } else { (2, 4) };
+        let (least, most) = match self.pass {
+            _ if self.is_wide() => (4, 12),
+            Pass::Forward => (3, 8),
+            Pass::Queries | Pass::Keys => (2, 4),
+        };
         let fits = |stages: &usize| self.shared_memory_with(*stages) <= SHARED_MEMORY;
         self.stages = (least..=most).rev().find(fits).unwrap_or(least);
         self
@@ -209,8 +248,8 @@ impl Schedule {
             Pass::Forward => macros.extend([
                 // Their error disappears in the rounding of bf16, not in that of f16.
                 ("EMULATE", if is_bf16 { architecture.polynomials() } else { 0 }),
-                ("SOFTMAX_REGISTERS", SOFTMAX_REGISTERS),
-                ("CORRECTION_REGISTERS", CORRECTION_REGISTERS),
+                ("SOFTMAX_REGISTERS", self.forward_registers()[0]),
+                ("CORRECTION_REGISTERS", self.forward_registers()[1]),
             ]),
             Pass::Queries | Pass::Keys => macros.extend([
                 ("FIRST_START", 0),

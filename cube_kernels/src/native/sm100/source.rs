@@ -34,14 +34,20 @@ impl Schedule {
                 include_str!("../cuda/forward_repair.cuh"),
                 include_str!("cuda/roles.cuh"),
                 include_str!("cuda/softmax.cuh"),
-                include_str!("cuda/forward.cu"),
+                include_str!("cuda/forward_rows.cuh"),
             ),
             Pass::Queries | Pass::Keys => concat!(
                 include_str!("../cuda/backward_params.cuh"),
                 include_str!("../cuda/backward_repair.cuh"),
                 include_str!("cuda/roles.cuh"),
-                include_str!("cuda/backward.cu"),
+                include_str!("cuda/backward_rows.cuh"),
             ),
+        };
+        text += match (self.pass, self.is_wide()) {
+            (Pass::Forward, false) => include_str!("cuda/forward.cu"),
+            (Pass::Forward, true) => include_str!("cuda/forward_wide.cu"),
+            (Pass::Queries | Pass::Keys, false) => include_str!("cuda/backward.cu"),
+            (Pass::Queries | Pass::Keys, true) => include_str!("cuda/backward_wide.cu"),
         };
         text
     }

@@ -197,11 +197,13 @@ DEVICE void mma_tensor(u32 d, u32 a, u64 b, u32 instruction, u32 accumulate) { m
 DEVICE void mma_commit(u32 barrier) { m_mma_commit(barrier); }
 DEVICE float max3(float a, float b, float c) { return fmaxf(a, fmaxf(b, c)); }
 DEVICE void fma2(float& x, float& y, float a, float b, float c, float d, float e, float f) { x = fmaf(a, b, e), y = fmaf(c, d, f); }
-DEVICE float add_down(float a, float b) {
+DEVICE void add2(float& x, float& y, float a, float b, float c, float d) { x = a + b, y = c + d; }
+DEVICE float m_add_down(float a, float b) {
   const double exact = (double)a + b;
   const float y = (float)exact;
   return y > exact ? nextafterf(y, NEG_INF) : y;
 }
+DEVICE void add2_down(float& x, float& y, float a, float b, float c, float d) { x = m_add_down(a, b), y = m_add_down(c, d); }
 
 // ---- how the machine calls a kernel: with arguments that are copied for each thread, as they are there
 

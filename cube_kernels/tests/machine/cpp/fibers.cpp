@@ -81,6 +81,9 @@ void resume(Fiber& f) {
   fault("all wait in vain:%s", text.c_str());
 }
 
+// As __launch_bounds__ gives them to a thread.
+static u32 registers_at_launch() { return std::min(65536 / (launch.ctas * launch.block) / 8 * 8, 255u); }
+
 void start_threads() {
   everyone = Meeting();
   for (Meeting& m : named) m = Meeting();
@@ -92,8 +95,7 @@ void start_threads() {
   for (Fiber& f : fibers) {
     f.started = f.done = f.has_registers = false;
     f.wait.kind = Wait::NONE;
-    // As __launch_bounds__ gives them.
-    f.registers = std::min(65536 / (launch.ctas * launch.block) / 8 * 8, 255u);
+    f.registers = registers_at_launch();
     f.committed = 0;
     f.uses.clear();
     if (f.stack) continue;
@@ -113,7 +115,8 @@ void end_threads() {
     if (f.registers != first.registers) fault_of(i, "setmaxnreg differs within a warpgroup: %d and %d", f.registers, first.registers);
     if (!f.uses.empty()) fault_of(i, "the thread ends with products or loads in flight");
   }
-  if (registers * launch.ctas > 65536) fault("%u CTAs of %u registers", launch.ctas, registers);
+  // Who asks for more waits for others to give them, in vain: there are no more than the CTA was launched with.
+  if (registers > registers_at_launch() * launch.block) fault("%u registers, of %u that the CTA was launched with", registers, registers_at_launch() * launch.block);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@
 // Shared memory: both tensors of the rows; STAGES of those of the columns; statistics of these; tiles; barriers.
 //
 // Compile-time: those of tile.cuh, DIM, DIM_V, ADDITIONAL, STAGES, and COMPUTE_REGISTERS of a thread of warps 0..7; other warps have what
-// these leave of 512.
+// these leave of 504: 384 threads are launched with 168 each.
 
 constexpr int FIRST_TILE = chunks_of(DIM) * CHUNK, SECOND_TILE = chunks_of(DIM_V) * CHUNK;
 constexpr int COLUMN_BYTES = FIRST_TILE + SECOND_TILE;
@@ -204,16 +204,6 @@ struct Computer {
     return load_float2(shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + (64 * half + j) * 16 + 8);
   }
 
-  // Of the row, where rows are queries.
-  DEVICE float2 statistics(const Params& params, const Tile& tile, const int (&at)[3]) const {
-    float2 row = {0.f, 0.f};
-    if (!INVERSE && row_exists(tile, at)) {
-      const float4 found = statistics_of(params, tile, tile.head, at);
-      row.x = found.z, row.y = found.w;
-    }
-    return row;
-  }
-
   // Turns S into P, and with INVERSE hands it over.
   DEVICE void weigh(float (&x)[64], int step, float scale, float lse, const Seen<2>& seen) const {
     const u32 scores = mine + SCORES_COLUMN + 64 * half;
@@ -271,29 +261,14 @@ struct Computer {
     if constexpr (INVERSE) arrive(b.empty(stage_of(step)));
   }
 
-  // Writes every other 32 columns of a sum. Gives zero, or NaN where one of them is infinite or NaN.
-  template <int N> DEVICE float store_sums(u16* row, u32 sums, float factor, bool exists) const {
-    float poison = 0.f;
-#pragma unroll 1
-    for (int c = 32 * half; c < N; c += 64) {
-      float x[32];
-      tmem_load(x, sums + c);
-      tmem_wait_loads();
-      pin(x);
-      poison += poison_of(x, N - c);
-      if (exists) store_columns(row + c, x, N - c, factor, false);
-    }
-    return poison;
-  }
-
   // Writes the rows; gives whether this one has to be computed again.
   DEVICE bool finish(const Params& params, const Tile& tile) const {
     int at[3];
     row_of_warpgroup(tile, 0, threadIdx.x % 128, at);
     const i64 row = row_index(params.space, tile, at);
     const bool exists = row_exists(tile, at);
-    float poison = store_sums<DIM>((u16*)params.first + row * DIM, mine + FIRST_COLUMN, params.scale, exists);
-    if constexpr (INVERSE) poison += store_sums<DIM_V>((u16*)params.second + row * DIM_V, mine + SECOND_COLUMN, 1.f, exists);
+    float poison = store_sums<DIM>((u16*)params.first + row * DIM, mine + FIRST_COLUMN, params.scale, exists, half);
+    if constexpr (INVERSE) poison += store_sums<DIM_V>((u16*)params.second + row * DIM_V, mine + SECOND_COLUMN, 1.f, exists, half);
     // The first weights and slopes of the next tile are behind this fence, and so are the products that begin new sums.
     tmem_fence_before();
     return exists && !(poison == 0.f);
@@ -309,7 +284,7 @@ struct Computer {
       if (steps == 0) break;
       int at[3];
       row_of_warpgroup(tile, 0, threadIdx.x % 128, at);
-      const float2 row = statistics(params, tile, at);
+      const float2 row = row_statistics(params, tile, at);
       View view;
       view.start_tile(params.space, tile, at);
 #pragma unroll 1
@@ -335,22 +310,6 @@ struct Computer {
     }
   }
 };
-
-// ---- repair: two warps, for half of the rows each
-
-DEVICE void repair(const Params& params, const Work* slots, const Barriers& b, int half) {
-  for (int tiles = 0;; tiles++) {
-    const Work& work = slots[slot_of(tiles)];
-    barrier_wait(b.work_full(slot_of(tiles)), parity_of_slot(tiles));
-    if (uniform(work.tile.steps) == 0) break;
-    barrier_wait(b.results_full(slot_of(tiles)), parity_of_slot(tiles));
-#pragma unroll 1
-    for (int warp = 2 * half; warp < 2 * half + 2; warp++)
-      repair_rows(params, work.tile, 0, warp, uniform(work.broken[warp] | work.broken[4 + warp]));
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(b.work_empty(slot_of(tiles)));
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid_constant__ TensorMap map_row_second,
@@ -381,7 +340,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     const Computer computer = {shared, lane_of(tmem), b, warp / 4};
     computer.run(params, slots);
   } else {
-    give_registers<512 - 2 * COMPUTE_REGISTERS>();
+    give_registers<504 - 2 * COMPUTE_REGISTERS>();
     const Maps maps = {&map_row_first, &map_row_second, &map_column_first, &map_column_second, &map_more_key, &map_more_value, &map_statistics};
     if (warp == MULTIPLYING && elect_one()) Multiplier{shared, tmem, b}.run(params, slots);
     if (warp == LOADING && elect_one()) produce(params, maps, shared, slots, b);

@@ -40,3 +40,17 @@ template <int N, int HALF> DEVICE void add_weighted(u32 d, u32 a, u64 b, bool is
   for (int i = 0; i < 8; i++)
     mma_tensor(d, a + i / 4 * HALF + i % 4 * 8, b + bytes_on(i * 2048), instruction(width_of(N), true), !is_first || i > 0);
 }
+
+// Of vectors that come in chunks of 64 elements: what chunk `c` of both adds to d = a b^T.
+template <int N> DEVICE void add_dot_products(int c, u32 d, u64 a, u64 b) {
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    if (64 * c + 16 * i < N) mma_shared(d, a + bytes_on(i * 32), b + bytes_on(i * 32), instruction(128, false), c + i > 0);
+}
+// What 128 weights of each row add to the columns of chunk `c` of a sum.
+template <int N, int HALF> DEVICE void add_weighted_chunk(int c, u32 d, u32 a, u64 b, bool is_first) {
+  const int width = width_of(N) - 64 * c < 64 ? width_of(N) - 64 * c : 64;
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    mma_tensor(d + 64 * c, a + i / 4 * HALF + i % 4 * 8, b + bytes_on(i * 2048), instruction(width, true), !is_first || i > 0);
+}

@@ -3,18 +3,22 @@
 
 constexpr float RESCALE_ABOVE = 8.f;  // log2 by which a maximum may grow before sums are rescaled
 
-// 2^x for x below 127 without the special function unit: an integer, and a polynomial of a fraction f, which is right to 2.9e-6. That
+// 2^x of two x below 127 without the special function unit: an integer, and a polynomial of a fraction f, which is right to 2.9e-6. That
 // leaves a logsumexp right to 1e-5. Nothing is below 2^-126.
-DEVICE float exp2_polynomial(float x) {
+DEVICE void exp2_polynomials(float& x, float& y) {
   constexpr float c1 = 0.69304484f, c2 = 0.24128027f, c3 = 0.052242338f, c4 = 0.013426769f;
   const float shift = 12582912.f;  // 2^23 + 2^22: the integer is in the last bits of the sum
-  x = fmaxf(x, -126.f);
-  const float sum = add_down(x, shift), fraction = x - (sum - shift);
-  float y = fmaf(fraction, c4, c3);
-  y = fmaf(fraction, y, c2);
-  y = fmaf(fraction, y, c1);
-  y = fmaf(fraction, y, 1.f);
-  return __int_as_float(__float_as_int(y) + (__float_as_int(sum) << 23));
+  x = fmaxf(x, -126.f), y = fmaxf(y, -126.f);
+  float sum_x, sum_y, whole_x, whole_y, p, q;
+  add2_down(sum_x, sum_y, x, shift, y, shift);
+  add2(whole_x, whole_y, sum_x, -shift, sum_y, -shift);
+  fma2(x, y, whole_x, -1.f, whole_y, -1.f, x, y);
+  fma2(p, q, x, c4, y, c4, c3, c3);
+  fma2(p, q, x, p, y, q, c2, c2);
+  fma2(p, q, x, p, y, q, c1, c1);
+  fma2(p, q, x, p, y, q, 1.f, 1.f);
+  x = __int_as_float(__float_as_int(p) + (__float_as_int(sum_x) << 23));
+  y = __int_as_float(__float_as_int(q) + (__float_as_int(sum_y) << 23));
 }
 
 struct Softmax {
@@ -55,9 +59,8 @@ struct Softmax {
   DEVICE void weigh(float* x, u32 (&weights)[16]) {
 #pragma unroll
     for (int j = 0; j < 32; j += 2) {
-      const bool is_polynomial = j % 16 >= 16 - EMULATE;
-      x[j] = is_polynomial ? exp2_polynomial(x[j]) : exp2_approx(x[j]);
-      x[j + 1] = is_polynomial ? exp2_polynomial(x[j + 1]) : exp2_approx(x[j + 1]);
+      if (j % 16 >= 16 - EMULATE) exp2_polynomials(x[j], x[j + 1]);
+      else x[j] = exp2_approx(x[j]), x[j + 1] = exp2_approx(x[j + 1]);
       weights[j / 2] = pack(x[j], x[j + 1]);
     }
   }
@@ -66,7 +69,7 @@ struct Softmax {
   DEVICE void add(const float (&x)[64]) {
     float even = 0.f, odd = 0.f;
 #pragma unroll
-    for (int j = 0; j < 64; j += 2) even += x[j], odd += x[j + 1];
+    for (int j = 0; j < 64; j += 2) add2(even, odd, even, x[j], odd, x[j + 1]);
     sum += even + odd;
   }
 };

@@ -103,5 +103,13 @@ DEVICE void fma2(float& x, float& y, float a, float b, float c, float d, float e
       "fma.rn.ftz.f32x2 p, p, q, r;\nmov.b64 {%0, %1}, p;\n}"
       : "=f"(x), "=f"(y) : "f"(a), "f"(b), "f"(c), "f"(d), "f"(e), "f"(f));
 }
-// Towards minus infinity.
-DEVICE float add_down(float a, float b) { float y; asm("add.rm.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+// x = a + b and y = c + d at once.
+DEVICE void add2(float& x, float& y, float a, float b, float c, float d) {
+  asm("{\n.reg .b64 p, q;\nmov.b64 p, {%2, %4};\nmov.b64 q, {%3, %5};\nadd.rn.ftz.f32x2 p, p, q;\nmov.b64 {%0, %1}, p;\n}"
+      : "=f"(x), "=f"(y) : "f"(a), "f"(b), "f"(c), "f"(d));
+}
+// The same, towards minus infinity.
+DEVICE void add2_down(float& x, float& y, float a, float b, float c, float d) {
+  asm("{\n.reg .b64 p, q;\nmov.b64 p, {%2, %4};\nmov.b64 q, {%3, %5};\nadd.rm.ftz.f32x2 p, p, q;\nmov.b64 {%0, %1}, p;\n}"
+      : "=f"(x), "=f"(y) : "f"(a), "f"(b), "f"(c), "f"(d));
+}

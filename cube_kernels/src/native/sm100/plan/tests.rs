@@ -65,8 +65,8 @@ fn what_is_not_supported_is_said() {
     };
     assert_eq!(reason(whole.with_bias(true)), "its kernels know no position bias");
     assert_eq!(
-        reason(whole.with_head_dim_v(136)),
-        "head_dim of value is 136, not a multiple of 8 up to 128"
+        reason(whole.with_head_dim_v(264)),
+        "head_dim of value is 264, not a multiple of 8 up to 256"
     );
     assert_eq!(reason(whole.with_scale(0.0)), "scale is 0, below 1e-6");
 }

@@ -7,7 +7,7 @@ use crate::{Axis, MAX_RANK, Problem};
 fn schedules() -> Vec<Schedule> {
     let axis = Axis::neighborhood(40, 9);
     let mut schedules = vec![];
-    for (head_dim, head_dim_v) in [(8, 8), (64, 40), (128, 128), (8, 128)] {
+    for (head_dim, head_dim_v) in [(8, 8), (64, 40), (128, 128), (8, 128), (8, 256), (256, 136)] {
         for rank in 1..=MAX_RANK {
             let problem = Problem::new(&[axis; MAX_RANK][..rank], 1, head_dim);
             let problem = problem.with_head_dim_v(head_dim_v);
