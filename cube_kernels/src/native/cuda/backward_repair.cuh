@@ -46,7 +46,7 @@ DEVICE i64 offset(const i64 (&strides)[5], int batch, const int (&token)[3], int
 }
 
 // dS of a query and a key that it sees.
-DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)[3], const int (&key)[3], int lane) {
+DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)[PLACE], const int (&key)[3], int lane) {
   const Space& space = params.space;
   const int here[3] = {token(space, tile, 0, query[0]), token(space, tile, 1, query[1]), token(space, tile, 2, query[2])};
   const int there[3] = {token(space, tile, 0, key[0]), token(space, tile, 1, key[1]), token(space, tile, 2, key[2])};
@@ -64,7 +64,7 @@ DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)
 }
 
 // The row at position `at`.
-DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3], int lane) {
+DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[PLACE], int lane) {
   const Space& space = params.space;
   const i64 place = row_index(space, tile, at);
   int here[3];
