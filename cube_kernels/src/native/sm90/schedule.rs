@@ -302,7 +302,11 @@ impl Schedule {
             }
         };
         // Warpgroups have tiles of their own where blocks are listed.
-        let tiles = if self.listed.is_some() { tiles * self.warpgroups } else { tiles };
+        let tiles = match (self.listed, self.pass) {
+            (None, _) => tiles,
+            (Some(_), Pass::Forward) => 2 * self.warpgroups,
+            (Some(_), _) => tiles * self.warpgroups,
+        };
         rows + stages * (step + statistics)
             + one_hot
             + 128 * tiles

@@ -20,8 +20,9 @@ constexpr int K_OFFSET = WARPGROUPS * Q_TILE;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
 constexpr int ONE_HOT_OFFSET = V_OFFSET + STAGES * V_STAGE;
 constexpr int TILE_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
-constexpr int TILES = LISTED ? WARPGROUPS : 1;  // that consumers find: listed, each has its own
-constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TILES;
+constexpr int TILES = LISTED ? WARPGROUPS : 1;       // that consumers find: listed, each has its own
+constexpr int TILE_SLOTS = LISTED ? 2 : 1;           // where a tile stays until its results are written
+constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TILES * TILE_SLOTS;
 constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * (4 * STAGES + 2);  // of a bias
 
 extern __shared__ __align__(1024) u8 memory[];
@@ -42,12 +43,14 @@ struct Barriers {
 DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers& barriers) {
   int step = 0, tiles = 0;
 #if LISTED
+  Tile* const slots = next;
   const Params& params = launch.any();
   const Space& space = params.space;
   const Maps& maps = launch.maps(*next);
   for (int index = blockIdx.x, later; index < launch.tiles(); index = later) {
     later = gridDim.x + atomicAdd(params.listed.taken, 1);
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+    next = slots + (tiles & 1) * TILES;
     decode_listed(space, params.listed, index, next);
     const Tile& tile = *next;
     const u64* items = params.listed.items + params.listed.table[tile.list].x;
@@ -106,6 +109,9 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
     }
   }
   barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+#if LISTED
+  next = slots + (tiles & 1) * TILES;
+#endif
   for (int i = 0; i < TILES; i++) next[i].steps = 0;
   barrier_arrive(barriers.q_full());
 }
@@ -332,6 +338,9 @@ struct Consumer {
     bool broken[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
+#if LISTED
+      rows_of_lane(tile, warpgroup, warp, opaque(lane), query_at);
+#endif
       const i64 row = row_index(space, tile, query_at[r]);
       const bool exists = row_exists(tile, query_at[r]);
       // A row that sees nothing has no sum, or one of weights that the mask made alike.
@@ -347,6 +356,10 @@ struct Consumer {
         params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * LN_2;
       broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
     }
+#if LISTED
+    // Found again where they are needed: registers are short.
+    rows_of_lane(tile, warpgroup, warp, opaque(lane), query_at);
+#endif
     for_each_broken(broken, query_at, [&](const int (&at)[PLACE]) { repair_row(params, tile, at, lane); });
   }
 };
@@ -402,7 +415,12 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     if (role == WARPGROUPS) consumer.pass_turn();
     for (int step = 0, tiles = 0;; tiles++) {
       barrier_wait(barriers.q_full(), tiles & 1);
-      const Tile tile = ((const Tile*)(memory + TILE_OFFSET))[LISTED ? role - 1 : 0];
+#if LISTED
+      // Stays in shared memory: registers are short.
+      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[(tiles & 1) * TILES + role - 1];
+#else
+      const Tile tile = *(const Tile*)(memory + TILE_OFFSET);
+#endif
       if (uniform(tile.steps) == 0) break;
       const Params& params = launch.params(tile);
       consumer.consume(params, tile, step);

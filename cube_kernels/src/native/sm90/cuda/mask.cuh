@@ -132,24 +132,29 @@ struct LinearRows {
 #if LISTED
 // Sets the scores to -inf that the items of a step do not show to the two rows of a lane.
 DEVICE void mask_items(float (&s)[SCORES], const Listed& listed, const Tile& tile, const u64* items, int warp, int lane) {
-  // Rows are found again here: registers are short where nothing is masked.
-  int row[2][PLACE];
-  lane = opaque(lane);
-  rows_of_lane(tile, 0, warp, lane, row);
+  // One row after the other, and what it needs in loops: registers are short.
 #pragma unroll
-  for (int b = 0; b < BOXES; b++) {
-    const Item item(items[b]);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const Seen seen(listed, tile, row[r], item);
-#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    u32 hidden = 0;              // a bit for each of the row's scores
+#pragma unroll 1
+    for (int b = 0; b < BOXES; b++) {
+      int row[PLACE];
+      row_of_warpgroup(tile, 0, opaque(warp * 16 + lane / 4) + 8 * r, row);
+      const Seen seen(listed, tile, row, Item(items[b]));
+#pragma unroll 1
       for (int i = 0; i < BLOCK / 8; i++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const int n = 8 * i + lane % 4 * 2 + e;
-          if (!seen.has(n / (COLUMN_Y * COLUMN_X) % COLUMN_Z, n / COLUMN_X % COLUMN_Y, n % COLUMN_X)) s[4 * (b * BLOCK / 8 + i) + 2 * r + e] = NEG_INF;
+          const bool has = seen.has(n / (COLUMN_Y * COLUMN_X) % COLUMN_Z, n / COLUMN_X % COLUMN_Y, n % COLUMN_X);
+          hidden |= (u32)!has << 2 * (b * (BLOCK / 8) + i) + e;
         }
     }
+#pragma unroll
+    for (int j = 0; j < SCORES / 4; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        if (hidden >> 2 * j + e & 1) s[4 * j + 2 * r + e] = NEG_INF;
   }
 }
 #endif
