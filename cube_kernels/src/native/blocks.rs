@@ -5,7 +5,9 @@
 mod launch;
 
 #[cfg(feature = "cuda")]
-pub(super) use launch::{Boxes, Walk, check_forward, enqueue_forward};
+pub(super) use launch::{
+    Boxes, Makers, Walk, check_backward, check_forward, enqueue_backward, enqueue_forward,
+};
 
 /// Tokens of the fastest axis: positions have 26 bits, and what fills a step lies behind them.
 pub(super) const LONGEST: usize = (1 << 26) - 128;

@@ -61,8 +61,14 @@ impl Launch<'_> {
         gradients: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError> {
         let Self { client, plan, dtype, lists } = *self;
-        let _ = tier;
-        blocks::backward(client, &plan.sparse, dtype, saved, lists, gradients)
+        match tier {
+            #[cfg(feature = "cuda")]
+            Tier::Hopper => {
+                let element = plan.element();
+                sm90::backward_blocks(client, &plan.sparse, element, saved, lists, gradients)
+            }
+            _ => blocks::backward(client, &plan.sparse, dtype, saved, lists, gradients),
+        }
     }
 }
 

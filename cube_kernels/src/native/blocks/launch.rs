@@ -7,11 +7,14 @@ use cubecl::server::Handle;
 
 use crate::native::Cut;
 use crate::native::compile::Cubin;
-use crate::native::forward;
 use crate::native::grid::{Grid, parameters};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
-use crate::sparse::check_lists;
-use crate::{BlockSparse, KernelError, MAX_RANK, Operands, Outputs, Pass, Strided};
+use crate::native::{backward, forward};
+use crate::sparse::{Inverse, check_lists, invert};
+use crate::view::KeyGradients;
+use crate::{
+    BlockSparse, KernelError, KeyValue, MAX_RANK, Operands, Outputs, Pass, Saved, Strided,
+};
 
 /// Bytes of what a list has in the table, and of an item.
 const ENTRY: usize = 16;
@@ -212,6 +215,30 @@ impl<'a> Walk<'a> {
         cubin: &Arc<Cubin>,
         lists: &Handle,
     ) -> Made {
+        self.make_of(client, cubin, lists, [0, 0], self.sparse.entries)
+    }
+
+    /// The same of lists that were turned around.
+    pub(in crate::native) fn make_turned(
+        &self,
+        client: &Client,
+        cubin: &Arc<Cubin>,
+        inverse: &Inverse,
+    ) -> Made {
+        let behind = size_of::<u32>() * inverse.starts;
+        let entries = self.sparse.query_blocks() * self.sparse.entries;
+        self.make_of(client, cubin, &inverse.handle, [behind, 0], entries)
+    }
+
+    /// From memory with lists and their starts so many bytes from its begin.
+    fn make_of(
+        &self,
+        client: &Client,
+        cubin: &Arc<Cubin>,
+        lists: &Handle,
+        places: [usize; 2],
+        entries: usize,
+    ) -> Made {
         let made = Made {
             table: client.empty(ENTRY * self.lists),
             items: client.empty(ITEM * self.items),
@@ -238,12 +265,16 @@ impl<'a> Walk<'a> {
             axes,
             lists: self.lists as i32,
             heads: self.sparse.list_heads as i32,
-            entries: self.sparse.entries as i32,
+            entries: entries as i32,
             boxes_of_step: self.boxes_of_step() as i32,
             padding: 0,
         };
         // SAFETY: the assertion above counts every byte.
-        let params = unsafe { parameters(params, &[0, 1, 2, 3, 3]) };
+        let mut params = unsafe { parameters(params, &[0, 1, 2, 3, 3]) };
+        if let Argument::Struct { pointers, .. } = &mut params {
+            pointers[3].2 = places[0];
+            pointers[4].2 = places[1];
+        }
         let kernel = Kernel {
             cubin: cubin.clone(),
             entry: c"attention_lists",
@@ -256,6 +287,11 @@ impl<'a> Walk<'a> {
         buffers.push(Buffer::read(lists));
         launch(client, kernel, buffers, vec![params]);
         made
+    }
+
+    /// Whether there is nothing to compute.
+    fn is_empty(&self) -> bool {
+        self.tiles() == 0
     }
 
     /// Hands what was made to a kernel, as the last of its buffers and of its parameters.
@@ -296,6 +332,17 @@ impl<'a> Walk<'a> {
             .extend(places.into_iter().map(|(word, buffer, byte)| (begin + word, buffer, byte)));
     }
 
+    /// Boxes of several heads, of what backward kernels read of queries: rows or columns, and of columns the statistics.
+    fn set_heads(&self, arguments: &mut [Argument]) {
+        let (maps, heads): (&[usize], usize) = match self.boxes.cut.pass {
+            Pass::Forward | Pass::Queries => (&[0, 1], self.boxes.row_heads),
+            Pass::Keys => (&[2, 3, 6], self.boxes.column_heads),
+        };
+        for map in maps {
+            with_heads(&mut arguments[*map], heads);
+        }
+    }
+
     /// The launch of a kernel on these lists.
     fn kernel(
         &self,
@@ -325,7 +372,7 @@ pub(in crate::native) struct Made {
     taken: Handle,
 }
 
-/// Boxes of the query, or of what has its shape, with so many heads.
+/// Boxes of what has the query's heads, with so many of them.
 fn with_heads(argument: &mut Argument, heads: usize) {
     if let Argument::TensorMap(map) = argument {
         map.tile[4] = heads as u32;
@@ -358,6 +405,9 @@ pub(in crate::native) fn enqueue_forward(
     lists: &Handle,
     outputs: &Outputs<Handle>,
 ) {
+    if walk.is_empty() {
+        return;
+    }
     let made = walk.make(client, make, lists);
     let grid = walk.grid(device);
     let mut buffers = forward::buffers(inputs, outputs, None);
@@ -365,4 +415,89 @@ pub(in crate::native) fn enqueue_forward(
     with_heads(&mut arguments[0], walk.boxes.row_heads);
     walk.hand(&made, &mut buffers, &mut arguments);
     launch(client, walk.kernel(&grid, cubin, c"attention_forward"), buffers, arguments);
+}
+
+/// Whether launches can read and write these tensors and lists.
+///
+/// # Errors
+///
+/// [`KernelError`] that says why not.
+pub(in crate::native) fn check_backward(
+    cuts: impl IntoIterator<Item = Cut>,
+    sparse: &BlockSparse,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    check_lists(sparse, lists)?;
+    backward::check(cuts, &sparse.problem, inputs, outputs)
+}
+
+/// The programs of the kernels that make items: of lists, and of lists that were turned around.
+pub(in crate::native) struct Makers {
+    pub lists: Arc<Cubin>,
+    pub turned: Arc<Cubin>,
+}
+
+/// Enqueues a backward pass on tensors that are [checked](check_backward). `queries` and `keys` are the walks of the parts' kernels.
+///
+/// # Errors
+///
+/// [`KernelError`] if lists cannot be turned around. Nothing was launched then.
+#[allow(clippy::too_many_arguments)]
+pub(in crate::native) fn enqueue_backward(
+    client: &Client,
+    device: &DeviceInfo,
+    parts: &backward::Parts,
+    makers: &Makers,
+    [queries, keys]: [&[Walk<'_>]; 2],
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let Some(any) = queries.iter().chain(keys).next() else { return Ok(()) };
+    let problem = any.problem();
+    let is_joint = parts.keys.iter().any(|part| part.is_joint);
+    let of_keys = KeyGradients { client, problem, size: forward::ELEMENT, is_joint };
+    let pair = |KeyValue { key, value }: KeyValue<Handle>| [key, value];
+    let query = outputs.query.clone().map(|dq| [dq.clone(), dq]);
+    let of_query = backward::works(&parts.queries, query);
+    let of_key = backward::works(&parts.keys, of_keys.own(outputs).map(pair));
+    let count = of_query.len() + of_key.len();
+    if count == 0 || any.is_empty() {
+        return Ok(());
+    }
+    // What can fail comes first.
+    let inverse = (!of_key.is_empty()).then(|| invert(client, any.sparse, lists)).transpose()?;
+    let workspace = backward::Workspace {
+        statistics: client.empty(crate::native::statistics::statistics_bytes(problem)),
+        taken: client.empty(size_of::<i32>() * count),
+        bias: None,
+    };
+    backward::launch_delta(client, &parts.delta, problem, inputs, &workspace, count);
+    let run = |walk: &Walk<'_>, made: &Made, work: &backward::Work<'_>, number: usize| {
+        let grid = walk.grid(device);
+        let mut buffers = backward::buffers(inputs, &work.outputs, &workspace, number);
+        let mut arguments = backward::arguments(&grid, false, inputs, None, 0);
+        walk.set_heads(&mut arguments);
+        walk.hand(made, &mut buffers, &mut arguments);
+        launch(
+            client,
+            walk.kernel(&grid, &work.part.cubin, c"attention_backward"),
+            buffers,
+            arguments,
+        );
+    };
+    let mut made = None;
+    for (number, (walk, work)) in queries.iter().zip(&of_query).enumerate() {
+        let made = made.get_or_insert_with(|| walk.make(client, &makers.lists, lists));
+        run(walk, made, work, number);
+    }
+    let mut made = None;
+    for (number, (walk, work)) in keys.iter().zip(&of_key).enumerate() {
+        let Some(inverse) = &inverse else { break };
+        let made = made.get_or_insert_with(|| walk.make_turned(client, &makers.turned, inverse));
+        run(walk, made, work, of_query.len() + number);
+    }
+    Ok(())
 }

@@ -46,33 +46,45 @@ DEVICE uint4 list_of(const Listed& listed, int list, int pass) {
 
 // Finds the tiles of a CTA's warpgroups. Parts of a list follow each other, then blocks; of a causal problem the queries that see most come first.
 DEVICE void decode_listed(const Space& space, const Listed& listed, int index, Tile* tiles) {
-  const int part = index % listed.parts;
-  index /= listed.parts;
-  const int count = listed.blocks[0] * listed.blocks[1] * listed.blocks[2];
-  const int pair = index / count, number = index % count, block = CAUSAL && !INVERSE ? count - 1 - number : number;
-  const int list = pair * listed.lists_of_pair * count + block;
-  const uint4 entry = listed.table[list];
+  // The producer has few registers: what is known is written, and read again where it is needed. `column` is nobody's: it has
+  // whether there are rows, what is left of the block's number and what is left of the box'.
 #pragma unroll 1
   for (int w = 0; w < WARPGROUPS; w++) {
-    Tile& tile = tiles[w];
-    const int member = part * WARPGROUPS + w, volume = listed.boxes[0] * listed.boxes[1] * listed.boxes[2];
-    const bool exists = member < listed.members;
-    int rest = block, box = exists ? member % volume : 0;
-    tile.batch = pair / listed.pairs;
-    tile.head = pair % listed.pairs * listed.heads + (exists ? member / volume * ROW_H : 0);
-#pragma unroll
-    for (int a = 2; a >= 0; a--) {
-      const AxisParams& axis = space.axes[a];
-      const int start = rest % listed.blocks[a] * listed.extent[a];
-      tile.group[a] = 0;
-      tile.row[a] = start + box % listed.boxes[a] * row_extent(a);
-      // A warpgroup without rows has none that exist.
-      tile.rows[a] = exists ? min_(start + listed.extent[a], INVERSE ? axis.keys : axis.queries) : 0;
-      tile.columns[a] = INVERSE ? axis.queries : axis.keys;
-      rest /= listed.blocks[a];
-      box /= listed.boxes[a];
+    volatile Tile& tile = tiles[w];
+    tile.column[0] = index % listed.parts * WARPGROUPS + w;
+    {
+      const int count = listed.blocks[0] * listed.blocks[1] * listed.blocks[2], row = index / listed.parts, pair = row / count, number = row % count;
+      const int block = CAUSAL && !INVERSE ? count - 1 - number : number;
+      tile.column[1] = block;
+      tile.list = pair * listed.lists_of_pair * count + block;
+      tile.batch = pair / listed.pairs;
+      tile.head = pair % listed.pairs * listed.heads;
     }
-    tile.list = list;
+    memory_barrier();
+    {
+      const int member = tile.column[0], volume = listed.boxes[0] * listed.boxes[1] * listed.boxes[2];
+      const bool exists = member < listed.members;
+      tile.column[0] = exists;
+      tile.column[2] = exists ? member % volume : 0;
+      if (exists) tile.head = tile.head + member / volume * ROW_H;
+    }
+#pragma unroll 1
+    for (int a = 2; a >= 0; a--) {
+      memory_barrier();
+      const int rest = tile.column[1], extent = listed.extent[a], start = rest % listed.blocks[a] * extent;
+      tile.column[1] = rest / listed.blocks[a];
+      // A warpgroup without rows has none that exist.
+      tile.rows[a] = tile.column[0] ? min_(start + extent, INVERSE ? space.axes[a].keys : space.axes[a].queries) : 0;
+      tile.row[a] = start;
+      memory_barrier();
+      const int box = tile.column[2];
+      tile.row[a] = tile.row[a] + box % listed.boxes[a] * row_extent(a);
+      tile.column[2] = box / listed.boxes[a];
+      tile.columns[a] = INVERSE ? space.axes[a].queries : space.axes[a].keys;
+      tile.group[a] = 0;
+    }
+    memory_barrier();
+    const uint4 entry = listed.table[tile.list];
     tile.steps = entry.y;
     tile.whole = entry.z;
   }

@@ -3,11 +3,13 @@
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
+use super::backward::load;
 use super::forward::hopper;
 use super::program::Program;
-use super::{Element, Listed, Schedule, planned_blocks};
+use super::{BackwardPlan, Element, Listed, Schedule, planned_blocks, planned_blocks_backward};
+use crate::native::backward::Parts;
 use crate::native::blocks as launches;
-use crate::{BlockSparse, KernelError, Operands, Outputs, Strided};
+use crate::{BlockSparse, KernelError, Operands, Outputs, Saved, Strided};
 
 /// [Block-sparse attention](crate::portable::blocks::forward) in f16 or bf16, by the schedule that is [`planned_blocks`].
 ///
@@ -66,4 +68,71 @@ fn boxes(schedule: &Schedule) -> launches::Boxes {
         warpgroups: schedule.warpgroups,
         columns: schedule.columns(),
     }
+}
+
+/// Its [gradients](crate::portable::blocks::backward), by the schedules that are [`planned_blocks_backward`]. What sums none that is
+/// wanted, one that has a buffer, is not launched.
+///
+/// No atomics on gradients: results repeat bit by bit. Workspace, until the kernels ran: 16 bytes for each query and head, what the
+/// forward pass takes for each of the two kernels, and for keys and values what [`invert`](crate::sparse::invert) takes.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+pub fn backward_blocks(
+    client: &Client,
+    sparse: &BlockSparse,
+    element: Element,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let plan = planned_blocks_backward(sparse, element).map_err(KernelError::Problem)?;
+    backward_blocks_with(client, &plan, sparse, inputs, lists, outputs)
+}
+
+/// [`backward_blocks()`] by given schedules, which have to be ones for the problem.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+///
+/// # Panics
+///
+/// If a schedule is none for the problem.
+pub fn backward_blocks_with(
+    client: &Client,
+    plan: &BackwardPlan,
+    sparse: &BlockSparse,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    for schedule in plan.schedules() {
+        assert!(schedule.fits_blocks(sparse), "{schedule} is no schedule for {sparse:?}");
+    }
+    let device = hopper(client)?;
+    launches::check_backward(plan.schedules().map(Schedule::cut), sparse, inputs, lists, outputs)?;
+    let wanted = outputs.as_ref().map(|_, gradient| gradient.is_some());
+    let plan = plan.wanted(&wanted);
+    let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
+        return Ok(());
+    };
+    let walks = |schedules: &[Schedule]| -> Result<Vec<_>, KernelError> {
+        schedules.iter().map(|schedule| launches::Walk::new(boxes(schedule), sparse)).collect()
+    };
+    let (queries, keys) = (walks(&plan.queries)?, walks(&plan.keys)?);
+    let parts = Parts {
+        queries: load(&plan.queries, &device)?,
+        keys: load(&plan.keys, &device)?,
+        additional: vec![],
+        delta: Program::Delta(element, sparse.problem.head_dim_v, false).load(&device)?,
+        bias_sum: None,
+    };
+    let makers = launches::Makers {
+        lists: Program::Lists(false).load(&device)?,
+        turned: Program::Lists(true).load(&device)?,
+    };
+    let walks = [&queries[..], &keys[..]];
+    launches::enqueue_backward(client, &device, &parts, &makers, walks, inputs, lists, outputs)
 }

@@ -22,7 +22,7 @@ pub use crate::native::statistics::backward_workspace;
 #[cfg(feature = "cuda")]
 pub use backward::{backward, backward_with, warm_up_backward};
 #[cfg(feature = "cuda")]
-pub use blocks::{forward_blocks, forward_blocks_with};
+pub use blocks::{backward_blocks, backward_blocks_with, forward_blocks, forward_blocks_with};
 #[cfg(feature = "cuda")]
 pub use forward::{forward, forward_with, is_available, warm_up};
 #[cfg(feature = "cuda")]

@@ -154,7 +154,8 @@ fn timed_shapes(dim: usize, pass: Pass) -> Vec<([usize; 3], bool, f64)> {
         (Pass::Queries, ..=64) => vec![([1, 2, 2], false, 1.0)],
         (Pass::Queries, 65..=128) => vec![([2, 1, 1], false, 1.0), ([1, 1, 2], false, 1.4)],
         (Pass::Keys, ..=64) => vec![([1, 1, 2], true, 1.0)],
-        (Pass::Keys, 65..=128) => vec![([2, 1, 1], true, 1.0), ([1, 1, 2], true, 1.4)],
+        // Two CTAs of one warpgroup, for blocks of 64 keys, have too few registers.
+        (Pass::Keys, 65..=128) => vec![([2, 1, 1], true, 1.0)],
         _ => vec![([1, 1, 1], false, 1.0)],
     }
 }
