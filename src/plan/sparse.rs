@@ -203,9 +203,9 @@ impl Planner {
         let options =
             AttentionOptions::new().with_strategy(self.strategy).with_context(self.context);
         let capabilities = self.target.capabilities();
-        let plan = BlockSparsePlan::on(capabilities, *sparse, self.dtype, &options)?;
+        let (plan, _) = BlockSparsePlan::on(capabilities, *sparse, self.dtype, &options)?;
         let entries = sparse.list_elements() as u64;
-        Ok(self.attention(name, plan.tier, &sparse.problem, [pairs, entries]))
+        Ok(self.attention(name, plan.ladder.first(), &sparse.problem, [pairs, entries]))
     }
 
     /// Pairs of full lists; along a causal axis no more than a query sees.

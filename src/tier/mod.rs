@@ -11,7 +11,7 @@ use crate::Strategy;
 pub use capabilities::{Capabilities, TensorCores};
 pub(crate) use ladder::Ladder;
 pub use select::select;
-pub(crate) use select::{Request, Selection, TOO_LARGE, selection};
+pub(crate) use select::{Request, Selection, TOO_LARGE, hopper_for, selection};
 
 /// An implementation of the operators.
 ///

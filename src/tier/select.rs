@@ -274,13 +274,22 @@ fn blackwell(request: &Request<'_>) -> Option<Cow<'static, str>> {
 }
 
 fn hopper(request: &Request<'_>) -> Option<Cow<'static, str>> {
+    hopper_for(request, || sm90::unsupported(request.problem)).map(Cow::Owned)
+}
+
+/// Why Hopper's kernels cannot compute an operator in a request's type on its device; `None` if they can. `unsupported` says
+/// which of its problems they have not.
+pub(crate) fn hopper_for(
+    request: &Request<'_>,
+    unsupported: impl FnOnce() -> Option<String>,
+) -> Option<String> {
     if !request.device.has_hopper {
         let needs = "it needs a GPU of compute capability 9.0, the feature `cuda` and NVRTC";
         Some(needs.into())
     } else if !request.is_half() {
         Some("its kernels run in f16 and bf16".into())
     } else {
-        sm90::unsupported(request.problem).map(Cow::Owned)
+        unsupported()
     }
 }
 

@@ -7,6 +7,8 @@ pub mod absent;
 #[cfg(feature = "cuda")]
 pub mod backward;
 #[cfg(feature = "cube")]
+pub mod blocks;
+#[cfg(feature = "cube")]
 pub mod compare;
 pub mod cpp;
 #[cfg(feature = "cube")]

@@ -216,7 +216,7 @@ struct DeltaParams {
 
 const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 4 * 14);
 
-fn launch_delta(
+pub(super) fn launch_delta(
     client: &Client,
     cubin: &Arc<Cubin>,
     problem: &Problem,

@@ -12,6 +12,7 @@
 mod backward;
 #[cfg(feature = "cuda")]
 mod bias;
+mod blocks;
 #[cfg(feature = "cuda")]
 pub mod compile;
 mod cut;

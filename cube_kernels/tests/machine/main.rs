@@ -7,6 +7,7 @@
 //! all of them in some ten.
 
 mod blackwell;
+mod blocks;
 mod faults;
 mod golden;
 mod packed;

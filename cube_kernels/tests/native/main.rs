@@ -6,6 +6,7 @@
 
 mod backward;
 mod bias;
+mod blocks;
 mod edges;
 mod host_time;
 mod isolation;

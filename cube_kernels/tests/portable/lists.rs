@@ -6,7 +6,7 @@ use cubecl::client::Client;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use test_support::portable::client;
 
-use crate::blocks::{random_lists, upload_lists};
+use test_support::blocks::{random_lists, upload_lists};
 
 /// For each sample and head, and each of their key blocks, the query blocks that list it.
 type Lists = Vec<Vec<Vec<u32>>>;

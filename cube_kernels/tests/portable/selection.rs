@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use test_support::format::{BF16, F16, F32, Format};
 use test_support::portable::client;
 
-use crate::blocks::{LAYOUTS, Layout, upload_lists, view};
+use test_support::blocks::{LAYOUTS, Layout, upload_lists, view};
 
 /// Lists of both kinds.
 type Lists = Selected<Vec<Vec<i32>>>;

@@ -1,4 +1,4 @@
-//! Block-sparse attention: Portable kernels, or else tensor operations.
+//! Block-sparse attention, down the ladder of its plan: native Hopper kernels, Portable ones, or else tensor operations.
 
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -6,12 +6,16 @@ use burn::backend::ops::IntTensorOps;
 use burn::tensor::IntDType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_natten_kernels::Operands;
+#[cfg(feature = "cuda")]
+use burn_natten_kernels::native::sm90;
 use burn_natten_kernels::portable::blocks;
+use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
 use cubecl::server::Handle;
 
-use super::memory::{empty_gradients, empty_outputs};
-use super::{as_they_lie, is_launched};
+use super::memory::{Lay, empty_gradients, empty_outputs};
+use super::{as_they_lie, descend};
 use crate::Tier;
 use crate::backend::block_sparse::{
     BlockSparseBackwardOps, BlockSparseOps, BlockSparsePlan, reference,
@@ -21,7 +25,51 @@ use crate::backend::{AttentionGradients, AttentionInputs, AttentionResults};
 
 /// Whether kernels are to be launched at all.
 fn has_kernels(plan: &BlockSparsePlan) -> bool {
-    plan.tier == Tier::Portable && !plan.is_empty()
+    plan.ladder.has_kernels() && !plan.is_empty()
+}
+
+/// What a tier is told of a launch besides its tensors.
+struct Launch<'a> {
+    client: &'a Client,
+    plan: &'a BlockSparsePlan,
+    dtype: ElemType,
+    lists: &'a Handle,
+}
+
+impl Launch<'_> {
+    fn forward(
+        &self,
+        tier: Tier,
+        operands: &Operands<Strided>,
+        outputs: &Outputs<Handle>,
+    ) -> Result<(), KernelError> {
+        let Self { client, plan, dtype, lists } = *self;
+        match tier {
+            #[cfg(feature = "cuda")]
+            Tier::Hopper => {
+                let element = plan.element();
+                sm90::forward_blocks(client, &plan.sparse, element, operands, lists, outputs)
+            }
+            _ => blocks::forward(client, &plan.sparse, dtype, operands, lists, outputs),
+        }
+    }
+
+    fn backward(
+        &self,
+        tier: Tier,
+        saved: &Saved<Strided>,
+        gradients: &Operands<Option<Handle>>,
+    ) -> Result<(), KernelError> {
+        let Self { client, plan, dtype, lists } = *self;
+        match tier {
+            #[cfg(feature = "cuda")]
+            Tier::Hopper => {
+                let element = plan.element();
+                sm90::backward_blocks(client, &plan.sparse, element, saved, lists, gradients)
+            }
+            _ => blocks::backward(client, &plan.sparse, dtype, saved, lists, gradients),
+        }
+    }
 }
 
 /// Lists as kernels read them: contiguous 32-bit integers. What these do not hold is no block's number, and stays none.
@@ -49,11 +97,11 @@ impl BlockSparseOps for CubeBackend {
             let outputs = empty_outputs(query, &sparse.problem);
             let handles = outputs.as_ref().map(|tensor| tensor.handle.clone());
             let read = as_read(&lists);
-            let result = as_they_lie(|lay| {
-                let operands = lay.operands(&sparse.problem, &operands);
-                blocks::forward(&query.client, sparse, dtype, &operands, &read, &handles)
-            });
-            if is_launched(plan.strategy, result) {
+            let launch = Launch { client: &query.client, plan: &plan, dtype, lists: &read };
+            let on = |tier, lay: Lay| {
+                launch.forward(tier, &lay.operands(&sparse.problem, &operands), &handles)
+            };
+            if descend(plan.strategy, plan.ladder, |tier| as_they_lie(|lay| on(tier, lay))) {
                 return AttentionResults::new(outputs);
             }
         }
@@ -79,11 +127,11 @@ impl BlockSparseBackwardOps for CubeBackend {
                 .as_ref()
                 .map(|_, gradient| gradient.as_ref().map(|tensor| tensor.handle.clone()));
             let read = as_read(&lists);
-            let result = as_they_lie(|lay| {
-                let saved = lay.saved(&sparse.problem, &saved);
-                blocks::backward(&query.client, sparse, dtype, &saved, &read, &handles)
-            });
-            if is_launched(plan.strategy, result) {
+            let launch = Launch { client: &query.client, plan: &plan, dtype, lists: &read };
+            let on = |tier, lay: Lay| {
+                launch.backward(tier, &lay.saved(&sparse.problem, &saved), &handles)
+            };
+            if descend(plan.strategy, plan.ladder, |tier| as_they_lie(|lay| on(tier, lay))) {
                 return AttentionGradients::new(gradients);
             }
         }

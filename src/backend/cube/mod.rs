@@ -56,7 +56,7 @@ impl<'a> Launch<'a> {
     fn is_done(&self, ladder: Ladder, on: impl Fn(Tier) -> Result<(), KernelError>) -> bool {
         match self.packed {
             Some(_) => at_once(ladder, on),
-            None => descend(self.plan, ladder, on),
+            None => descend(self.plan.strategy, ladder, on),
         }
     }
 
@@ -115,7 +115,11 @@ fn at_once(ladder: Ladder, launch: impl Fn(Tier) -> Result<(), KernelError>) -> 
 /// # Panics
 ///
 /// If a strategy that was asked for by name fails.
-fn descend(plan: &Plan, ladder: Ladder, launch: impl Fn(Tier) -> Result<(), KernelError>) -> bool {
+fn descend(
+    strategy: Strategy,
+    ladder: Ladder,
+    launch: impl Fn(Tier) -> Result<(), KernelError>,
+) -> bool {
     let mut failure: Option<KernelError> = None;
     for tier in ladder.iter() {
         if let Some(error) = failure.take() {
@@ -131,9 +135,9 @@ fn descend(plan: &Plan, ladder: Ladder, launch: impl Fn(Tier) -> Result<(), Kern
         }
     }
     match failure {
-        Some(error) if plan.strategy != Strategy::Auto => {
+        Some(error) if strategy != Strategy::Auto => {
             let reason = error.to_string();
-            panic!("{}", AttentionError::Strategy { strategy: plan.strategy, reason })
+            panic!("{}", AttentionError::Strategy { strategy, reason })
         }
         _ => false,
     }

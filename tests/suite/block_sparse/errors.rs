@@ -65,7 +65,11 @@ fn types_and_strategies() {
     let error = run(zeros(KEY), options().with_scale(f64::NAN)).expect_err("no scale");
     assert_eq!(error.to_string(), "scale: is NaN, must be finite");
     let error = run(zeros(KEY), options().with_strategy(Strategy::Hopper)).expect_err("no kernels");
-    let text =
-        "strategy: Hopper cannot run here, block-sparse attention has Portable and Reference";
+    let text = "strategy: Hopper cannot run here, it needs a GPU of compute capability 9.0";
+    assert!(error.to_string().starts_with(text), "{error}");
+    let other = options().with_strategy(Strategy::TensorCore);
+    let error = run(zeros(KEY), other).expect_err("no kernels");
+    let text = "strategy: TensorCore cannot run here, \
+                block-sparse attention has Hopper, Portable and Reference";
     assert_eq!(error.to_string(), text);
 }

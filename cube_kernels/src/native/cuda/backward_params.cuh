@@ -12,6 +12,9 @@ struct Params {
   float scale, scale_log2;       // scale * log2(e)
   int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
   Bias bias;
+#if LISTED
+  Listed listed;
+#endif
 };
 
 struct Maps {
@@ -21,9 +24,9 @@ struct Maps {
 };
 
 // The columns of a key head are the queries of several heads, one after the other.
-DEVICE int passes(const Params& params) { return INVERSE ? params.group_size : 1; }
+DEVICE int passes(const Params& params) { return INVERSE ? params.group_size / COLUMN_H : 1; }
 DEVICE int column_head(const Params& params, const Tile& tile, int pass) {
-  return INVERSE ? tile.head * params.group_size + pass : tile.head / params.group_size;
+  return INVERSE ? tile.head * params.group_size + pass * COLUMN_H : tile.head / params.group_size;
 }
 
 DEVICE int query_head(const Params& params, const Tile& tile, int pass) {
@@ -31,7 +34,7 @@ DEVICE int query_head(const Params& params, const Tile& tile, int pass) {
 }
 
 // The statistics of the query at a position; the tile's group is the query's.
-DEVICE float4 statistics_of(const Params& params, const Tile& tile, int head, const int (&query)[3]) {
+template <int N> DEVICE float4 statistics_of(const Params& params, const Tile& tile, int head, const int (&query)[N]) {
   i64 index = tile.batch * params.heads + head;
 #pragma unroll
   for (int a = 0; a < 3; a++) {

@@ -46,7 +46,7 @@ DEVICE i64 offset(const i64 (&strides)[5], int batch, const int (&token)[3], int
 }
 
 // dS of a query and a key that it sees.
-DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)[3], const int (&key)[3], int lane) {
+DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)[PLACE], const int (&key)[3], int lane) {
   const Space& space = params.space;
   const int here[3] = {token(space, tile, 0, query[0]), token(space, tile, 1, query[1]), token(space, tile, 2, query[2])};
   const int there[3] = {token(space, tile, 0, key[0]), token(space, tile, 1, key[1]), token(space, tile, 2, key[2])};
@@ -64,7 +64,7 @@ DEVICE float slope_of(const Params& params, const Tile& tile, const int (&query)
 }
 
 // The row at position `at`.
-DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3], int lane) {
+DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[PLACE], int lane) {
   const Space& space = params.space;
   const i64 place = row_index(space, tile, at);
   int here[3];
@@ -77,8 +77,32 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
   for (int i = 0; i < (DIM_V + 31) / 32; i++) sum.values_v[i] = 0.f;
   const u16* first = INVERSE ? params.key : params.query;
   const u16* second = INVERSE ? params.value : params.dout;
-  load_row(row, first + offset(INVERSE ? params.key_strides : params.query_strides, tile.batch, here, tile.head),
-           second + offset(INVERSE ? params.value_strides : params.dout_strides, tile.batch, here, tile.head), lane);
+  load_row(row, first + offset(INVERSE ? params.key_strides : params.query_strides, tile.batch, here, head_of(tile, at)),
+           second + offset(INVERSE ? params.value_strides : params.dout_strides, tile.batch, here, head_of(tile, at)), lane);
+#if LISTED
+  const Listed& listed = params.listed;
+#pragma unroll 1
+  for (int pass = 0; pass < passes(params); pass++) {
+    const uint4 entry = list_of(listed, tile.list, pass);
+#pragma unroll 1
+    for (int i = 0; i < entry.y * BOXES; i++) {
+      const Item item(listed.items[entry.x + i]);
+      const Seen seen(listed, tile, at, item);
+#pragma unroll 1
+      for (int n = 0; n < BLOCK; n++) {
+        const int z = n / (COLUMN_Y * COLUMN_X) % COLUMN_Z, y = n / COLUMN_X % COLUMN_Y, x = n % COLUMN_X;
+        if (!seen.has(z, y, x)) continue;
+        const int there[3] = {item.at[0] + z, item.at[1] + y, item.at[2] + x};
+        const int head = column_head(params, tile, pass) + n / (COLUMN_Z * COLUMN_Y * COLUMN_X);
+        const float4 statistics = INVERSE ? statistics_of(params, tile, head, there) : statistics_of(params, tile, head_of(tile, at), at);
+        see(sum, row,
+            (INVERSE ? params.query : params.key) + offset(INVERSE ? params.query_strides : params.key_strides, tile.batch, there, head),
+            (INVERSE ? params.dout : params.value) + offset(INVERSE ? params.dout_strides : params.value_strides, tile.batch, there, head),
+            statistics.x, statistics.y, params.scale_log2, 0.f, lane);
+      }
+    }
+  }
+#else
   const Window wz = RANK == 3 ? window_of<0>(space, tile, at[0]) : Window{0, 1};
   const Window wy = RANK >= 2 ? window_of<1>(space, tile, at[1]) : Window{0, 1};
   const Window wx = window_of<2>(space, tile, at[2]);
@@ -101,6 +125,7 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[3
               statistics.x, statistics.y, params.scale_log2, bias, lane);
         }
   }
+#endif
 #pragma unroll 1
   for (int t = 0; ADDITIONAL && t < params.additional; t++) {
     const int head = column_head(params, tile, 0);

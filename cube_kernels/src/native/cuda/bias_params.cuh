@@ -12,7 +12,7 @@ constexpr int BIAS_ENTRIES = BIAS_Z * BIAS_Y * BIAS_X;
 DEVICE constexpr int bias_extent(int a) { return a == 0 ? BIAS_Z : a == 1 ? BIAS_Y : BIAS_X; }
 
 // For a row that sees the column.
-DEVICE float bias_of(const Bias& bias, int head, const int (&row)[3], const int (&column)[3]) {
+DEVICE float bias_of(const Bias& bias, int head, const int (&row)[PLACE], const int (&column)[3]) {
   int entry = head;
 #pragma unroll
   for (int a = 0; a < 3; a++) entry = entry * bias_extent(a) + bias_extent(a) / 2 + (INVERSE ? row[a] - column[a] : column[a] - row[a]);

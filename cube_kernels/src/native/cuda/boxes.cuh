@@ -10,7 +10,12 @@ DEVICE void load_box(u32 destination, const TensorMap* map, u32 barrier, int chu
 }
 
 // The position of a row of a warpgroup.
-DEVICE void row_of_warpgroup(const Tile& tile, int warpgroup, int member, int (&at)[3]) {
+DEVICE void row_of_warpgroup(const Tile& tile, int warpgroup, int member, int (&at)[PLACE]) {
+#if LISTED
+  at[3] = tile.head + member / (ROW_Z * ROW_Y * ROW_X);
+  member %= ROW_Z * ROW_Y * ROW_X;
+  warpgroup = 0;                 // each has a tile of its own
+#endif
   at[0] = tile.row[0] + member / (ROW_Y * ROW_X);
   at[1] = tile.row[1] + member / ROW_X % ROW_Y;
   at[2] = tile.row[2] + member % ROW_X;

@@ -10,6 +10,9 @@ struct Params {
   float scale_log2;              // scale * log2(e)
   int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
   Bias bias;
+#if LISTED
+  Listed listed;
+#endif
 };
 
 struct Maps {

@@ -35,7 +35,11 @@ struct Launch {
   const Params& only;
   const Maps& its;
 
+#if LISTED
+  DEVICE int tiles() const { return only.listed.tiles; }
+#else
   DEVICE int tiles() const { return only.space.tiles; }
+#endif
   DEVICE void find(int&, Tile&) const {}
   DEVICE const Params& any() const { return only; }
   DEVICE const Params& params(const volatile Tile&) const { return only; }

@@ -5,7 +5,15 @@
 // Compile-time parameters: RANK, CAUSAL (bit a: axis a is causal), STRIDED, DILATED, ORIGIN (some axis is
 // shifted, see window.cuh), INVERSE, ROW_Z
 // ROW_Y ROW_X (the rows of a warpgroup), COLUMN_Z COLUMN_Y COLUMN_X (the columns of a block), STACK
-// (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers), BLOCKS (of a step).
+// (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers), BLOCKS (of a step). LISTED: columns are
+// those of listed blocks, see listed.cuh, with ROW_H and COLUMN_H heads of a box of rows and of columns.
+
+#if !defined LISTED
+#define LISTED 0
+constexpr int ROW_H = 1, COLUMN_H = 1;
+#endif
+constexpr int PLACE = LISTED ? 4 : 3;                 // numbers that say where a row is: its position, and its head if tiles have several
+constexpr int ROW_BOX = ROW_H * ROW_Z * ROW_Y * ROW_X;  // rows of a box, which fill those of a warpgroup but where LISTED
 
 constexpr int FIRST_AXIS = 3 - RANK;
 DEVICE constexpr bool is_causal(int a) { return CAUSAL >> a & 1; }
@@ -52,6 +60,10 @@ struct __align__(128) Tile {
 #endif
 #if ORIGIN
   int shift[3];                  // of the queries along each axis, see window.cuh
+#endif
+#if LISTED
+  int list;                      // number of its list
+  int whole;                     // steps without a mask, which come first
 #endif
 };
 static_assert(sizeof(Tile) == 128, "the kernels' shared memory has 128 bytes for it");
@@ -108,7 +120,7 @@ template <int A> DEVICE int take_tile(const Space& space, int& index) {
 }
 
 // Whether the row at a position sees no column, but for additional ones.
-DEVICE bool is_blind(const Space& space, const Tile& tile, const int (&at)[3]) {
+DEVICE bool is_blind(const Space& space, const Tile& tile, const int (&at)[PLACE]) {
   if constexpr (!ORIGIN) return false;
   const Window z = window_of<0>(space, tile, at[0]), y = window_of<1>(space, tile, at[1]), x = window_of<2>(space, tile, at[2]);
   return z.start >= z.end || y.start >= y.end || x.start >= x.end;
@@ -156,7 +168,7 @@ DEVICE void decode_tile(const Space& space, const int (&shift)[3], int samples, 
 }
 
 // Whether the row at a position sees the column at another.
-DEVICE bool is_visible(const Space& space, const Tile& tile, const int (&row)[3], const int (&column)[3]) {
+DEVICE bool is_visible(const Space& space, const Tile& tile, const int (&row)[PLACE], const int (&column)[3]) {
   const Window z = FIRST_AXIS == 0 ? window_of<0>(space, tile, row[0]) : Window{0, 1};
   const Window y = FIRST_AXIS <= 1 ? window_of<1>(space, tile, row[1]) : Window{0, 1};
   const Window x = window_of<2>(space, tile, row[2]);
@@ -182,16 +194,19 @@ DEVICE void row_box(const Space& space, const Tile& tile, int warpgroup, int (&a
   at[0] += tile.batch * space.batch_step;
 }
 
+// The head of a row.
+DEVICE int head_of(const Tile& tile, const int (&at)[PLACE]) { return LISTED ? at[PLACE - 1] : tile.head; }
+
 // The place of a row among all rows of the tensor, `[batch, tokens.., heads]`.
-DEVICE i64 row_index(const Space& space, const Tile& tile, const int (&at)[3]) {
+DEVICE i64 row_index(const Space& space, const Tile& tile, const int (&at)[PLACE]) {
   i64 index = tile.batch;
 #pragma unroll
   for (int a = FIRST_AXIS; a < 3; a++)
     index = index * (INVERSE ? space.axes[a].keys : space.axes[a].queries) + token(space, tile, a, at[a]);
-  return index * space.heads + tile.head;
+  return index * space.heads + head_of(tile, at);
 }
-DEVICE bool row_exists(const Tile& tile, const int (&at)[3]) {
-  bool exists = true;
+DEVICE bool row_exists(const Tile& tile, const int (&at)[PLACE]) {
+  bool exists = !LISTED || at[PLACE - 1] < tile.head + ROW_H;
 #pragma unroll
   for (int a = FIRST_AXIS; a < 3; a++) exists = exists && at[a] < tile.rows[a];
   return exists;

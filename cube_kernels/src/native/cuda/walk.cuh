@@ -1,8 +1,9 @@
 // The order in which a tile's blocks of columns are visited: all blocks of its box, in steps of BLOCKS, then the
 // additional tokens.
 
-constexpr int BLOCK = COLUMN_Z * COLUMN_Y * COLUMN_X;
-constexpr int ROWS = BLOCKS * BLOCK;  // columns of scores in a step, which are rows of memory
+constexpr int BLOCK = COLUMN_H * COLUMN_Z * COLUMN_Y * COLUMN_X;  // a box of columns
+constexpr int ROWS = BLOCKS * (LISTED ? 64 : BLOCK);  // columns of scores in a step, which are rows of memory
+constexpr int BOXES = ROWS / BLOCK;
 
 // Walks over the blocks of a tile.
 struct Walk {

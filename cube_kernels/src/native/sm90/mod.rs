@@ -7,6 +7,8 @@
 #[cfg(feature = "cuda")]
 mod backward;
 #[cfg(feature = "cuda")]
+mod blocks;
+#[cfg(feature = "cuda")]
 mod forward;
 #[cfg(feature = "cuda")]
 mod packed;
@@ -20,12 +22,15 @@ pub use crate::native::statistics::backward_workspace;
 #[cfg(feature = "cuda")]
 pub use backward::{backward, backward_with, warm_up_backward};
 #[cfg(feature = "cuda")]
+pub use blocks::{backward_blocks, backward_blocks_with, forward_blocks, forward_blocks_with};
+#[cfg(feature = "cuda")]
 pub use forward::{forward, forward_with, is_available, warm_up};
 #[cfg(feature = "cuda")]
 pub use packed::{backward_packed, forward_packed, warm_up_packed};
 pub use plan::{
-    BackwardPlan, backward_candidates, candidates, estimate, plan, plan_backward, plan_tiled,
-    planned, planned_backward, planned_packed, planned_packed_backward, unsupported,
+    BackwardPlan, backward_candidates, block_candidates, candidates, estimate, plan, plan_backward,
+    plan_tiled, planned, planned_backward, planned_blocks, planned_blocks_backward, planned_packed,
+    planned_packed_backward, unsupported, unsupported_blocks,
 };
-pub use schedule::{Element, Gradients, Mask, Pass, Schedule};
-pub use source::{ARCHITECTURE, OPTIONS, delta_source};
+pub use schedule::{Element, Gradients, Listed, Mask, Pass, Schedule};
+pub use source::{ARCHITECTURE, OPTIONS, delta_source, lists_source};

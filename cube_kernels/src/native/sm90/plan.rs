@@ -11,10 +11,12 @@ use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
 mod backward;
+mod blocks;
 mod packed;
 #[cfg(test)]
 mod tests;
 
+pub use blocks::{block_candidates, planned_blocks, planned_blocks_backward, unsupported_blocks};
 pub use packed::{planned_packed, planned_packed_backward};
 
 pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_backward};
@@ -197,6 +199,7 @@ fn schedules(
                 mask: Mask::None,
                 is_late: shape.is_late,
                 is_packed: false,
+                listed: None,
             };
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::source::delta_source;
+use super::source::{delta_source, lists_source};
 use super::{ARCHITECTURE, Element, OPTIONS, Schedule};
 use crate::native::bias;
 use crate::native::compile::{CompileError, Cubin, Source, compile};
@@ -18,6 +18,8 @@ pub(super) enum Program {
     Delta(Element, usize, bool),
     /// What surrounds kernels that add a bias.
     Bias(Element),
+    /// What turns lists of blocks into what kernels walk over; of lists that were turned around or not.
+    Lists(bool),
 }
 
 impl Program {
@@ -34,6 +36,7 @@ impl Program {
                 delta_source(element, head_dim_v, is_packed)
             }
             Self::Bias(element) => bias::source(element),
+            Self::Lists(is_turned) => lists_source(is_turned),
         };
         let options = OPTIONS.map(String::from).to_vec();
         let source = Source { name: format!("{name}_{ARCHITECTURE}"), code, options };

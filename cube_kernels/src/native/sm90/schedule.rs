@@ -5,7 +5,7 @@ use crate::native::Cut;
 pub use crate::native::Element;
 use crate::problem::{NAMES, causal_suffix};
 use crate::tiling::Tiling;
-use crate::{MAX_RANK, Problem};
+use crate::{BlockSparse, MAX_RANK, Problem};
 
 /// How keys outside a row's window are kept out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +16,18 @@ pub enum Mask {
     Linear,
     /// By a product of one-hot coordinates on the tensor cores. Two and three axes.
     OneHot,
+    /// By comparing positions, in the last steps of a list of blocks.
+    ByItem,
+}
+
+/// Heads whose vectors lie in one box, where columns are those of listed blocks: the heads that share a list fill what few tokens leave of
+/// 64 rows or columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Listed {
+    /// Of a box of rows.
+    pub row_heads: usize,
+    /// Of a box of columns.
+    pub column_heads: usize,
 }
 
 /// The gradients that a kernel of a backward pass sums. Accumulators are many: what does not fit is left to
@@ -94,9 +106,28 @@ pub struct Schedule {
     pub is_late: bool,
     /// Whether it computes the sequences of a packed batch, with no more axes than `rank` and some of the other traits.
     pub is_packed: bool,
+    /// Whether the columns are those of listed blocks. Boxes of rows may then have fewer than 64, and boxes of columns a power of two
+    /// from 8 to 64.
+    pub listed: Option<Listed>,
 }
 
 impl Schedule {
+    /// Whether it is one for block-sparse attention: sizes and flags fit.
+    pub fn fits_blocks(&self, sparse: &BlockSparse) -> bool {
+        let problem = &sparse.problem;
+        let Some(Listed { row_heads, column_heads }) = self.listed else { return false };
+        let (of_query, of_key) = match self.pass {
+            Pass::Forward | Pass::Queries => (row_heads, column_heads),
+            Pass::Keys => (column_heads, row_heads),
+        };
+        self.head_dim == problem.head_dim
+            && self.head_dim_v == problem.head_dim_v
+            && self.rank == problem.rank()
+            && problem.axes.iter().zip(self.is_causal).all(|(axis, bit)| axis.is_causal == bit)
+            && sparse.heads_of_list().is_multiple_of(of_query)
+            && of_key == 1
+    }
+
     /// The schedule's tiles, as the cost model takes them.
     pub fn tiling(&self) -> Tiling {
         Tiling { q_tile: self.q_tile, kv_tile: self.kv_tile }
@@ -117,6 +148,11 @@ impl Schedule {
         let mut tile = self.row_tile();
         tile[self.stack] *= self.warpgroups;
         tile
+    }
+
+    /// Columns of a step.
+    pub(super) fn columns(&self) -> usize {
+        self.blocks * TILE
     }
 
     /// Threads of a CTA.
@@ -149,10 +185,11 @@ impl Schedule {
     /// what the register file gives to `ctas` CTAs; the producer hands over what it does not need.
     pub fn registers(&self) -> (usize, usize) {
         let at_launch = (65536 / (self.ctas * self.threads()) / 8 * 8).min(232);
-        // Least where consumers can do with what is left. Parameters of a packed batch lie in memory, and take registers.
+        // Least where consumers can do with what is left. Parameters of a packed batch lie in memory, and take registers; so do
+        // items of lists.
         let producer = match (self.warpgroups, self.ctas) {
             (1, 2) => 32,
-            (2, 1) if self.is_packed && self.pass == Pass::Forward => 40,
+            (2, 1) if self.pass == Pass::Forward && (self.is_packed || self.listed.is_some()) => 40,
             _ => 24,
         };
         let consumer = (at_launch * (self.warpgroups + 1) - producer) / self.warpgroups / 8 * 8;
@@ -165,6 +202,7 @@ impl Schedule {
             Mask::None => "no mask",
             Mask::Linear => "masks by position",
             Mask::OneHot => "one-hot masks",
+            Mask::ByItem => "listed blocks",
         };
         let Self { warpgroups, blocks, stages, ctas, .. } = self;
         let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
@@ -263,6 +301,12 @@ impl Schedule {
                 (2 * self.row_buffers(), 2 * stages + 2 * self.row_buffers())
             }
         };
+        // Warpgroups have tiles of their own where blocks are listed.
+        let tiles = match (self.listed, self.pass) {
+            (None, _) => tiles,
+            (Some(_), Pass::Forward) => 2 * self.warpgroups,
+            (Some(_), _) => tiles * self.warpgroups,
+        };
         rows + stages * (step + statistics)
             + one_hot
             + 128 * tiles
@@ -336,6 +380,9 @@ impl Schedule {
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
         ];
+        if let Some(Listed { row_heads, column_heads }) = self.listed {
+            macros.extend([("LISTED", 1), ("ROW_H", row_heads), ("COLUMN_H", column_heads)]);
+        }
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
@@ -362,6 +409,7 @@ impl Schedule {
             && (self.is_dilated || problem.axes.iter().all(|axis| axis.dilation == 1))
             && (self.has_origin || !problem.has_origin())
             && self.bias == problem.has_bias.then(|| problem.bias_extents())
+            && self.listed.is_none()
     }
 }
 
@@ -391,7 +439,15 @@ impl fmt::Display for Schedule {
             Mask::None => "_whole",
             Mask::Linear => "_linear",
             Mask::OneHot => "_onehot",
+            Mask::ByItem => "_listed",
         })?;
+        if let Some(Listed { row_heads, column_heads }) = self.listed {
+            for (name, heads) in [("_rh", row_heads), ("_ch", column_heads)] {
+                if heads > 1 {
+                    write!(f, "{name}{heads}")?;
+                }
+            }
+        }
         f.write_str(&causal_suffix(self.is_causal))?;
         for (flag, name) in [
             (self.is_strided, "_strided"),

@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use super::{Element, Gradients, Pass, Schedule};
-use crate::native::delta;
+use crate::native::{blocks, delta};
 
 #[cfg(test)]
 mod tests;
@@ -28,6 +28,9 @@ impl Schedule {
         text += include_str!("../cuda/tma.cuh");
         text += include_str!("../cuda/boxes.cuh");
         text += include_str!("../cuda/sequences.cuh");
+        if self.listed.is_some() {
+            text += include_str!("../cuda/listed.cuh");
+        }
         text += include_str!("cuda/wgmma.cuh");
         text += &self.wgmma();
         text += include_str!("cuda/pipeline.cuh");
@@ -103,6 +106,11 @@ impl Schedule {
 /// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length, of one problem or of a packed batch.
 pub fn delta_source(element: Element, head_dim_v: usize, is_packed: bool) -> (String, String) {
     delta::source("sm90", element, head_dim_v, is_packed)
+}
+
+/// Name and CUDA C++ of the kernel that prepares block-sparse attention, from lists of blocks or from ones that were turned around.
+pub fn lists_source(is_turned: bool) -> (String, String) {
+    blocks::source("sm90", is_turned)
 }
 
 /// Where the first operand is.

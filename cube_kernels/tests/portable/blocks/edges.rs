@@ -4,12 +4,12 @@ use burn_natten_kernels::portable::blocks::{backward, backward_with, forward};
 use burn_natten_kernels::{Axis, BlockSparse, KernelError, Operand, Problem};
 use rand::{SeedableRng, rngs::StdRng};
 use test_support::Data;
+use test_support::blocks::{Layout, Sparse, compute, operands, random_lists, saved, upload_lists};
 use test_support::format::F32;
 use test_support::portable::client;
 
-use super::device::{Layout, operands, run, saved, upload_lists};
-use super::oracle::{Sparse, compute};
-use super::{check, random_lists};
+use super::check;
+use super::device::run;
 
 fn small() -> BlockSparse {
     let problem = Problem::new([Axis::dense(20, 26, true)], 4, 8).with_batch(2).with_heads_kv(2);

@@ -3,12 +3,11 @@
 use burn_natten_kernels::{Axis, BlockSparse, Problem};
 use rand::{SeedableRng, rngs::StdRng};
 use test_support::Data;
+use test_support::blocks::{Layout, Sparse, random_lists, times};
 use test_support::format::F32;
 use test_support::portable::client;
 
-use super::device::{Layout, run};
-use super::oracle::{Sparse, times};
-use super::random_lists;
+use super::device::run;
 
 /// A problem, its lists, and results of data that `spoil` changed.
 struct Isolated {

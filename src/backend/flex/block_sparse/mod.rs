@@ -40,7 +40,7 @@ use crate::backend::{AttentionGradients, AttentionInputs, AttentionResults};
 
 /// Whether tensor operations compute the problem.
 fn is_composed(plan: &BlockSparsePlan) -> bool {
-    plan.tier == Tier::Reference || plan.is_empty()
+    plan.ladder.first() == Tier::Reference || plan.is_empty()
 }
 
 impl BlockSparseOps for Flex {

@@ -37,16 +37,64 @@ DEVICE u32 parity_of_rows(int slot) { return slot / ROW_BUFFERS & 1; }
 // ---- producer: one thread
 
 DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u32 rows, u32 full) {
-  barrier_expect(full, ROWS_BYTES);
+  barrier_expect(full, ROWS_LOADED);
 #pragma unroll
   for (int w = 0; w < WARPGROUPS; w++) {
+    const Tile& own = LISTED ? (&tile)[w] : tile;
     int at[3];
-    row_box(space, tile, w, at);
-    load_box(rows + w * FIRST_TILE, maps.row_first, full, chunks_of(DIM), 64, at, tile.head);
-    load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, chunks_of(DIM_V), 64, at, tile.head);
+    row_box(space, own, LISTED ? 0 : w, at);
+    load_box(rows + w * FIRST_TILE, maps.row_first, full, chunks_of(DIM), 64, at, own.head);
+    load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, chunks_of(DIM_V), 64, at, own.head);
   }
 }
 
+#if LISTED
+// Logsumexp and delta of the queries that a step has as columns.
+DEVICE void load_statistics(const Params& params, const Tile& tile, const TensorMap* map, u32 destination, u32 barrier, int head, const u64* items) {
+#pragma unroll
+  for (int b = 0; b < BOXES; b++) {
+    const Item item(items[b]);
+    tma_load(destination + b * BLOCK * 16, map, barrier, 0, item.at[2], item.at[1], item.at[0], tile.batch * params.heads + head);
+  }
+}
+
+// `slots` is where consumers find the tiles that the rows belong to, in turn; one without steps is the end.
+DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barriers& barriers) {
+  const Params& params = launch.any();
+  int step = 0, slot = 0;
+  for (int number = blockIdx.x; number < launch.tiles(); number = gridDim.x + atomicAdd(params.taken, 1)) {
+    Tile* const tiles = slots + slot * TILES;
+    const Tile& tile = *tiles;
+    barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
+    decode_listed(params.space, params.listed, number, tiles);
+    for (int w = 0; w < TILES; w++) tiles[w].first = step;
+    const Maps& maps = launch.maps(tile);
+    load_rows(params.space, tile, maps, shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
+    slot = slot + 1 & TILE_SLOTS - 1;
+    for (int pass = 0; pass < passes(params); pass++) {
+      const uint4 entry = list_of(params.listed, tile.list, pass);
+      const u64* items = params.listed.items + entry.x;
+      for (const u64* const end = items + entry.y * BOXES; items < end; items += BOXES, step++) {
+        const int stage = stage_of(step), head = column_head(params, tile, pass);
+        const u32 full = barriers.full(stage);
+        barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
+        barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
+        if constexpr (INVERSE) load_statistics(params, tile, maps.statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, items);
+        int at[BOXES][3];
+        listed_boxes(params.space, tile, items, at);
+#pragma unroll
+        for (int b = 0; b < BOXES; b++) {
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * 128, maps.column_first, full, chunks_of(DIM), ROWS, at[b], head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * 128, maps.column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
+        }
+      }
+    }
+  }
+  barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
+  for (int w = 0; w < TILES; w++) slots[slot * TILES + w].steps = 0;
+  barrier_arrive(barriers.rows_full(slot));
+}
+#else
 // Logsumexp and delta of the queries that a step has as columns.
 DEVICE void load_statistics(const Params& params, const Tile& tile, const TensorMap* map, u32 destination, u32 barrier, int head, Walk walk) {
 #pragma unroll
@@ -103,6 +151,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
   slots[slot].steps = 0;
   barrier_arrive(barriers.rows_full(slot));
 }
+#endif
 
 // ---- consumers
 
@@ -258,11 +307,17 @@ struct Consumer {
     const Space& space = params.space;
     const float scale_log2 = params.scale_log2;
     const int warpgroup = this->warpgroup();
-    int row_at[2][3];
+    int row_at[2][PLACE];
     rows_of_lane(tile, warpgroup, warp, lane, row_at);
+#if LISTED
+    // Each pass has a list, whose steps are for all of the warpgroup or, without rows, for none.
+    constexpr int low = 0;
+    int pass = 0, steps, high, whole;
+#else
     const int steps = uniform(tile.steps) + additional_steps(params.additional);
     const Range visible = visible_steps(space, tile, warpgroup);
     const int low = visible.low, high = steps > tile.steps && visible.low < visible.high ? steps : visible.high;
+#endif
     if constexpr (!INVERSE) read_statistics(params, tile, row_at);
     if constexpr (ROWS_IN_REGISTERS) keep_rows();
 
@@ -336,6 +391,9 @@ struct Consumer {
       pin(scores);
       if (!is_first) release_columns(step + i - 1);
       mask_step(scores, linear, tile, i, params.additional, lane);
+#if LISTED
+      if (i >= whole) mask_items(scores, params.listed, tile, params.listed.items + list_of(params.listed, tile.list, pass).x + i * BOXES, warp, lane);
+#endif
       if (has_bias(i)) {
         if (BIAS_AHEAD) add_bias(scores, near);
         else bias.add(table, tile, scores);
@@ -347,8 +405,17 @@ struct Consumer {
     for (int i = 0; WITH_FIRST && i < FIRST_DIM / 2; i++) first[i] = 0.f;
 #pragma unroll
     for (int i = 0; WITH_SECOND && i < DIM_V / 2; i++) second[i] = 0.f;
+#if LISTED
+#pragma unroll 1
+    for (; pass < passes(params); pass++, step += steps) {
+      const uint4 entry = list_of(params.listed, tile.list, pass);
+      steps = uniform(entry.y);
+      high = uniform(tile.rows[2]) > 0 ? steps : 0;
+      whole = uniform(entry.z);
+#else
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
+#endif
       if constexpr (BIAS) find_bias(params, table, query_head(params, tile, pass));
       for (int i = 0; i < low; i++) skip(step + i);
       if (low < high) {
@@ -381,14 +448,14 @@ struct Consumer {
     finish(params, tile);
   }
 
-  DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][3]) {
+  DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][PLACE]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       // Rows that do not exist may be those of another sample, whose slopes belong to no sum.
       lse[r] = SUM_BIAS ? -NEG_INF : 0.f;
       delta[r] = 0.f;
       if (row_exists(tile, at[r])) {
-        const float4 statistics = statistics_of(params, tile, tile.head, at[r]);
+        const float4 statistics = statistics_of(params, tile, head_of(tile, at[r]), at[r]);
         lse[r] = statistics.z;
         delta[r] = statistics.w;
       }
@@ -397,7 +464,7 @@ struct Consumer {
 
   // Writes the rows, and computes those again that became infinite or NaN.
   DEVICE void finish(const Params& params, const Tile& tile) {
-    int row_at[2][3];
+    int row_at[2][PLACE];
     rows_of_lane(tile, warpgroup(), warp, lane, row_at);
     bool broken[2];
 #pragma unroll
@@ -409,7 +476,7 @@ struct Consumer {
       if constexpr (WITH_SECOND) poison += store_row((u16*)params.second + row * DIM_V, second, r, 1.f, exists, lane);
       broken[r] = exists && !(poison == 0.f);
     }
-    for_each_broken(broken, row_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
+    for_each_broken(broken, row_at, [&](const int (&at)[PLACE]) { repair_row(params, tile, at, lane); });
   }
 };
 
@@ -450,6 +517,11 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     write_one_hot(memory + ONE_HOT_OFFSET);
     shared_proxy_fence();
   }
+  if constexpr (ROW_BOX < 64) {
+    // Rows that no box fills.
+    for (int i = threadIdx.x; i < ROW_BUFFERS * ROWS_BYTES / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
+    shared_proxy_fence();
+  }
   __syncthreads();
   if (role == 0) {
     give_registers();
@@ -462,7 +534,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
-      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[consumer.slot];
+      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[LISTED ? consumer.slot * TILES + consumer.warpgroup() : consumer.slot];
       if (uniform(tile.steps) == 0) break;
       consumer.consume(launch.params(tile), tile);
     }

@@ -62,7 +62,7 @@ struct BiasRows {
   Walk walk;
   int entry;                     // of the lane's first row and column, if the tile's first block were the next
 
-  DEVICE void start_tile(const Tile& tile, const int (&row)[2][3], int step, int lane) {
+  DEVICE void start_tile(const Tile& tile, const int (&row)[2][PLACE], int step, int lane) {
     walk.start(tile, step * BLOCKS);
     int distance[3];
 #pragma unroll

@@ -47,7 +47,7 @@ struct BiasSums {
   }
 
   // Row `member` of the warp's sixteen.
-  static DEVICE void row_at(const Tile& tile, int member, int (&at)[3]) {
+  static DEVICE void row_at(const Tile& tile, int member, int (&at)[PLACE]) {
     row_of_warpgroup(tile, warp() / 4, warp() % 4 * 16 + member, at);
   }
 
@@ -91,7 +91,7 @@ struct BiasSums {
       is_wrong = 1;
       return;
     }
-    int from[3];
+    int from[PLACE];
     row_at(tile, 0, from);
 #pragma unroll
     for (int a = 0; a < 3; a++) from[a] = tile.column[a] + walk.at[a] * column_extent(a) - from[a];
@@ -153,7 +153,7 @@ struct BiasSums {
   static DEVICE void recount_step(const Params& params, const Tile& tile, const Walk& walk, int lane) {
 #pragma unroll 1
     for (int pair = 0; pair < 16 * 64; pair++) {
-      int row[3], column[3];
+      int row[PLACE], column[3];
       row_at(tile, pair / 64, row);
       const int n = pair % 64;
       column[0] = tile.column[0] + walk.at[0] * COLUMN_Z + n / (COLUMN_Y * COLUMN_X);

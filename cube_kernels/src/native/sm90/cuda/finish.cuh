@@ -43,16 +43,16 @@ template <int N> DEVICE float store_row(u16* row, const float (&out)[N], int sec
 }
 
 // Calls `repair` with each of the warp's rows that is broken, with all lanes.
-template <typename Repair> DEVICE void for_each_broken(const bool (&broken)[2], const int (&at)[2][3], Repair repair) {
+template <typename Repair> DEVICE void for_each_broken(const bool (&broken)[2], const int (&at)[2][PLACE], Repair repair) {
 #pragma unroll 1
   for (int r = 0; r < 2; r++) {
     u32 lanes = __ballot_sync(~0u, r ? broken[1] : broken[0]);
     while (lanes) {
       const int quad = (__ffs(lanes) - 1) / 4;
       lanes &= ~(15u << 4 * quad);
-      int row[3];
+      int row[PLACE];
 #pragma unroll
-      for (int a = 0; a < 3; a++) row[a] = __shfl_sync(~0u, r ? at[1][a] : at[0][a], 4 * quad);
+      for (int a = 0; a < PLACE; a++) row[a] = __shfl_sync(~0u, r ? at[1][a] : at[0][a], 4 * quad);
       __syncwarp();
       repair(row);
     }

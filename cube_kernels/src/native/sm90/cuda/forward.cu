@@ -13,13 +13,16 @@
 constexpr int K_STEPS = (DIM + 15) / 16;  // wgmma k steps of the first product
 
 constexpr int Q_TILE = chunks_of(DIM) * 64 * 128;  // bytes, of one warpgroup
+constexpr int Q_BYTES = chunks_of(DIM) * ROW_BOX * 128;  // that are loaded
 constexpr int K_STAGE = chunks_of(DIM) * ROWS * 128;
 constexpr int V_STAGE = chunks_of(DIM_V) * ROWS * 128;
 constexpr int K_OFFSET = WARPGROUPS * Q_TILE;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
 constexpr int ONE_HOT_OFFSET = V_OFFSET + STAGES * V_STAGE;
 constexpr int TILE_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
-constexpr int BARRIER_OFFSET = TILE_OFFSET + 128;
+constexpr int TILES = LISTED ? WARPGROUPS : 1;       // that consumers find: listed, each has its own
+constexpr int TILE_SLOTS = LISTED ? 2 : 1;           // where a tile stays until its results are written
+constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TILES * TILE_SLOTS;
 constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * (4 * STAGES + 2);  // of a bias
 
 extern __shared__ __align__(1024) u8 memory[];
@@ -39,6 +42,20 @@ struct Barriers {
 // `next` is where consumers find the tile that Q belongs to; one without steps is the end.
 DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers& barriers) {
   int step = 0, tiles = 0;
+#if LISTED
+  Tile* const slots = next;
+  const Params& params = launch.any();
+  const Space& space = params.space;
+  const Maps& maps = launch.maps(*next);
+  for (int index = blockIdx.x, later; index < launch.tiles(); index = later) {
+    later = gridDim.x + atomicAdd(params.listed.taken, 1);
+    barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+    next = slots + (tiles & 1) * TILES;
+    decode_listed(space, params.listed, index, next);
+    const Tile& tile = *next;
+    const u64* items = params.listed.items + params.listed.table[tile.list].x;
+    const int steps = tile.steps, head_kv = tile.head / params.group_size;
+#else
   for (int round = 0; round < rounds(launch.tiles()); round++) {
     int index = tile_index(round);
     if (index >= launch.tiles()) continue;
@@ -53,14 +70,22 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
     const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
     *next = tile;
-    barrier_expect(barriers.q_full(), WARPGROUPS * Q_TILE);
+#endif
+    barrier_expect(barriers.q_full(), WARPGROUPS * Q_BYTES);
 #pragma unroll
     for (int w = 0; w < WARPGROUPS; w++) {
+      const Tile& own = LISTED ? next[w] : tile;
       int at[3];
-      row_box(space, tile, w, at);
-      load_box(shared + w * Q_TILE, maps.query, barriers.q_full(), chunks_of(DIM), 64, at, tile.head);
+      row_box(space, own, LISTED ? 0 : w, at);
+      load_box(shared + w * Q_TILE, maps.query, barriers.q_full(), chunks_of(DIM), 64, at, own.head);
     }
     tiles++;
+#if LISTED
+    for (int i = 0; i < steps; i++, step++, items += BOXES) {
+      constexpr bool more = false;
+      int at[BOXES][3];
+      listed_boxes(space, tile, items, at);
+#else
     Walk walk;
     walk.start(tile, 0);
     for (int i = 0; i < tile.steps + additional_steps(params.additional); i++, step++) {
@@ -68,22 +93,26 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
       int at[BLOCKS][3];
       if (more) additional_boxes(tile, (i - tile.steps) * ROWS, at);
       else column_boxes(space, tile, walk, at);
+#endif
       const int stage = stage_of(step);
       const u32 key = shared + K_OFFSET + stage * K_STAGE, value = shared + V_OFFSET + stage * V_STAGE;
       barrier_wait(barriers.k_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.k_full(stage), K_STAGE);
 #pragma unroll
-      for (int b = 0; b < BLOCKS; b++)
-        load_box(key + b * 8192, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, at[b], head_kv);
+      for (int b = 0; b < BOXES; b++)
+        load_box(key + b * BLOCK * 128, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, at[b], head_kv);
       barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.v_full(stage), V_STAGE);
 #pragma unroll
-      for (int b = 0; b < BLOCKS; b++)
-        load_box(value + b * 8192, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, at[b], head_kv);
+      for (int b = 0; b < BOXES; b++)
+        load_box(value + b * BLOCK * 128, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, at[b], head_kv);
     }
   }
   barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
-  next->steps = 0;
+#if LISTED
+  next = slots + (tiles & 1) * TILES;
+#endif
+  for (int i = 0; i < TILES; i++) next[i].steps = 0;
   barrier_arrive(barriers.q_full());
 }
 
@@ -191,10 +220,15 @@ struct Consumer {
   DEVICE void consume(const Params& params, const Tile& tile, int first) {
     const Space& space = params.space;
     const float scale_log2 = params.scale_log2;
-    int query_at[2][3];
+    int query_at[2][PLACE];
     rows_of_lane(tile, warpgroup, warp, lane, query_at);
     const int steps = uniform(tile.steps) + additional_steps(params.additional);
+#if LISTED
+    const int whole = uniform(tile.whole);
+    const Range visible = {0, uniform(tile.rows[2]) > 0 ? steps : 0};
+#else
     const Range visible = visible_steps(space, tile, warpgroup);
+#endif
     int low = visible.low, high = visible.high;
     const bool idle = low == high;
     if (steps > tile.steps && !idle) high = steps;
@@ -227,6 +261,9 @@ struct Consumer {
     };
     auto weigh = [&](int i) {
       mask_step(scores, linear, tile, i, params.additional, lane);
+#if LISTED
+      if (i >= whole) mask_items(scores, params.listed, tile, params.listed.items + params.listed.table[tile.list].x + i * BOXES, warp, lane);
+#endif
       if constexpr (BIAS) {
         if (!ADDITIONAL || i < tile.steps) {
           if (BIAS_AHEAD) add_bias(scores, near);
@@ -296,15 +333,22 @@ struct Consumer {
   DEVICE void finish(const Params& params, const Tile& tile) {
     const Space& space = params.space;
     softmax.finish();
-    int query_at[2][3];
+    int query_at[2][PLACE];
     rows_of_lane(tile, warpgroup, warp, lane, query_at);
     bool broken[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
+#if LISTED
+      rows_of_lane(tile, warpgroup, warp, opaque(lane), query_at);
+#endif
       const i64 row = row_index(space, tile, query_at[r]);
       const bool exists = row_exists(tile, query_at[r]);
       // A row that sees nothing has no sum, or one of weights that the mask made alike.
+#if LISTED
+      const bool blind = softmax.max[r] == NEG_INF && sees_nothing(params.listed, tile, query_at[r]);
+#else
       const bool blind = params.additional == 0 && is_blind(space, tile, query_at[r]);
+#endif
       if (blind) forget_row(out, r), softmax.max[r] = NEG_INF, softmax.sum[r] = 0.f;
       const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
@@ -312,7 +356,11 @@ struct Consumer {
         params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * LN_2;
       broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
     }
-    for_each_broken(broken, query_at, [&](const int (&at)[3]) { repair_row(params, tile, at, lane); });
+#if LISTED
+    // Found again where they are needed: registers are short.
+    rows_of_lane(tile, warpgroup, warp, opaque(lane), query_at);
+#endif
+    for_each_broken(broken, query_at, [&](const int (&at)[PLACE]) { repair_row(params, tile, at, lane); });
   }
 };
 
@@ -351,6 +399,11 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     write_one_hot(memory + ONE_HOT_OFFSET);
     shared_proxy_fence();
   }
+  if constexpr (ROW_BOX < 64) {
+    // Rows that no box fills.
+    for (int i = threadIdx.x; i < WARPGROUPS * Q_TILE / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
+    shared_proxy_fence();
+  }
   __syncthreads();
   if (role == 0) {
     give_registers();
@@ -362,7 +415,12 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     if (role == WARPGROUPS) consumer.pass_turn();
     for (int step = 0, tiles = 0;; tiles++) {
       barrier_wait(barriers.q_full(), tiles & 1);
+#if LISTED
+      // Stays in shared memory: registers are short.
+      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[(tiles & 1) * TILES + role - 1];
+#else
       const Tile tile = *(const Tile*)(memory + TILE_OFFSET);
+#endif
       if (uniform(tile.steps) == 0) break;
       const Params& params = launch.params(tile);
       consumer.consume(params, tile, step);

@@ -3,6 +3,7 @@
 // NONE     every row of a warpgroup sees every column of every block that the warpgroup visits.
 // LINEAR   one axis: comparisons, in the steps that are not visible whole.
 // ONE_HOT  two and three axes: one more product on the tensor cores, in every step.
+// BY_ITEM  listed blocks: comparisons, in the last steps, see listed.cuh.
 //
 // One-hot masks. The columns of a block have at most 16 coordinates over all axes. Row n of a constant
 // matrix B has a one (57344, the largest e5m2) at each coordinate of column n; row m of A has -57344 at
@@ -15,7 +16,7 @@
 // near: float32 knows scores of that size to no better than 256.
 
 // Values of MASK.
-enum { NONE = 0, LINEAR = 1, ONE_HOT = 2 };
+enum { NONE = 0, LINEAR = 1, ONE_HOT = 2, BY_ITEM = 3 };
 
 // Slots of an axis, in fours: each lane of a quad owns four consecutive slots of one axis. An axis needs
 // none where a CTA holds one row and a block one column: the blocks are then just that row's window.
@@ -54,7 +55,7 @@ struct OneHotRows {
     slot = slot_coordinate(lane % 4 * 4);
   }
 
-  DEVICE void start_tile(const Space& space, const Tile& tile, const int (&row)[2][3]) {
+  DEVICE void start_tile(const Space& space, const Tile& tile, const int (&row)[2][PLACE]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       Window w = {-(1 << 20), 1 << 20};
@@ -115,7 +116,7 @@ struct LinearRows {
   int start[2], end[2];         // from the tile's first column
   int whole_from, whole_to;     // the columns that all rows of the warpgroup see
 
-  DEVICE void start_tile(const Space& space, const Tile& tile, int warpgroup, const int (&row)[2][3]) {
+  DEVICE void start_tile(const Space& space, const Tile& tile, int warpgroup, const int (&row)[2][PLACE]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const Window w = window_of<2>(space, tile, row[r][2]);
@@ -127,6 +128,36 @@ struct LinearRows {
     whole_to = uniform(window_of<2>(space, tile, first).end - tile.column[2]);
   }
 };
+
+#if LISTED
+// Sets the scores to -inf that the items of a step do not show to the two rows of a lane.
+DEVICE void mask_items(float (&s)[SCORES], const Listed& listed, const Tile& tile, const u64* items, int warp, int lane) {
+  // One row after the other, and what it needs in loops: registers are short.
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    u32 hidden = 0;              // a bit for each of the row's scores
+#pragma unroll 1
+    for (int b = 0; b < BOXES; b++) {
+      int row[PLACE];
+      row_of_warpgroup(tile, 0, opaque(warp * 16 + lane / 4) + 8 * r, row);
+      const Seen seen(listed, tile, row, Item(items[b]));
+#pragma unroll 1
+      for (int i = 0; i < BLOCK / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int n = 8 * i + lane % 4 * 2 + e;
+          const bool has = seen.has(n / (COLUMN_Y * COLUMN_X) % COLUMN_Z, n / COLUMN_X % COLUMN_Y, n % COLUMN_X);
+          hidden |= (u32)!has << 2 * (b * (BLOCK / 8) + i) + e;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < SCORES / 4; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        if (hidden >> 2 * j + e & 1) s[4 * j + 2 * r + e] = NEG_INF;
+  }
+}
+#endif
 
 // Takes out of the scores of a step what the one-hot product has not.
 DEVICE void mask_step(float (&s)[SCORES], const LinearRows& rows, const Tile& tile, int step, int additional, int lane) {

@@ -29,7 +29,7 @@ DEVICE u64 unswizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
 }
 
 // Positions of the two rows that a lane holds.
-DEVICE void rows_of_lane(const Tile& tile, int warpgroup, int warp, int lane, int (&at)[2][3]) {
+DEVICE void rows_of_lane(const Tile& tile, int warpgroup, int warp, int lane, int (&at)[2][PLACE]) {
 #pragma unroll
   for (int r = 0; r < 2; r++) row_of_warpgroup(tile, warpgroup, warp * 16 + lane / 4 + 8 * r, at[r]);
 }

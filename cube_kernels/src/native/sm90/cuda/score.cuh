@@ -10,7 +10,7 @@ struct Softmax {
     sum[0] = sum[1] = 0.f;
   }
 
-  // Turns scores into weights. Every row of a step needs one score that is not -inf, unless LINEAR or with a bias.
+  // Turns scores into weights. Every row of a step needs one score that is not -inf, unless LINEAR, BY_ITEM or with a bias.
   DEVICE void step(float (&s)[SCORES], float scale) {
     float a = s[0], b = s[2];
 #pragma unroll
@@ -23,7 +23,7 @@ struct Softmax {
     a = fmaxf(max[0], fmaxf(a, __shfl_xor_sync(~0u, a, 2)));
     b = fmaxf(max[1], fmaxf(b, __shfl_xor_sync(~0u, b, 2)));
     // A bias may hide keys by an infinity.
-    constexpr bool may_be_hidden = MASK == LINEAR || BIAS;
+    constexpr bool may_be_hidden = MASK == LINEAR || MASK == BY_ITEM || BIAS;
     const float base_a = may_be_hidden && a == NEG_INF ? 0.f : a, base_b = may_be_hidden && b == NEG_INF ? 0.f : b;
     rescale[0] = exp2_approx((max[0] - base_a) * scale);
     rescale[1] = exp2_approx((max[1] - base_b) * scale);

@@ -35,9 +35,11 @@ fn define(text: &str, name: &str) -> Option<usize> {
 
 #[test]
 fn masks_are_numbered_as_in_the_kernel() {
-    let [none, linear, one_hot] =
-        [Mask::None, Mask::Linear, Mask::OneHot].map(|mask| mask as usize);
-    let line = format!("enum {{ NONE = {none}, LINEAR = {linear}, ONE_HOT = {one_hot} }};\n");
+    let [none, linear, one_hot, by_item] =
+        [Mask::None, Mask::Linear, Mask::OneHot, Mask::ByItem].map(|mask| mask as usize);
+    let line = format!(
+        "enum {{ NONE = {none}, LINEAR = {linear}, ONE_HOT = {one_hot}, BY_ITEM = {by_item} }};\n"
+    );
     assert!(include_str!("../cuda/mask.cuh").contains(&line), "{line}");
 }
 

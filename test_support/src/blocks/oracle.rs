@@ -1,7 +1,7 @@
 //! Block-sparse attention in `f64`, from its definition: every query is held against every key.
 
+use crate::Data;
 use burn_natten_kernels::{Axis, BlockSparse};
-use test_support::Data;
 
 /// What the passes write.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,138 @@
+//! Block-sparse attention on a device.
+
+use cubecl::client::Client;
+use cubecl::server::Handle;
+
+use super::backward::load;
+use super::forward::hopper;
+use super::program::Program;
+use super::{BackwardPlan, Element, Listed, Schedule, planned_blocks, planned_blocks_backward};
+use crate::native::backward::Parts;
+use crate::native::blocks as launches;
+use crate::{BlockSparse, KernelError, Operands, Outputs, Saved, Strided};
+
+/// [Block-sparse attention](crate::portable::blocks::forward) in f16 or bf16, by the schedule that is [`planned_blocks`].
+///
+/// Returns when the work is enqueued; the first use of a schedule compiles it. Workspace, until the kernels ran: 16 bytes for each list,
+/// and 8 for each box of at most 64 keys that a list names.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+pub fn forward_blocks(
+    client: &Client,
+    sparse: &BlockSparse,
+    element: Element,
+    inputs: &Operands<Strided>,
+    lists: &Handle,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    let schedule = planned_blocks(sparse, element).map_err(KernelError::Problem)?;
+    forward_blocks_with(client, &schedule, sparse, inputs, lists, outputs)
+}
+
+/// [`forward_blocks()`] by a given schedule, which has to be one of the problem's candidates.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+///
+/// # Panics
+///
+/// If the schedule is none for the problem.
+pub fn forward_blocks_with(
+    client: &Client,
+    schedule: &Schedule,
+    sparse: &BlockSparse,
+    inputs: &Operands<Strided>,
+    lists: &Handle,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    assert!(schedule.fits_blocks(sparse), "{schedule} is no schedule for {sparse:?}");
+    let device = hopper(client)?;
+    launches::check_forward(&schedule.cut(), sparse, inputs, lists, outputs)?;
+    let walk = launches::Walk::new(boxes(schedule), sparse)?;
+    let make = Program::Lists(false).load(&device)?;
+    let cubin = Program::Attention(*schedule).load(&device)?;
+    launches::enqueue_forward(client, &device, &walk, [&make, &cubin], inputs, lists, outputs);
+    Ok(())
+}
+
+/// How a schedule cuts block-sparse attention.
+fn boxes(schedule: &Schedule) -> launches::Boxes {
+    let heads = schedule.listed.unwrap_or(Listed { row_heads: 1, column_heads: 1 });
+    launches::Boxes {
+        cut: schedule.cut(),
+        row_heads: heads.row_heads,
+        column_heads: heads.column_heads,
+        warpgroups: schedule.warpgroups,
+        columns: schedule.columns(),
+    }
+}
+
+/// Its [gradients](crate::portable::blocks::backward), by the schedules that are [`planned_blocks_backward`]. What sums none that is
+/// wanted, one that has a buffer, is not launched.
+///
+/// No atomics on gradients: results repeat bit by bit. Workspace, until the kernels ran: 16 bytes for each query and head, what the
+/// forward pass takes for each of the two kernels, and for keys and values what [`invert`](crate::sparse::invert) takes.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+pub fn backward_blocks(
+    client: &Client,
+    sparse: &BlockSparse,
+    element: Element,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let plan = planned_blocks_backward(sparse, element).map_err(KernelError::Problem)?;
+    backward_blocks_with(client, &plan, sparse, inputs, lists, outputs)
+}
+
+/// [`backward_blocks()`] by given schedules, which have to be ones for the problem.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+///
+/// # Panics
+///
+/// If a schedule is none for the problem.
+pub fn backward_blocks_with(
+    client: &Client,
+    plan: &BackwardPlan,
+    sparse: &BlockSparse,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    for schedule in plan.schedules() {
+        assert!(schedule.fits_blocks(sparse), "{schedule} is no schedule for {sparse:?}");
+    }
+    let device = hopper(client)?;
+    launches::check_backward(plan.schedules().map(Schedule::cut), sparse, inputs, lists, outputs)?;
+    let wanted = outputs.as_ref().map(|_, gradient| gradient.is_some());
+    let plan = plan.wanted(&wanted);
+    let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
+        return Ok(());
+    };
+    let walks = |schedules: &[Schedule]| -> Result<Vec<_>, KernelError> {
+        schedules.iter().map(|schedule| launches::Walk::new(boxes(schedule), sparse)).collect()
+    };
+    let (queries, keys) = (walks(&plan.queries)?, walks(&plan.keys)?);
+    let parts = Parts {
+        queries: load(&plan.queries, &device)?,
+        keys: load(&plan.keys, &device)?,
+        additional: vec![],
+        delta: Program::Delta(element, sparse.problem.head_dim_v, false).load(&device)?,
+        bias_sum: None,
+    };
+    let makers = launches::Makers {
+        lists: Program::Lists(false).load(&device)?,
+        turned: Program::Lists(true).load(&device)?,
+    };
+    let walks = [&queries[..], &keys[..]];
+    launches::enqueue_backward(client, &device, &parts, &makers, walks, inputs, lists, outputs)
+}

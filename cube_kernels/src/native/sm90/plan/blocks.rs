@@ -1,0 +1,273 @@
+//! From block-sparse attention to schedules.
+
+use std::sync::{Arc, LazyLock, Mutex};
+
+use super::{BackwardPlan, backward, unsupported};
+use crate::choices::{Choices, remembered};
+use crate::native::blocks::{LONGEST, LONGEST_SLOW, LONGEST_STEPS};
+use crate::native::sm90::schedule::TILE;
+use crate::native::sm90::{Element, Gradients, Listed, Mask, Pass, Schedule};
+use crate::{BlockSparse, MAX_RANK};
+
+/// Columns of the smallest box: rows of shared memory after which the swizzle repeats.
+const LEAST_BOX: usize = 8;
+/// Least share of a tile's rows, and of a step's columns, that a block fills.
+const LEAST_FILL: usize = 8;
+/// Time of a box of columns besides its columns, in columns: several loads are one by one.
+const BOX: usize = 4;
+
+/// A box of tokens and heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HeadBox {
+    heads: usize,
+    tokens: [usize; MAX_RANK],
+}
+
+impl HeadBox {
+    fn volume(&self) -> usize {
+        self.heads * self.tokens.iter().product::<usize>()
+    }
+
+    /// How many cover a block and so many heads.
+    fn count(&self, block: [usize; MAX_RANK], heads: usize) -> usize {
+        let along = |axis: usize| block[axis].div_ceil(self.tokens[axis]);
+        heads / self.heads * (0..MAX_RANK).map(along).product::<usize>()
+    }
+
+    /// All of them, with extents that are powers of two and no larger than a tile, and with heads that divide so many.
+    fn all(heads: usize) -> impl Iterator<Item = Self> {
+        let powers = || (0..).map(|bits| 1 << bits).take_while(|extent| *extent <= TILE);
+        let divisors = (1..=heads.min(TILE)).filter(move |count| heads.is_multiple_of(*count));
+        divisors
+            .flat_map(move |heads| {
+                powers().flat_map(move |z| {
+                    powers()
+                        .flat_map(move |y| powers().map(move |x| Self { heads, tokens: [z, y, x] }))
+                })
+            })
+            .filter(|of| of.volume() <= TILE)
+    }
+
+    /// Of equally good ones, that with few heads and long lines.
+    fn order(&self) -> [usize; 3] {
+        let [_, y, x] = self.tokens;
+        [self.heads, TILE - x, TILE - y]
+    }
+
+    /// The box of rows that leaves fewest of a tile's rows idle.
+    fn of_rows(block: [usize; MAX_RANK], heads: usize) -> Self {
+        let best =
+            Self::all(heads).min_by_key(|of| (of.count(block, heads), of.volume(), of.order()));
+        best.unwrap_or(Self { heads: 1, tokens: [1, 1, TILE] })
+    }
+
+    /// The box of columns that takes the least time.
+    fn of_columns(block: [usize; MAX_RANK], heads: usize) -> Self {
+        let fits = |of: &Self| of.volume().is_power_of_two() && of.volume() >= LEAST_BOX;
+        let time = |of: &Self| of.count(block, heads) * (of.volume() + BOX);
+        let best = Self::all(heads).filter(fits).min_by_key(|of| (time(of), of.order()));
+        best.unwrap_or(Self { heads: 1, tokens: [1, 1, TILE] })
+    }
+}
+
+/// What rows and columns are, of a pass.
+struct Sides {
+    /// Extents of blocks, no longer than the axes.
+    rows: [usize; MAX_RANK],
+    columns: [usize; MAX_RANK],
+    /// Heads that share a list, of rows and of columns.
+    row_heads: usize,
+    column_heads: usize,
+}
+
+impl Sides {
+    fn new(sparse: &BlockSparse, pass: Pass) -> Self {
+        let axes = sparse.problem.axes;
+        let queries = [0, 1, 2].map(|axis| sparse.query_block[axis].min(axes[axis].queries));
+        let keys = [0, 1, 2].map(|axis| sparse.key_block[axis].min(axes[axis].keys));
+        let heads = sparse.heads_of_list();
+        match pass {
+            Pass::Forward | Pass::Queries => {
+                Self { rows: queries, columns: keys, row_heads: heads, column_heads: 1 }
+            }
+            Pass::Keys => Self { rows: keys, columns: queries, row_heads: 1, column_heads: heads },
+        }
+    }
+
+    fn row_box(&self) -> HeadBox {
+        HeadBox::of_rows(self.rows, self.row_heads)
+    }
+
+    fn column_box(&self) -> HeadBox {
+        HeadBox::of_columns(self.columns, self.column_heads)
+    }
+}
+
+/// Why the kernels cannot compute block-sparse attention; `None` if they can.
+pub fn unsupported_blocks(sparse: &BlockSparse) -> Option<String> {
+    let problem = &sparse.problem;
+    if let Some(reason) = unsupported(problem) {
+        return Some(reason);
+    }
+    for (index, axis) in problem.axes.iter().enumerate() {
+        let (length, bound) =
+            (axis.queries.max(axis.keys), if index == 2 { LONGEST } else { LONGEST_SLOW });
+        if length > bound {
+            return Some(format!("an axis has {length} tokens, above {bound}"));
+        }
+        let (step, end) = (sparse.steps[index], axis.keys.saturating_mul(sparse.steps[index]));
+        if axis.is_causal && end > LONGEST_STEPS {
+            return Some(format!(
+                "{} keys with a step of {step} end behind {LONGEST_STEPS} tokens",
+                axis.keys
+            ));
+        }
+    }
+    let sides = Sides::new(sparse, Pass::Forward);
+    let (rows, columns) = (sides.row_box(), sides.column_box());
+    if rows.volume() < LEAST_FILL {
+        let (block, heads, filled) =
+            (&sparse.query_block[MAX_RANK - problem.rank()..], sides.row_heads, rows.volume());
+        return Some(format!(
+            "a query_block of {block:?} and the {heads} heads that share its lists fill {filled} rows of a tile of {TILE}, fewer than {LEAST_FILL}"
+        ));
+    }
+    let volume: usize = sides.columns.iter().product();
+    if volume * LEAST_FILL < columns.volume() * columns.count(sides.columns, 1) * 2 {
+        let block = &sparse.key_block[MAX_RANK - problem.rank()..];
+        return Some(format!(
+            "a key_block of {block:?} has no box of {LEAST_BOX} keys or more that it fills by a quarter"
+        ));
+    }
+    None
+}
+
+/// The shapes of CTAs for vectors of up to `dim` elements, each with the time that it takes for a row and a column, relative to the
+/// others'; and whether they are late.
+fn timed_shapes(dim: usize, pass: Pass) -> Vec<([usize; 3], bool, f64)> {
+    match (pass, dim) {
+        (Pass::Forward, ..=64) => {
+            vec![([1, 2, 2], false, 1.0), ([2, 2, 1], false, 1.1)]
+        }
+        (Pass::Forward, 65..=128) => vec![([2, 2, 1], false, 1.0), ([1, 1, 2], false, 1.6)],
+        (Pass::Forward, _) => vec![([2, 1, 1], false, 1.0)],
+        (Pass::Queries, ..=64) => vec![([1, 2, 2], false, 1.0)],
+        (Pass::Queries, 65..=128) => vec![([2, 1, 1], false, 1.0), ([1, 1, 2], false, 1.4)],
+        (Pass::Keys, ..=64) => vec![([1, 1, 2], true, 1.0)],
+        // Two CTAs of one warpgroup, for blocks of 64 keys, have too few registers.
+        (Pass::Keys, 65..=128) => vec![([2, 1, 1], true, 1.0)],
+        _ => vec![([1, 1, 1], false, 1.0)],
+    }
+}
+
+/// Every schedule for a pass of a problem that is supported, the fastest first.
+pub fn block_candidates(
+    sparse: &BlockSparse,
+    element: Element,
+    pass: Pass,
+    gradients: Gradients,
+) -> Vec<Schedule> {
+    let problem = &sparse.problem;
+    let sides = Sides::new(sparse, pass);
+    let (rows, columns) = (sides.row_box(), sides.column_box());
+    let members = rows.count(sides.rows, sides.row_heads);
+    let (q_tile, kv_tile) = match pass {
+        Pass::Forward | Pass::Queries => (rows.tokens, columns.tokens),
+        Pass::Keys => (columns.tokens, rows.tokens),
+    };
+    let mut timed: Vec<(f64, Schedule)> =
+        timed_shapes(problem.head_dim.max(problem.head_dim_v), pass)
+            .into_iter()
+            .filter_map(|([warpgroups, blocks, ctas], is_late, time)| {
+                let schedule = Schedule {
+                    pass,
+                    gradients,
+                    element,
+                    head_dim: problem.head_dim,
+                    head_dim_v: problem.head_dim_v,
+                    rank: problem.rank(),
+                    is_causal: problem.axes.map(|axis| axis.is_causal),
+                    is_strided: false,
+                    is_dilated: false,
+                    has_origin: false,
+                    has_additional: false,
+                    bias: None,
+                    q_tile,
+                    kv_tile,
+                    stack: MAX_RANK - 1,
+                    warpgroups,
+                    blocks,
+                    stages: 0,
+                    ctas,
+                    mask: Mask::ByItem,
+                    is_late,
+                    is_packed: false,
+                    listed: Some(Listed { row_heads: rows.heads, column_heads: columns.heads }),
+                };
+                // Warpgroups without rows.
+                let idle = members.next_multiple_of(warpgroups) as f64 / members as f64;
+                schedule.with_stages().map(|schedule| (time * idle, schedule))
+            })
+            .collect();
+    timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    timed.into_iter().map(|(_, schedule)| schedule).collect()
+}
+
+/// What a choice depends on besides the problem.
+type How = (Element, [[usize; MAX_RANK]; 3], usize);
+
+fn how(sparse: &BlockSparse, element: Element) -> How {
+    (element, [sparse.query_block, sparse.key_block, sparse.steps], sparse.list_heads)
+}
+
+fn chosen<T: Clone>(
+    choices: &Choices<How, T>,
+    sparse: &BlockSparse,
+    element: Element,
+    choose: impl FnOnce() -> Option<T>,
+) -> Result<T, String> {
+    if let Some(reason) = unsupported_blocks(sparse) {
+        return Err(reason);
+    }
+    remembered(choices, &sparse.problem, how(sparse, element), choose)
+        .ok_or_else(|| "no schedule fits".to_string())
+}
+
+/// The schedule of block-sparse attention, chosen once for a problem.
+///
+/// # Errors
+///
+/// Why there is none.
+pub fn planned_blocks(sparse: &BlockSparse, element: Element) -> Result<Schedule, String> {
+    static KNOWN: Choices<How, Schedule> = LazyLock::new(Mutex::default);
+    chosen(&KNOWN, sparse, element, || {
+        block_candidates(sparse, element, Pass::Forward, Gradients::NONE).into_iter().next()
+    })
+}
+
+/// Those of its gradients, chosen once for a problem.
+///
+/// # Errors
+///
+/// Why there are none.
+pub fn planned_blocks_backward(
+    sparse: &BlockSparse,
+    element: Element,
+) -> Result<Arc<BackwardPlan>, String> {
+    static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+    chosen(&KNOWN, sparse, element, || {
+        let of = |pass: Pass| -> Option<Vec<Schedule>> {
+            let kernels = backward::kernels(&sparse.problem, pass).into_iter();
+            kernels
+                .map(|gradients| {
+                    block_candidates(sparse, element, pass, gradients).into_iter().next()
+                })
+                .collect()
+        };
+        Some(Arc::new(BackwardPlan {
+            queries: of(Pass::Queries)?,
+            keys: of(Pass::Keys)?,
+            additional: vec![],
+        }))
+    })
+}

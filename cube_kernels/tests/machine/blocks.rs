@@ -1,0 +1,154 @@
+//! Block-sparse attention.
+
+use burn_natten_kernels::native::sm90::{
+    Element, backward_blocks, forward_blocks, planned_blocks, planned_blocks_backward,
+};
+use burn_natten_kernels::{Axis, BlockSparse, Problem};
+use cubecl::client::Client;
+use rand::{SeedableRng, rngs::StdRng};
+use test_support::Data;
+use test_support::blocks::{
+    Case, Layout, compute, native_cases, random_native, saved, upload_lists,
+};
+use test_support::compare::{differs, format, half_ulp, magnitude};
+
+use crate::run::{Machine, Policy};
+use crate::ways::{client, hopper};
+
+/// The forward pass of a case on the machine.
+fn forward(
+    machine: &Machine,
+    client: &Client,
+    element: Element,
+    case: &Case,
+) -> Result<(), String> {
+    case.check_forward(client, element, |inputs, lists, outputs| {
+        let launch = || forward_blocks(client, &case.sparse, element, inputs, lists, outputs);
+        machine
+            .run(launch)
+            .unwrap_or_else(|fault| panic!("{}: {fault}; {:?}", case.name, case.sparse))
+    })
+}
+
+/// The backward pass.
+fn backward(
+    machine: &Machine,
+    client: &Client,
+    element: Element,
+    case: &Case,
+) -> Result<(), String> {
+    case.check_backward(client, element, |saved, lists, gradients| {
+        let launch = || backward_blocks(client, &case.sparse, element, saved, lists, gradients);
+        machine
+            .run(launch)
+            .unwrap_or_else(|fault| panic!("{}: {fault}; {:?}", case.name, case.sparse))
+    })
+}
+
+/// Passes on the machine.
+#[derive(Clone, Copy, PartialEq)]
+enum Passes {
+    Forward,
+    Both,
+}
+
+fn check(policy: Policy, passes: Passes, cases: &[Case]) {
+    let Some(machine) = hopper(policy) else { return };
+    let client = client();
+    let mut failures = vec![];
+    for (number, case) in cases.iter().enumerate() {
+        let element = [Element::F16, Element::Bf16][number % 2];
+        let schedule = planned_blocks(&case.sparse, element).expect("is supported");
+        println!("{}: {schedule}", case.name);
+        failures.extend(forward(&machine, &client, element, case).err());
+        if passes == Passes::Both {
+            let plan = planned_blocks_backward(&case.sparse, element).expect("is supported");
+            let names: Vec<_> = plan.schedules().map(ToString::to_string).collect();
+            println!("{}: {}", case.name, names.join(", "));
+            failures.extend(backward(&machine, &client, element, case).err());
+        }
+    }
+    assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+/// Those of them that have schedules, of which there are enough.
+fn supported(count: usize, seed: u64) -> Vec<Case> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let cases = std::iter::repeat_with(|| random_native(&mut rng)).take(3 * count);
+    let cases: Vec<_> = cases
+        .filter(|case| planned_blocks(&case.sparse, Element::F16).is_ok())
+        .take(count)
+        .collect();
+    assert_eq!(cases.len(), count);
+    cases
+}
+
+#[test]
+fn every_kind_forward() {
+    check(Policy::Late, Passes::Forward, &native_cases());
+}
+
+/// With heads that share lists, and with heads that fill tiles.
+#[test]
+fn gradients() {
+    let cases = native_cases();
+    let [first, second] = [3, 6].map(|number| cases[number].clone());
+    check(Policy::Early, Passes::Both, &[first, second]);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn everything_in_every_order() {
+    for policy in Policy::ALL {
+        check(policy, Passes::Both, &native_cases());
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn random_problems() {
+    check(Policy::Random(4), Passes::Both, &supported(40, 8));
+}
+
+/// What is not finite reaches the rows and columns that see it, and no others: those of other blocks that boxes bring, behind a
+/// causal edge, or of another sample.
+#[test]
+fn what_is_not_finite_stays_where_it_is() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    let (client, element) = (client(), Element::Bf16);
+    let near = |exact: &[f64]| 4.0 * half_ulp(element) * magnitude(exact).max(1e-2);
+    let problem = Problem::new([Axis::dense(70, 70, true)], 2, 64).with_heads_kv(1);
+    let sparse = BlockSparse::new(problem, [20], [20]).with_lists(1, 3);
+    let lists = [0, 3, 0, 1, 0, -1, 2, 0, 1, 3, 1, 2];
+    for (token, poison) in [(25, f64::NAN), (45, f64::INFINITY)] {
+        let mut data = Data::random(&problem, 7, format(element).round);
+        data.value[token * 64 + 5] = poison;
+        data.key[66 * 64] = f64::NAN;
+        let exact = compute(&sparse, &lists, &data, format(element).round);
+        let format = format(element);
+        let handle = upload_lists(&client, &lists);
+        let outputs = format.poisoned_outputs(&client, &problem);
+        let saved =
+            saved(&client, format, &sparse, &data, [&exact.out, &exact.lse], Layout::Contiguous);
+        let run = || forward_blocks(&client, &sparse, element, &saved.operands, &handle, &outputs);
+        machine.run(run).unwrap_or_else(|fault| panic!("{fault}")).expect("launched");
+        let (out, lse) = format.download_outputs(&client, &problem, &outputs);
+        assert_eq!(differs(&out, &exact.out, |_, _| near(&exact.out)), None);
+        assert_eq!(differs(&lse, &exact.lse, |_, e| 1e-5 * e.abs().max(1.0)), None);
+        let gradients = format.poisoned_gradients(&client, &problem);
+        let run = || backward_blocks(&client, &sparse, element, &saved, &handle, &gradients);
+        machine.run(run).unwrap_or_else(|fault| panic!("{fault}")).expect("launched");
+        let all = format.download_gradients(&client, &problem, &gradients);
+        let mut spoiled = 0;
+        for ((_, actual), (name, exact)) in all.iter().zip(&exact.named()[2..]) {
+            for (place, (a, e)) in actual.iter().zip(exact.iter()).enumerate() {
+                spoiled += usize::from(!e.is_finite());
+                // Infinities that cancel to NaN may do so in another order.
+                let is_right =
+                    if e.is_finite() { (a - e).abs() <= near(exact) } else { !a.is_finite() };
+                assert!(is_right, "{name} is {a}, not {e}, at {place}");
+            }
+        }
+        assert!(spoiled > 0);
+    }
+}

@@ -1,0 +1,138 @@
+//! Block-sparse attention.
+
+use burn_natten_kernels::native::sm90::{
+    Element, backward_blocks, backward_blocks_with, block_candidates, forward_blocks,
+    forward_blocks_with, planned_blocks, planned_blocks_backward,
+};
+use burn_natten_kernels::native::sm90::{Gradients, Pass};
+use burn_natten_kernels::{Axis, BlockSparse, Problem};
+use cubecl::client::Client;
+use rand::{SeedableRng, rngs::StdRng};
+use test_support::Data;
+use test_support::blocks::{
+    Case, Layout, native_cases, operands, random_lists, random_native, saved, upload_lists,
+};
+use test_support::compare::{device, format};
+use test_support::problems::seed;
+
+const ELEMENTS: [Element; 2] = [Element::F16, Element::Bf16];
+
+fn check(client: &Client, element: Element, case: &Case) -> [Result<(), String>; 2] {
+    let sparse = &case.sparse;
+    [
+        case.check_forward(client, element, |inputs, lists, outputs| {
+            forward_blocks(client, sparse, element, inputs, lists, outputs)
+        }),
+        case.check_backward(client, element, |saved, lists, gradients| {
+            backward_blocks(client, sparse, element, saved, lists, gradients)
+        }),
+    ]
+}
+
+fn check_all(client: &Client, cases: &[(Element, Case)]) {
+    let results = cases.iter().flat_map(|(element, case)| check(client, *element, case));
+    let failures: Vec<_> = results.filter_map(Result::err).collect();
+    assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_kind() {
+    let Some(client) = device() else { return };
+    let cases = || native_cases().into_iter();
+    let all: Vec<_> =
+        ELEMENTS.into_iter().flat_map(|element| cases().map(move |case| (element, case))).collect();
+    check_all(&client, &all);
+}
+
+/// Also schedules that are not the first choice.
+#[test]
+fn every_schedule() {
+    let Some(client) = device() else { return };
+    for case in native_cases() {
+        let (sparse, element) = (&case.sparse, Element::Bf16);
+        for schedule in block_candidates(sparse, element, Pass::Forward, Gradients::NONE) {
+            let launched = case.check_forward(&client, element, |inputs, lists, outputs| {
+                forward_blocks_with(&client, &schedule, sparse, inputs, lists, outputs)
+            });
+            launched.unwrap_or_else(|text| panic!("{schedule}: {text}"));
+        }
+        let plan = planned_blocks_backward(sparse, element).expect("is supported");
+        let [queries, keys] = [&plan.queries[..], &plan.keys].map(|kernels| {
+            let all = |gradients| block_candidates(sparse, element, kernels[0].pass, gradients);
+            kernels.iter().map(|schedule| all(schedule.gradients)).collect::<Vec<_>>()
+        });
+        for number in 0..queries[0].len().max(keys[0].len()) {
+            let choose =
+                |all: &[Vec<_>]| all.iter().map(|some| some[number.min(some.len() - 1)]).collect();
+            let other = burn_natten_kernels::native::sm90::BackwardPlan {
+                queries: choose(&queries),
+                keys: choose(&keys),
+                additional: vec![],
+            };
+            let launched = case.check_backward(&client, element, |saved, lists, gradients| {
+                backward_blocks_with(&client, &other, sparse, saved, lists, gradients)
+            });
+            launched.unwrap_or_else(|text| panic!("{other:?}: {text}"));
+        }
+    }
+}
+
+#[test]
+fn random_problems() {
+    let Some(client) = device() else { return };
+    let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
+        .map_or(100, |count| count.parse().expect("a number"));
+    let mut rng = StdRng::seed_from_u64(seed() as u64);
+    let is_supported = |case: &Case| planned_blocks(&case.sparse, Element::F16).is_ok();
+    let cases = std::iter::repeat_with(|| random_native(&mut rng)).filter(is_supported).take(count);
+    let cases: Vec<_> =
+        cases.enumerate().map(|(number, case)| (ELEMENTS[number % 2], case)).collect();
+    check_all(&client, &cases);
+}
+
+/// Long lists, many tiles of a CTA, and tiles of falling length.
+#[test]
+fn long_lists() {
+    let Some(client) = device() else { return };
+    for (is_causal, heads_kv, block) in
+        [(false, 2, 128), (true, 2, 64), (true, 1, 128), (true, 2, 32)]
+    {
+        let problem =
+            Problem::new([Axis::dense(1500, 1500, is_causal)], 2, 64).with_heads_kv(heads_kv);
+        let sparse = BlockSparse::new(problem, [block], [block]);
+        let sparse = sparse.with_lists(heads_kv, sparse.key_blocks());
+        let lists = random_lists(&sparse, &mut StdRng::seed_from_u64(9));
+        let name = format!("{is_causal} {heads_kv} {block}");
+        let case = Case { name, sparse, lists, layout: Layout::Contiguous, seed: 9 };
+        check_all(&client, &[(Element::Bf16, case)]);
+    }
+}
+
+#[test]
+fn results_repeat_bit_by_bit() {
+    let Some(client) = device() else { return };
+    let element = Element::Bf16;
+    let problem = Problem::new([Axis::dense(3000, 3000, true)], 8, 128).with_heads_kv(4);
+    let sparse = BlockSparse::new(problem, [128], [128]).with_lists(4, 12);
+    let lists = random_lists(&sparse, &mut StdRng::seed_from_u64(10));
+    let data = Data::random(&problem, 10, format(element).round);
+    let lists = upload_lists(&client, &lists);
+    let of = || {
+        let outputs = format(element).poisoned_outputs(&client, &problem);
+        let inputs = operands(&client, format(element), &sparse, &data, Layout::Contiguous);
+        forward_blocks(&client, &sparse, element, &inputs, &lists, &outputs).expect("launched");
+        let (out, lse) = format(element).download_outputs(&client, &problem, &outputs);
+        let saved =
+            saved(&client, format(element), &sparse, &data, [&out, &lse], Layout::Contiguous);
+        let gradients = format(element).poisoned_gradients(&client, &problem);
+        backward_blocks(&client, &sparse, element, &saved, &lists, &gradients).expect("launched");
+        let gradients = format(element).download_gradients(&client, &problem, &gradients);
+        let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect::<Vec<_>>();
+        let all: Vec<_> = gradients.into_iter().map(|(_, values)| bits(values)).collect();
+        (bits(out), bits(lse), all)
+    };
+    let first = of();
+    for _ in 0..10 {
+        assert!(of() == first);
+    }
+}

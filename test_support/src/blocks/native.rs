@@ -1,0 +1,171 @@
+//! Problems of the sizes that native kernels are made for.
+
+use burn_natten_kernels::{Axis, BlockSparse, Problem};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::check::Case;
+use super::{Layout, random_lists};
+
+/// Two samples.
+fn problem(axes: &[Axis], heads: usize, dim: usize) -> Problem {
+    Problem::new(axes, heads, dim).with_batch(2)
+}
+
+/// A case with lists by chance.
+fn case(name: &str, sparse: BlockSparse, layout: Layout, seed: u64) -> Case {
+    let lists = random_lists(&sparse, &mut StdRng::seed_from_u64(seed));
+    Case { name: name.to_string(), sparse, lists, layout, seed }
+}
+
+/// Every kind of them, each small.
+pub fn native_cases() -> Vec<Case> {
+    let line = |queries, keys, is_causal| Axis::dense(queries, keys, is_causal);
+    let mut steps = BlockSparse::new(
+        Problem::new([line(5, 6, true), line(10, 9, false), line(9, 12, true)], 2, 16),
+        [2, 6, 8],
+        [3, 4, 4],
+    )
+    .with_lists(2, 5);
+    steps.steps = [2, 1, 3];
+    let all = vec![
+        (
+            "1d, blocks of 128",
+            BlockSparse::new(problem(&[line(300, 400, false)], 2, 64), [128], [128])
+                .with_lists(2, 3),
+        ),
+        (
+            "1d causal, blocks of 64",
+            BlockSparse::new(problem(&[line(200, 200, true)], 2, 128), [64], [64]).with_lists(2, 3),
+        ),
+        (
+            "1d causal, long blocks, heads that share lists",
+            BlockSparse::new(problem(&[line(150, 260, true)], 4, 64).with_heads_kv(2), [128], [64])
+                .with_lists(2, 4),
+        ),
+        (
+            "1d causal, lists of each head of a group, short values",
+            BlockSparse::new(
+                problem(&[line(130, 130, true)], 4, 64).with_heads_kv(2).with_head_dim_v(32),
+                [64],
+                [32],
+            )
+            .with_lists(4, 5),
+        ),
+        (
+            "1d, blocks that boxes do not fill",
+            BlockSparse::new(problem(&[line(150, 210, false)], 2, 32), [50], [100])
+                .with_lists(2, 2),
+        ),
+        (
+            "1d, a list for each query, whose heads fill a tile",
+            BlockSparse::new(problem(&[line(21, 90, true)], 32, 128).with_heads_kv(2), [1], [16])
+                .with_lists(2, 4),
+        ),
+        (
+            "1d, a list for 4 queries, keys with a step, queries that see nothing",
+            BlockSparse::new(
+                problem(&[line(70, 19, true).with_origin(-7)], 8, 64).with_heads_kv(1),
+                [4],
+                [8],
+            )
+            .with_step(4)
+            .with_lists(1, 3),
+        ),
+        (
+            "2d, blocks of 8 x 8 and 8 x 16",
+            BlockSparse::new(
+                problem(&[line(13, 20, false), line(19, 33, false)], 2, 64),
+                [8, 8],
+                [8, 16],
+            )
+            .with_lists(2, 3),
+        ),
+        (
+            "2d causal, short lines",
+            BlockSparse::new(
+                problem(&[line(12, 12, true), line(14, 14, true)], 2, 40),
+                [6, 4],
+                [4, 4],
+            )
+            .with_lists(2, 6),
+        ),
+        (
+            "3d, sliding tiles",
+            BlockSparse::new(
+                problem(&[line(6, 6, false), line(9, 9, false), line(10, 10, false)], 2, 128),
+                [6, 8, 8],
+                [6, 8, 8],
+            )
+            .with_lists(2, 3),
+        ),
+        (
+            "3d, cubes",
+            BlockSparse::new(
+                problem(&[line(7, 7, true), line(6, 6, false), line(9, 9, false)], 2, 64),
+                [4, 4, 8],
+                [4, 4, 4],
+            )
+            .with_lists(2, 5),
+        ),
+        ("3d, steps", steps),
+        (
+            "long vectors",
+            BlockSparse::new(problem(&[line(140, 140, true)], 2, 256), [64], [64]).with_lists(2, 2),
+        ),
+        (
+            "values that are longer",
+            BlockSparse::new(
+                problem(&[line(100, 100, false)], 2, 72).with_head_dim_v(136),
+                [32],
+                [64],
+            )
+            .with_lists(2, 2),
+        ),
+    ];
+    let laid = |(seed, (name, sparse)): (usize, (&str, BlockSparse))| {
+        let layout = [Layout::Contiguous, Layout::Aligned, Layout::Swapped][seed % 3];
+        // Samples of three axes follow each other without a gap.
+        let folds = sparse.problem.rank() < 3 || layout != Layout::Swapped;
+        case(name, sparse, if folds { layout } else { Layout::Contiguous }, 600 + seed as u64)
+    };
+    all.into_iter().enumerate().map(laid).collect()
+}
+
+/// Of any sizes. Some of them are none for native kernels.
+pub fn random_native(rng: &mut StdRng) -> Case {
+    let rank = rng.random_range(1..=3);
+    let most = [300, 24, 11][rank - 1];
+    let mut steps = [1; 3];
+    let mut axes = vec![];
+    // Of samples of three axes, the slowest has as many queries as keys.
+    for index in 0..rank {
+        let queries = rng.random_range(1..=most);
+        let keys = if rank == 3 && index == 0 { queries } else { rng.random_range(1..=most) };
+        let axis = Axis::dense(queries, keys, rng.random_bool(0.4));
+        if axis.is_causal && rng.random() {
+            steps[3 - rank + index] = rng.random_range(1..=5);
+        }
+        let origin = rng.random_range(0..=3 * most) as isize - most as isize;
+        axes.push(if axis.is_causal && rng.random() { axis.with_origin(origin) } else { axis });
+    }
+    let (dim, dim_v) =
+        [(64, 64), (128, 128), (32, 32), (16, 40), (128, 64)][rng.random_range(0..5)];
+    let heads_kv = rng.random_range(1..=2);
+    let heads = heads_kv * [1, 2, 4, 3][rng.random_range(0..4)];
+    let problem = Problem::new(&axes, heads, dim)
+        .with_batch(rng.random_range(1..=2))
+        .with_heads_kv(heads_kv)
+        .with_head_dim_v(dim_v);
+    let extents: &[usize] =
+        [&[16, 32, 64, 128, 200, 48][..], &[4, 8, 16, 6], &[2, 4, 8, 3]][rank - 1];
+    let mut shape = || -> Vec<usize> {
+        (0..rank).map(|_| extents[rng.random_range(0..extents.len())]).collect()
+    };
+    let (query_block, key_block) = (shape(), shape());
+    let list_heads = if rng.random() { heads } else { heads_kv };
+    let mut sparse = BlockSparse::new(problem, query_block, key_block);
+    let entries = rng.random_range(1..=(sparse.key_blocks() + 2).min(12));
+    sparse.steps = steps;
+    let layout = [Layout::Contiguous, Layout::Aligned][rng.random_range(0..2)];
+    case("random", sparse.with_lists(list_heads, entries), layout, rng.random())
+}
