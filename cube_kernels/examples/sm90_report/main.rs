@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use burn_natten_kernels::native::compile::{Source, nvrtc_version};
-use burn_natten_kernels::native::sm90::{Element, OPTIONS, delta_source};
+use burn_natten_kernels::native::sm90::{Element, OPTIONS, delta_source, lists_source};
 use native_report::{Log, compile, print};
 use sweep::{Extent, dims, schedules};
 
@@ -96,6 +96,10 @@ fn programs(extent: Extent) -> Vec<Program> {
             let (name, code) = delta_source(element, head_dim_v, false);
             programs.push(Program::new(name, code, (0, 0)));
         }
+    }
+    for is_turned in [false, true] {
+        let (name, code) = lists_source(is_turned);
+        programs.push(Program::new(name, code, (0, 0)));
     }
     programs
 }

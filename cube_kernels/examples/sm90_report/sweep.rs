@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use burn_natten_kernels::native::sm90::{
     Element, Pass, Schedule, backward_candidates, candidates, estimate, plan, plan_backward,
+    planned_blocks, planned_blocks_backward,
 };
-use burn_natten_kernels::{Axis, MAX_RANK, Problem, catalogue};
+use burn_natten_kernels::{Axis, BlockSparse, MAX_RANK, Problem, catalogue};
 
 /// The table of all that the sweep compiles.
 const REPORT: &str = include_str!("../../REPORT.md");
@@ -79,7 +80,13 @@ pub fn schedules(extent: Extent) -> Vec<Schedule> {
             add(&mut schedules, every(&entry.problem).into_iter().flatten());
         }
     }
+    for sparse in blocks(&[64, 128], &[false]) {
+        add(&mut schedules, planned_of_blocks(&sparse));
+    }
     let chosen = schedules.clone();
+    for sparse in blocks(&[8, 40, 64, 96, 128], &[false, true]) {
+        add(&mut schedules, planned_of_blocks(&sparse));
+    }
     sweep(&mut schedules, all);
     if extent == Extent::Sample { sample(chosen, schedules) } else { schedules }
         .into_values()
@@ -172,6 +179,41 @@ fn shifted() -> Vec<Problem> {
         }
     }
     problems
+}
+
+/// Block-sparse attention: of blocks that papers have, of 64 tokens, and of one query whose heads fill a tile.
+fn blocks(dims: &[usize], is_causal: &[bool]) -> Vec<BlockSparse> {
+    let mut all = vec![];
+    for (dim, is_causal) in
+        dims.iter().flat_map(|dim| is_causal.iter().map(move |bit| (*dim, *bit)))
+    {
+        let dense = |lengths: &[usize]| {
+            let axes = lengths.iter().enumerate();
+            let axes: Vec<_> = axes
+                .map(|(index, length)| Axis::dense(*length, *length, is_causal && index == 0))
+                .collect();
+            Problem::new(axes, 16, dim)
+        };
+        let (line, plane, space) = (dense(&[4096]), dense(&[96, 96]), dense(&[30, 48, 80]));
+        let grouped = line.with_heads_kv(1);
+        all.extend([
+            BlockSparse::new(line, [128], [128]),
+            BlockSparse::new(line, [64], [64]),
+            BlockSparse::new(grouped, [1], [64]).with_lists(1, 0),
+            BlockSparse::new(grouped, [128], [16]).with_lists(1, 0),
+            BlockSparse::new(plane, [8, 16], [8, 16]),
+            BlockSparse::new(space, [6, 8, 8], [6, 8, 8]),
+            BlockSparse::new(space, [4, 4, 8], [4, 4, 8]),
+        ]);
+    }
+    all
+}
+
+/// What the selection chooses for both passes of block-sparse attention.
+fn planned_of_blocks(sparse: &BlockSparse) -> Vec<Schedule> {
+    let forward = planned_blocks(sparse, Element::Bf16).expect("supported");
+    let backward = planned_blocks_backward(sparse, Element::Bf16).expect("supported");
+    std::iter::once(forward).chain(backward.schedules().copied()).collect()
 }
 
 /// What the selection chooses for both passes of a problem.

@@ -90,15 +90,17 @@ DEVICE void decode_listed(const Space& space, const Listed& listed, int index, T
   }
 }
 
-// Where the boxes of a step begin, as TMA takes it.
-DEVICE void listed_boxes(const Space& space, const Tile& tile, const u64* items, int (&at)[BOXES][3]) {
-#pragma unroll
-  for (int b = 0; b < BOXES; b++) {
-    const Item item(items[b]);
-#pragma unroll
-    for (int a = 0; a < 3; a++) at[b][a] = item.at[a];
-    at[b][0] += tile.batch * space.batch_step;
-  }
+// An item where it is needed, and no sooner: the producer has few registers.
+DEVICE u64 again(const u64* item) {
+  memory_barrier();
+  return *(const volatile u64*)item;
+}
+
+// Where a box begins, as TMA takes it.
+DEVICE void listed_box(const Space& space, const Tile& tile, const Item& item, int (&at)[3]) {
+  at[0] = item.at[0] + ((const volatile Tile&)tile).batch * space.batch_step;
+  at[1] = item.at[1];
+  at[2] = item.at[2];
 }
 
 // What a row sees of a box along an axis, from the box' first column.

@@ -185,11 +185,10 @@ impl Schedule {
     /// what the register file gives to `ctas` CTAs; the producer hands over what it does not need.
     pub fn registers(&self) -> (usize, usize) {
         let at_launch = (65536 / (self.ctas * self.threads()) / 8 * 8).min(232);
-        // Least where consumers can do with what is left. Parameters of a packed batch lie in memory, and take registers; so do
-        // items of lists.
+        // Least where consumers can do with what is left. Parameters of a packed batch lie in memory, and take registers.
         let producer = match (self.warpgroups, self.ctas) {
             (1, 2) => 32,
-            (2, 1) if self.pass == Pass::Forward && (self.is_packed || self.listed.is_some()) => 40,
+            (2, 1) if self.is_packed && self.pass == Pass::Forward => 40,
             _ => 24,
         };
         let consumer = (at_launch * (self.warpgroups + 1) - producer) / self.warpgroups / 8 * 8;

@@ -53,7 +53,7 @@ DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u3
 DEVICE void load_statistics(const Params& params, const Tile& tile, const TensorMap* map, u32 destination, u32 barrier, int head, const u64* items) {
 #pragma unroll
   for (int b = 0; b < BOXES; b++) {
-    const Item item(items[b]);
+    const Item item(again(items + b));
     tma_load(destination + b * BLOCK * 16, map, barrier, 0, item.at[2], item.at[1], item.at[0], tile.batch * params.heads + head);
   }
 }
@@ -80,12 +80,12 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
         barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
         barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
         if constexpr (INVERSE) load_statistics(params, tile, maps.statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, items);
-        int at[BOXES][3];
-        listed_boxes(params.space, tile, items, at);
 #pragma unroll
         for (int b = 0; b < BOXES; b++) {
-          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * 128, maps.column_first, full, chunks_of(DIM), ROWS, at[b], head);
-          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * 128, maps.column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
+          int at[3];
+          listed_box(params.space, tile, again(items + b), at);
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * 128, maps.column_first, full, chunks_of(DIM), ROWS, at, head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * 128, maps.column_second, full, chunks_of(DIM_V), ROWS, at, head);
         }
       }
     }

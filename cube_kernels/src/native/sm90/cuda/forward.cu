@@ -83,8 +83,6 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
 #if LISTED
     for (int i = 0; i < steps; i++, step++, items += BOXES) {
       constexpr bool more = false;
-      int at[BOXES][3];
-      listed_boxes(space, tile, items, at);
 #else
     Walk walk;
     walk.start(tile, 0);
@@ -99,20 +97,35 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
       barrier_wait(barriers.k_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.k_full(stage), K_STAGE);
 #pragma unroll
-      for (int b = 0; b < BOXES; b++)
-        load_box(key + b * BLOCK * 128, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, at[b], head_kv);
+      for (int b = 0; b < BOXES; b++) {
+#if LISTED
+        int box[3];
+        listed_box(space, tile, again(items + b), box);
+#else
+        const int(&box)[3] = at[b];
+#endif
+        load_box(key + b * BLOCK * 128, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, box, head_kv);
+      }
       barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.v_full(stage), V_STAGE);
 #pragma unroll
-      for (int b = 0; b < BOXES; b++)
-        load_box(value + b * BLOCK * 128, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, at[b], head_kv);
+      for (int b = 0; b < BOXES; b++) {
+#if LISTED
+        int box[3];
+        listed_box(space, tile, again(items + b), box);
+#else
+        const int(&box)[3] = at[b];
+#endif
+        load_box(value + b * BLOCK * 128, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, box, head_kv);
+      }
     }
   }
   barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
 #if LISTED
-  next = slots + (tiles & 1) * TILES;
+  for (int w = 0; w < TILES; w++) slots[(tiles & 1) * TILES + w].steps = 0;
+#else
+  next->steps = 0;
 #endif
-  for (int i = 0; i < TILES; i++) next[i].steps = 0;
   barrier_arrive(barriers.q_full());
 }
 

@@ -271,3 +271,99 @@ pub fn planned_blocks_backward(
         }))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Axis, Problem};
+
+    fn line(tokens: usize, heads: usize, dim: usize, block: usize) -> BlockSparse {
+        let problem = Problem::new([Axis::dense(tokens, tokens, false)], heads, dim);
+        BlockSparse::new(problem, [block], [block]).with_lists(heads, 8)
+    }
+
+    fn names(sparse: &BlockSparse) -> Vec<String> {
+        let forward = planned_blocks(sparse, Element::Bf16).expect("is supported");
+        let backward = planned_blocks_backward(sparse, Element::Bf16).expect("is supported");
+        let schedules = std::iter::once(&forward).chain(backward.schedules());
+        schedules
+            .inspect(|schedule| assert!(schedule.fits_blocks(sparse), "{schedule}"))
+            .map(|schedule| schedule.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn blocks_are_planned_as_ever() {
+        let grouped = |queries: usize, keys: usize| {
+            let problem = Problem::new([Axis::dense(4096, 4096, true)], 64, 128).with_heads_kv(4);
+            BlockSparse::new(problem, [queries], [keys]).with_lists(4, 16)
+        };
+        let space = [30, 48, 80].map(|length| Axis::dense(length, length, false));
+        let tiles = BlockSparse::new(Problem::new(space, 24, 128), [6, 8, 8], [6, 8, 8]);
+        let cases = [
+            (
+                line(1 << 16, 24, 128, 128),
+                [
+                    "sm90_forward_bf16_d128_q64_k64_2w2b3s1c_x_listed",
+                    "sm90_queries_bf16_d128_q64_k64_2w1b4s1c_x_listed",
+                    "sm90_keys_bf16_d128_q64_k64_2w1b4s1c_x_late_listed",
+                ],
+            ),
+            (
+                line(4096, 16, 64, 64),
+                [
+                    "sm90_forward_bf16_d64_q64_k64_1w2b3s2c_x_listed",
+                    "sm90_queries_bf16_d64_q64_k64_1w2b3s2c_x_listed",
+                    "sm90_keys_bf16_d64_q64_k64_1w1b4s2c_x_late_listed",
+                ],
+            ),
+            (
+                grouped(1, 64),
+                [
+                    "sm90_forward_bf16_d128_q1_k64_1w1b3s2c_x_listed_rh16_causal_x",
+                    "sm90_queries_bf16_d128_q1_k64_1w1b2s2c_x_listed_rh16_causal_x",
+                    "sm90_keys_bf16_d128_q1_k64_2w1b4s1c_x_late_listed_ch16_causal_x",
+                ],
+            ),
+            (
+                tiles.with_lists(24, 27),
+                [
+                    "sm90_forward_bf16_d128_q1x8x8_k1x8x8_2w2b3s1c_x_listed",
+                    "sm90_queries_bf16_d128_q1x8x8_k1x8x8_2w1b4s1c_x_listed",
+                    "sm90_keys_bf16_d128_q1x8x8_k1x8x8_2w1b4s1c_x_late_listed",
+                ],
+            ),
+        ];
+        for (sparse, expected) in cases {
+            assert_eq!(names(&sparse), expected);
+        }
+    }
+
+    #[test]
+    fn what_has_no_boxes_is_refused_in_words() {
+        let reason =
+            |sparse: &BlockSparse| planned_blocks(sparse, Element::F16).expect_err("is refused");
+        let mut few = line(4096, 2, 64, 64);
+        few.query_block[2] = 1;
+        let text = "a query_block of [1] and the 1 heads that share its lists fill 1 rows of a tile of 64, fewer than 8";
+        assert_eq!(reason(&few), text);
+        let mut thin = line(4096, 2, 64, 64);
+        thin.key_block[2] = 1;
+        assert_eq!(
+            reason(&thin),
+            "a key_block of [1] has no box of 8 keys or more that it fills by a quarter"
+        );
+        assert!(
+            reason(&line(1 << 26, 1, 64, 64))
+                .starts_with("an axis has 67108864 tokens, above 67108736")
+        );
+        assert!(reason(&line(100, 1, 12, 64)).starts_with("head_dim is 12"));
+        let far = BlockSparse {
+            problem: line(1 << 20, 1, 64, 64).problem.with_axes([Axis::dense(9, 1 << 20, true)]),
+            ..few
+        };
+        let mut far = far.with_step(1 << 11);
+        far.query_block[2] = 8;
+        assert!(reason(&far).contains("with a step of 2048 end behind 1073741824 tokens"));
+    }
+}
