@@ -152,9 +152,9 @@ fn timed_shapes(dim: usize, pass: Pass) -> Vec<([usize; 3], bool, f64)> {
         (Pass::Forward, 65..=128) => vec![([2, 2, 1], false, 1.0), ([1, 1, 2], false, 1.6)],
         (Pass::Forward, _) => vec![([2, 1, 1], false, 1.0)],
         (Pass::Queries, ..=64) => vec![([1, 2, 2], false, 1.0)],
-        (Pass::Queries, 65..=128) => vec![([2, 1, 1], false, 1.0), ([1, 1, 2], false, 1.4)],
+        // Two CTAs of one warpgroup, for blocks of 64 queries or keys, have too few registers.
+        (Pass::Queries, 65..=128) => vec![([2, 1, 1], false, 1.0)],
         (Pass::Keys, ..=64) => vec![([1, 1, 2], true, 1.0)],
-        // Two CTAs of one warpgroup, for blocks of 64 keys, have too few registers.
         (Pass::Keys, 65..=128) => vec![([2, 1, 1], true, 1.0)],
         _ => vec![([1, 1, 1], false, 1.0)],
     }
@@ -321,7 +321,7 @@ mod tests {
                 grouped(1, 64),
                 [
                     "sm90_forward_bf16_d128_q1_k64_1w1b3s2c_x_listed_rh16_causal_x",
-                    "sm90_queries_bf16_d128_q1_k64_1w1b2s2c_x_listed_rh16_causal_x",
+                    "sm90_queries_bf16_d128_q1_k64_2w1b4s1c_x_listed_rh16_causal_x",
                     "sm90_keys_bf16_d128_q1_k64_2w1b4s1c_x_late_listed_ch16_causal_x",
                 ],
             ),
