@@ -151,7 +151,7 @@ impl Schedule {
     }
 
     /// Columns of a step.
-    pub(super) fn columns(&self) -> usize {
+    pub fn columns(&self) -> usize {
         self.blocks * TILE
     }
 
