@@ -117,11 +117,12 @@ pub fn random(args: &Args, shape: [usize; 4], device: &Device) -> Tensor<4> {
     if device.is_autodiff() { tensor.require_grad() } else { tensor }
 }
 
-/// The gradients of a sum of all outputs, on a device that tracks; or else the outputs.
+/// The gradients of a sum of all outputs, on a device that tracks; or else the outputs. Burn begins with ones where it is handed
+/// more than one number, and so nothing is summed, which would take longer than attention does.
 pub fn results(out: Tensor<1>, leaves: [&Tensor<4>; 3]) -> Vec<Tensor<1>> {
     #[cfg(feature = "autodiff")]
     if leaves[0].is_require_grad() {
-        let gradients = out.sum().backward();
+        let gradients = out.backward();
         let of = |leaf: &Tensor<4>| leaf.grad(&gradients).map(|grad| grad.flatten(0, 3));
         return leaves.into_iter().filter_map(of).collect();
     }
