@@ -20,6 +20,7 @@ import torch.nn.functional as F
 import nat_check
 import record
 import timing
+from flags import names
 from limit import Limit
 from nat_attention import WAYS
 from nat_model import MODELS, Block, Nat
@@ -33,16 +34,6 @@ WARM_UP = 3
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-
-    def names(allowed):
-        def parse(text):
-            chosen = text.split(",")
-            for name in chosen:
-                if name not in allowed:
-                    raise argparse.ArgumentTypeError(f"has {name}, must be among {list(allowed)}")
-            return chosen
-
-        return parse
 
     def counts(text):
         return [count(word) for word in text.split(",")]

@@ -20,6 +20,7 @@ import ragged_exact
 import ragged_sizes
 import record
 import timing
+from flags import names
 from limit import Limit
 from ragged_attention import IMPLEMENTATIONS
 from ragged_sizes import Packed
@@ -42,16 +43,6 @@ COLUMNS = "{:<10} {:<34} {:<8} {:>10}  {:>8}  {:>8}  {:>8}"
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-
-    def names(allowed):
-        def parse(text):
-            chosen = text.split(",")
-            for name in chosen:
-                if name not in allowed:
-                    raise argparse.ArgumentTypeError(f"has {name}, must be among {list(allowed)}")
-            return chosen
-
-        return parse
 
     kinds = ", ".join(ragged_sizes.SIZES)
     parser.add_argument(

@@ -20,6 +20,7 @@ import exact
 import record
 import timing
 from attention import IMPLEMENTATIONS
+from flags import names
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 PASSES = ["forward", "backward"]
@@ -28,16 +29,6 @@ MODES = ["burst", "sustained"]
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-
-    def names(allowed):
-        def parse(text):
-            chosen = text.split(",")
-            for name in chosen:
-                if name not in allowed:
-                    raise argparse.ArgumentTypeError(f"has {name}, must be among {allowed}")
-            return chosen
-
-        return parse
 
     known = list(IMPLEMENTATIONS)
     parser.add_argument("--catalogue", required=True, help="what the Rust bench writes")
