@@ -195,15 +195,10 @@ fn launch_backward(
 impl AttentionOps for CubeBackend {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
         let operands = inputs.operands();
-        if let Some(parts) = &plan.parts {
-            return AttentionResults::new(match launch_forward(&operands, &plan) {
-                Some(outputs) => outputs,
-                None => packed::forward::<Self>(operands, parts),
-            });
-        }
-        AttentionResults::new(match launch_forward(&operands, &plan) {
-            Some(outputs) => outputs,
-            None => reference::forward::<Self>(operands, &plan),
+        AttentionResults::new(match (launch_forward(&operands, &plan), &plan.parts) {
+            (Some(outputs), _) => outputs,
+            (None, Some(parts)) => packed::forward::<Self>(operands, parts),
+            (None, None) => reference::forward::<Self>(operands, &plan),
         })
     }
 }
@@ -217,15 +212,10 @@ impl AttentionBackwardOps for CubeBackend {
         plan: Plan,
     ) -> AttentionGradients<Self> {
         let saved = saved(inputs, results, gradients);
-        if let Some(parts) = &plan.parts {
-            return AttentionGradients::new(match launch_backward(&saved, wanted, &plan) {
-                Some(gradients) => gradients,
-                None => packed::backward::<Self>(saved, wanted, parts),
-            });
-        }
-        AttentionGradients::new(match launch_backward(&saved, wanted, &plan) {
-            Some(gradients) => gradients,
-            None => reference::backward::<Self>(saved, wanted, &plan),
+        AttentionGradients::new(match (launch_backward(&saved, wanted, &plan), &plan.parts) {
+            (Some(gradients), _) => gradients,
+            (None, Some(parts)) => packed::backward::<Self>(saved, wanted, parts),
+            (None, None) => reference::backward::<Self>(saved, wanted, &plan),
         })
     }
 }
