@@ -10,7 +10,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Slice};
 
-use super::accumulator;
+use super::wide;
 
 /// The axis of the gates' branches, and that of the outputs' vectors.
 const LAST: usize = 3;
@@ -55,12 +55,6 @@ fn gate<B: Backend>(gates: &FloatTensor<B>, branch: usize) -> FloatTensor<B> {
     let mut slices = vec![Slice::from(..); LAST + 1];
     slices[LAST] = Slice::from(branch..branch + 1);
     wide::<B>(B::float_slice(gates.clone(), &slices))
-}
-
-/// In the type that sums are held in.
-fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let dtype: FloatDType = accumulator(tensor.dtype()).into();
-    B::float_cast(tensor, dtype)
 }
 
 #[cfg(feature = "autodiff")]

@@ -29,4 +29,6 @@ pub(crate) use log::{FALLBACKS, log_once};
 pub(crate) use operands::Gradient;
 pub(crate) use operands::{AttentionGradients, AttentionInputs, AttentionResults};
 pub(crate) use packed::Part;
-pub(crate) use plan::{Plan, accumulator, direct_or_composed};
+#[cfg(feature = "cuda")]
+pub(crate) use plan::element;
+pub(crate) use plan::{Plan, accumulator, direct_or_composed, wide};

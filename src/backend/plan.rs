@@ -1,6 +1,8 @@
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{DType, Device};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, Device, FloatDType};
 use burn_natten_kernels::native::{Element, sm90, sm100};
 use burn_natten_kernels::{Packed, Problem};
 
@@ -126,17 +128,22 @@ impl Plan {
         self.blackwell.backward.get_or_init(choose).clone()
     }
 
-    /// What the native kernels multiply. They know two types, and [`select`](crate::select) lets no other pass.
+    /// What the native kernels multiply.
     pub(crate) fn element(&self) -> Element {
-        match self.dtype {
-            DType::F16 => Element::F16,
-            _ => Element::Bf16,
-        }
+        element(self.dtype)
     }
 
     /// Whether there is no query, or no key for any query. Kernels are never handed such a problem.
     pub(crate) fn is_empty(&self) -> bool {
         problem::is_empty(&self.problem)
+    }
+}
+
+/// A type as native kernels multiply it. They know two, and [`select`](crate::select) lets no other pass.
+pub(crate) fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::F16 => Element::F16,
+        _ => Element::Bf16,
     }
 }
 
@@ -168,6 +175,12 @@ pub(crate) fn direct_or_composed(
         Strategy::Reference => first(strategy),
         _ => Err(AttentionError::Strategy { strategy, reason: refusal.to_string() }),
     }
+}
+
+/// A tensor in the type that sums are held in.
+pub(crate) fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype: FloatDType = accumulator(tensor.dtype()).into();
+    B::float_cast(tensor, dtype)
 }
 
 /// The type that sums are held in, and that of the logsumexp.

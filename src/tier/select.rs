@@ -20,7 +20,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl Request<'_> {
-    fn is_half(&self) -> bool {
+    pub(crate) fn is_half(&self) -> bool {
         matches!(self.dtype, DType::F16 | DType::BF16)
     }
 

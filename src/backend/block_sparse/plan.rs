@@ -57,7 +57,7 @@ impl BlockSparsePlan {
             Strategy::Auto => {
                 let (obstacle, direct) = (obstacle(), below(strategy)?);
                 // Of such a device and such tensors one would expect it.
-                let is_news = device.has_hopper && matches!(dtype, DType::F16 | DType::BF16);
+                let is_news = device.has_hopper && request.is_half();
                 let first = obstacle.is_none().then_some(Tier::Hopper);
                 note = obstacle
                     .filter(|_| is_news)
@@ -69,13 +69,10 @@ impl BlockSparsePlan {
         Ok((Self { sparse, ladder, dtype, strategy }, note))
     }
 
-    /// What native kernels multiply. They know two types, and the plan lets no other pass.
+    /// What native kernels multiply.
     #[cfg(feature = "cuda")]
     pub(crate) fn element(&self) -> Element {
-        match self.dtype {
-            DType::F16 => Element::F16,
-            _ => Element::Bf16,
-        }
+        crate::backend::element(self.dtype)
     }
 
     /// Whether there is no query, or no key for any query. Kernels are never handed such a problem.

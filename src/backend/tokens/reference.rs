@@ -5,7 +5,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
 use super::{NormGradients, NormPlan};
-use crate::backend::accumulator;
+use crate::backend::wide;
 
 /// Rows in one line: `[rows, channels]`.
 pub(crate) fn flattened(shape: &Shape) -> [usize; 2] {
@@ -57,10 +57,4 @@ pub(crate) fn norm_gradients<B: Backend>(
         input: B::float_cast(input, dtype),
         parameters: B::float_cast(parameters, dtype),
     }
-}
-
-/// In the type that sums are held in.
-fn wide<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let dtype: FloatDType = accumulator(tensor.dtype()).into();
-    B::float_cast(tensor, dtype)
 }
