@@ -4,11 +4,13 @@
 #![allow(missing_docs)]
 
 use cubecl::client::Client;
+use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::space::{CubeTile, Space};
 use super::walk::{Strides, Walk};
+use crate::KernelError;
 
 /// A tensor that a kernel reads.
 #[derive(CubeType, CubeLaunch)]
@@ -129,6 +131,23 @@ where
         true => ComptimeOptionCompilationArg::Some(BufferCompilationArg { inplace: None }),
         false => ComptimeOptionCompilationArg::None,
     }
+}
+
+/// Fails unless a device has an element type that CubeCL's kernels know without matrix units.
+pub(crate) fn check_type(client: &Client, dtype: ElemType) -> Result<(), KernelError> {
+    let is_known =
+        matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::F32));
+    if is_known && client.properties().supports_type(dtype) {
+        return Ok(());
+    }
+    let known = "f16, bf16 and f32, where the device has them";
+    Err(KernelError::ElementType { known, got: dtype })
+}
+
+/// The most elements that the device loads at once and that a row of `dim` divides into.
+pub(crate) fn widest_of(client: &Client, dim: usize, dtype: ElemType) -> usize {
+    let sizes = client.io_optimized_vector_sizes(dtype.size());
+    sizes.filter(|size| dim.is_multiple_of(*size)).max().unwrap_or(1)
 }
 
 /// A grid of at least `cubes` cubes.

@@ -1,13 +1,13 @@
 //! What a launch needs besides its buffers: vector and slice sizes, grid, addressing, checks.
 
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType, FloatKind};
+use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::geometry::window_run;
 use super::rows::Slicing;
-use crate::cube::{Cut, grid_of_units, sequences_of_rows, table};
+use crate::cube::{Cut, check_type, grid_of_units, sequences_of_rows, table};
 use crate::slicing::vector_size;
 use crate::tensor_core::All;
 use crate::{KernelError, KeyValue, MAX_RANK, Packed, Problem};
@@ -67,15 +67,7 @@ impl<'a> Launch<'a> {
         problem: &'a Problem,
         dtype: ElemType,
     ) -> Result<Self, KernelError> {
-        let is_supported =
-            matches!(dtype, ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::F32))
-                && client.properties().supports_type(dtype);
-        if !is_supported {
-            return Err(KernelError::ElementType {
-                known: "f16, bf16 and f32, where the device has them",
-                got: dtype,
-            });
-        }
+        check_type(client, dtype)?;
         if client.properties().hardware.max_bindings < BUFFERS {
             return Err(KernelError::Device("room for 9 buffers in a kernel"));
         }

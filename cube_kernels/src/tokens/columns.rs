@@ -104,7 +104,7 @@ pub fn column_sums(matrix: &Matrix<'_>, input: &Handle, sums: &Handle) -> Result
 
 /// A vector of a row for each lane, and the groups of lanes that a row has.
 fn tile(matrix: &Matrix<'_>) -> (RowTile, usize) {
-    let lines = matrix.channels / matrix.vector(matrix.dtype);
+    let lines = matrix.channels / matrix.vector();
     let tile = RowTile::of_columns(lines, matrix.units);
     (tile, lines.div_ceil(tile.lanes))
 }

@@ -5,6 +5,7 @@ use cubecl::server::Handle;
 use super::RowTile;
 use super::columns::{RowRangeLaunch, sum};
 use crate::KernelError;
+use crate::cube::{check_type, widest_of};
 use crate::view::check_buffer;
 
 /// A contiguous tensor `[rows, channels]` on a device.
@@ -63,33 +64,24 @@ impl<'a> Matrix<'a> {
 
     /// Fails if the device lacks the type or the addresses.
     pub(super) fn launch(&self) -> Result<Launch, KernelError> {
-        let properties = self.client.properties();
-        let is_known = matches!(
-            self.dtype,
-            ElemType::Float(FloatKind::F16 | FloatKind::BF16 | FloatKind::F32)
-        );
-        if !is_known || !properties.supports_type(self.dtype) {
-            let known = "f16, bf16 and f32, where the device has them";
-            return Err(KernelError::ElementType { known, got: self.dtype });
-        }
+        check_type(self.client, self.dtype)?;
         let elements = self.rows * self.channels;
         // Rows behind the last one that there is are counted, too.
         let address_type = AddressType::from_len_signed(2 * elements.max(1));
-        if !properties.supports_address(address_type) {
+        if !self.client.properties().supports_address(address_type) {
             return Err(KernelError::Addressing(elements));
         }
-        Ok(Launch { vector: self.vector(self.dtype), address_type })
+        Ok(Launch { vector: self.vector(), address_type })
     }
 
     /// Elements that are loaded at once: as many as the device can, of those that rows consist of.
-    pub(super) fn vector(&self, dtype: ElemType) -> usize {
-        let sizes = self.client.io_optimized_vector_sizes(dtype.size());
-        sizes.filter(|size| self.channels.is_multiple_of(*size)).max().unwrap_or(1)
+    pub(super) fn vector(&self) -> usize {
+        widest_of(self.client, self.channels, self.dtype)
     }
 
     /// Fails if rows are too long.
     pub(super) fn tile(&self) -> Result<RowTile, KernelError> {
-        let vector = self.vector(self.dtype);
+        let vector = self.vector();
         RowTile::new(self.channels / vector, vector, self.units).ok_or_else(|| {
             let channels = self.channels;
             KernelError::Problem(format!("rows of {channels} channels are too long for its units"))

@@ -10,7 +10,7 @@ use super::{
     LineTile, Tokens, dots as dots_kernel, lines, offsets as offsets_kernel,
     spread as spread_kernel, sums as sums_kernel,
 };
-use crate::cube::Tensor;
+use crate::cube::{Tensor, widest_of};
 use crate::view::check_buffer;
 use crate::{KernelError, Operand, Problem, Strided};
 
@@ -193,12 +193,6 @@ fn prepare<'a>(
         return Err(KernelError::Addressing(largest));
     }
     Ok(Launch { vector_size: vector, address_type, ..launch })
-}
-
-/// The most elements that the device loads at once and that a vector divides into.
-fn widest_of(client: &Client, dim: usize, dtype: ElemType) -> usize {
-    let sizes = client.io_optimized_vector_sizes(dtype.size());
-    sizes.filter(|size| dim.is_multiple_of(*size)).max().unwrap_or(1)
 }
 
 /// Whether queries share windows. A kernel without divides nothing for each query.
