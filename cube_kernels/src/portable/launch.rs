@@ -89,8 +89,8 @@ pub fn forward_with(
 ///
 /// # Errors
 ///
-/// As [`forward()`], and where the windows of the sequence that has most to do cover it, along several axes: dense attention
-/// has one axis.
+/// As [`forward()`], and with tiles where the windows of every sequence cover it along several axes: dense attention has one
+/// axis.
 pub fn forward_packed(
     client: &Client,
     packed: &Packed,

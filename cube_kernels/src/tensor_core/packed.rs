@@ -19,12 +19,13 @@ pub(crate) struct All {
 
 impl All {
     pub fn of(packed: &Packed) -> Self {
-        // Boxes of fewer axes are none for sequences of more.
+        // Boxes of fewer axes are none for sequences of more, and those of axes that are taken together, as where windows cover
+        // their space, none for sequences whose axes are not.
         let rank = packed.rank();
         let most =
             packed.problems().filter(|problem| problem.rank() == rank).max_by_key(|problem| {
                 let seen: usize = problem.axes.iter().map(|axis| axis.kernel_size).product();
-                problem.queries() * seen
+                (problem.normalized() == **problem, problem.queries() * seen)
             });
         Self {
             like: representative(most.unwrap_or(packed.line())),
