@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_natten::models::nat::{Nat, NatBlock};
 use burn_natten::na2d;
-use burn_natten::nn::linear;
+use burn_natten::nn::{gelu, linear};
 
 use crate::timed;
 

@@ -4,7 +4,7 @@ use burn::nn::{Dropout, Gelu, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
 use super::attention::dropout;
-use super::{LayerNorm, NeighborhoodAttention2d, NeighborhoodAttention2dConfig, linear};
+use super::{LayerNorm, NeighborhoodAttention2d, NeighborhoodAttention2dConfig, gelu, linear};
 use crate::Spaces;
 
 /// Configuration of [`NeighborhoodTransformerBlock`].
@@ -207,7 +207,11 @@ impl NeighborhoodTransformerBlock {
     }
 
     fn mlp<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let hidden = self.activation.forward(linear(&self.expand, input));
+        let hidden = linear(&self.expand, input);
+        let hidden = match self.activation.approximate {
+            true => self.activation.forward(hidden),
+            false => gelu(hidden),
+        };
         self.dropout.forward(linear(&self.contract, self.dropout.forward(hidden)))
     }
 }

@@ -34,4 +34,4 @@ pub use native_sparse::{
     LearnedPooling, NativeSparseAttention, NativeSparseAttentionConfig, NativeSparseProjections,
     PoolingConfig,
 };
-pub use tokens::{LayerNorm, linear};
+pub use tokens::{LayerNorm, conv2d, gelu, linear};

@@ -1,9 +1,10 @@
 //! Layers of tokens against their definitions, on every device: values and gradients, of views too.
 
 use burn::module::Param;
-use burn::nn::Linear;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Linear, PaddingConfig2d};
 use burn::tensor::{DType, Distribution, Tensor, TensorData};
-use burn_natten::nn::{LayerNorm, linear};
+use burn_natten::nn::{LayerNorm, conv2d, gelu, linear};
 
 use crate::support::{TestDevice, devices};
 
@@ -195,6 +196,169 @@ fn linear_layers_are_burns() {
             }
         }
     }
+}
+
+/// The error function by its series, or one where nothing is left of the rest.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..120 {
+        let n = f64::from(n);
+        term *= -x * x / n;
+        sum += term / (2.0 * n + 1.0);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+#[test]
+fn gelu_and_its_gradient_are_what_they_are_defined_as() {
+    for device in devices() {
+        for (dtype, tolerance) in tolerances(&device) {
+            for (number, input) in views(&device, dtype).iter().enumerate() {
+                // From -9 to 9: what is far below passes nothing, and no infinity.
+                let input = input.clone() * 6.0;
+                let numbers = host(&input);
+                let dy = host(&cotangent(&input));
+                let below = |x: f64| 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
+                let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+                let output: Vec<f64> = numbers.iter().map(|&x| x * below(x)).collect();
+                let slopes = numbers.iter().map(|&x| below(x) + x * density(x));
+                let of_input: Vec<f64> = slopes.zip(&dy).map(|(slope, dy)| slope * dy).collect();
+                let got = step::<1>(&input, [None, None], None, gelu);
+                let case = format!("{}, {dtype:?}, view {number}", device.name);
+                for (name, got, want) in [("output", got.0, output), ("input", got.1, of_input)] {
+                    let error = difference(&host(&got), &want);
+                    assert!(error < tolerance, "{name}: {error}, {case}");
+                }
+            }
+        }
+    }
+}
+
+/// A convolution by its definition: output, and gradients of map, weight and bias.
+fn convolved(
+    layer: &Conv2d,
+    [map, weight, bias, cotangent]: [&[f64]; 4],
+    [batch, height, width, channels]: [usize; 4],
+    padding: [usize; 2],
+) -> [Vec<f64>; 4] {
+    let ([size_y, size_x], [stride_y, stride_x]) = (layer.kernel_size, layer.stride);
+    let outputs = layer.weight.val().dims()[0];
+    let count = |side: usize, size, stride| (side + padding[0] + padding[1] - size) / stride + 1;
+    let (rows, columns) = (count(height, size_y, stride_y), count(width, size_x, stride_x));
+    let mut output = vec![0.0; batch * rows * columns * outputs];
+    let mut of = [vec![0.0; map.len()], vec![0.0; weight.len()], vec![0.0; outputs]];
+    for place in 0..batch * rows * columns {
+        let (b, row, column) = (place / columns / rows, place / columns % rows, place % columns);
+        for o in 0..outputs {
+            let at = place * outputs + o;
+            output[at] = bias[o];
+            of[2][o] += cotangent[at];
+            for i in 0..size_y * size_x {
+                let y = (row * stride_y + i / size_x).wrapping_sub(padding[0]);
+                let x = (column * stride_x + i % size_x).wrapping_sub(padding[0]);
+                if y >= height || x >= width {
+                    continue;
+                }
+                for c in 0..channels {
+                    let from = ((b * height + y) * width + x) * channels + c;
+                    let by = (o * channels + c) * size_y * size_x + i;
+                    output[at] += map[from] * weight[by];
+                    of[0][from] += cotangent[at] * weight[by];
+                    of[1][by] += cotangent[at] * map[from];
+                }
+            }
+        }
+    }
+    let [of_map, of_weight, of_bias] = of;
+    [output, of_map, of_weight, of_bias]
+}
+
+#[test]
+fn convolutions_are_what_they_are_defined_as() {
+    // Kernel, stride, zeros in front and behind: NAT's, a patch embedding, overlapping with more behind.
+    let kinds = [(3, 2, [1, 1]), (4, 4, [0, 0]), (2, 1, [0, 1])];
+    for device in devices() {
+        for (dtype, tolerance) in tolerances(&device) {
+            // Burn's products take minutes on CubeCL's CPU.
+            if device.name == "cubecl-cpu" && dtype != DType::F32 {
+                continue;
+            }
+            let options = (&device.device.clone().autodiff(), dtype);
+            for (number, (size, stride, padding)) in kinds.into_iter().enumerate() {
+                let [top, bottom] = padding;
+                let mut layer = Conv2dConfig::new([6, 5], [size; 2])
+                    .with_stride([stride; 2])
+                    .with_padding(PaddingConfig2d::Explicit(top, top, bottom, bottom))
+                    .init(options.0);
+                let weight = Tensor::<4>::from_data(random([5, 6, size, size], 2), options);
+                let bias = Tensor::<1>::from_data(random([5], 3), options);
+                layer.weight = Param::from_tensor(weight);
+                layer.bias = Some(Param::from_tensor(bias));
+                // Cropped in front and behind, height and width exchanged in memory.
+                let map = Tensor::<4>::from_data(random([2, 12, 8, 6], 4), options);
+                let map = map.narrow(1, 1, 9).swap_dims(1, 2).detach().require_grad();
+                let output = conv2d(&layer, map.clone());
+                let shape = output.dims();
+                let swapped = [shape[0], shape[2], shape[1], shape[3]];
+                let cotangent = Tensor::<4>::from_data(random(swapped, 5), options);
+                let cotangent = ((cotangent * 64.0).round() / 64.0).swap_dims(1, 2);
+                let gradients = (output.clone() * cotangent.clone()).sum().backward();
+                let (weight, bias) = (layer.weight.val(), layer.bias.as_ref().expect("one").val());
+                let inputs = [host(&map), host(&weight), host(&bias), host(&cotangent)];
+                let want =
+                    convolved(&layer, inputs.each_ref().map(Vec::as_slice), map.dims(), padding);
+                let expect = "a gradient";
+                let got = [
+                    host(&output),
+                    host(&map.grad(&gradients).expect(expect)),
+                    host(&weight.grad(&gradients).expect(expect)),
+                    host(&bias.grad(&gradients).expect(expect)),
+                ];
+                for (name, (got, want)) in
+                    ["output", "map", "weight", "bias"].iter().zip(got.iter().zip(&want))
+                {
+                    let error = difference(got, want);
+                    // Products on a device without a library may be of rounded parts.
+                    let tolerance = if device.name == "flex" { tolerance } else { 2.0 * tolerance };
+                    assert!(
+                        error < tolerance,
+                        "{name}: {error}, {}, {dtype:?}, {number}",
+                        device.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Those that are Burn's own: groups, dilation, and padding that depends on the map.
+#[test]
+fn other_convolutions_are_burns() {
+    for device in devices().into_iter().filter(|device| device.name != "cubecl-cpu") {
+        let map = Tensor::<4>::from_data(random([1, 7, 8, 4], 1), &device.device);
+        let config = Conv2dConfig::new([4, 6], [3, 3]);
+        for config in [
+            config.clone().with_groups(2),
+            config.clone().with_dilation([2, 2]),
+            config.with_padding(PaddingConfig2d::Same),
+        ] {
+            let layer = config.init(&device.device);
+            let want = layer.forward(map.clone().permute([0, 3, 1, 2])).permute([0, 2, 3, 1]);
+            let got = conv2d(&layer, map.clone());
+            assert!(error(&got, &want) < 1e-5, "{}, {config}", device.name);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "map: is 2 x 9, with its padding must be at least [3, 3] (kernel_size)")]
+fn maps_have_to_hold_a_patch() {
+    let device = burn::tensor::Device::flex();
+    let layer = Conv2dConfig::new([4, 6], [3, 3]).init(&device);
+    conv2d(&layer, Tensor::zeros([1, 2, 9, 4], &device));
 }
 
 /// Rows that have products in groups: sums of whole numbers, which nothing rounds.

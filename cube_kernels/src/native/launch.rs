@@ -179,6 +179,61 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
     if cubecl_server::dry_run::launch_mode().is_skipped() {
         return;
     }
+    let id = kernel.cubin.key.clone();
+    submit(client, id, buffers, move |server, ordinal, stream, bindings, contents| {
+        // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which the callers of `launch` see to.
+        unsafe {
+            fill(server, ordinal, stream, bindings, contents)?;
+            enqueue(server, ordinal, stream, &kernel, bindings, &arguments)
+        }
+    });
+}
+
+/// Enqueues what a library does, in order with all launches of the calling thread. On the thread that owns the device, with its context
+/// current, `work` gets the ordinal of the device, the addresses of the buffers, whose contents are not written, and the stream.
+///
+/// Returns at once. A failure is recorded by CubeCL and reported where results are read.
+pub(super) fn call(
+    client: &Client,
+    name: &'static str,
+    buffers: Vec<Buffer>,
+    work: impl FnOnce(u16, &[u64], sys::CUstream) -> Result<(), ServerError> + Send + 'static,
+) {
+    if cubecl_server::dry_run::launch_mode().is_skipped() {
+        return;
+    }
+    submit(client, name.into(), buffers, move |server, ordinal, stream, bindings, _| {
+        make_current(ordinal)?;
+        let (addresses, stream) = resolved(server, stream, bindings)?;
+        work(ordinal, &addresses, stream)
+    });
+}
+
+/// What `work` says on the thread that owns the device, with its context current; `None` where it cannot be asked.
+pub(super) fn ask<R: Send>(client: &Client, work: impl FnOnce(u16) -> R + Send) -> Option<R> {
+    let device = client.service_id().device;
+    let asked = DeviceHandle::<Server>::new(device).submit_blocking(|_: &mut Server| {
+        make_current(device.index_id).ok()?;
+        Some(work(device.index_id))
+    });
+    asked.ok().flatten()
+}
+
+/// Has `work` done by the thread that owns the device, where buffers have addresses, after all that the calling thread has submitted.
+fn submit(
+    client: &Client,
+    id: Arc<str>,
+    buffers: Vec<Buffer>,
+    work: impl FnOnce(
+        &mut Server,
+        u16,
+        StreamId,
+        &[BufferBinding],
+        &[Vec<Argument>],
+    ) -> Result<(), ServerError>
+    + Send
+    + 'static,
+) {
     let device = client.service_id().device;
     let stream = StreamId::current();
     let bound = |buffer: Buffer| (buffer.handle.binding(), buffer.is_output, buffer.contents);
@@ -190,21 +245,15 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
         let reads: Vec<BufferBinding> =
             buffers.iter().filter(|(_, output, _)| !*output).map(|(b, ..)| b.clone()).collect();
         struct NativeKernel;
-        let id = KernelId::new::<NativeKernel>().info(kernel.cubin.key.clone());
+        let id = KernelId::new::<NativeKernel>().info(id);
         let (bindings, contents): (Vec<BufferBinding>, Vec<Vec<Argument>>) =
             buffers.into_iter().map(|(binding, _, contents)| (binding, contents)).unzip();
-        let _ = ExecuteScope::launching(server, id, stream, reads.iter(), written).execute(
-            // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which
-            // the callers of `launch` see to.
-            |server| unsafe {
-                fill(server, device.index_id, stream, &bindings, &contents)?;
-                enqueue(server, device.index_id, stream, &kernel, &bindings, &arguments)
-            },
-        );
+        let _ = ExecuteScope::launching(server, id, stream, reads.iter(), written)
+            .execute(|server| work(server, device.index_id, stream, &bindings, &contents));
     });
 }
 
-fn failed(what: &str, error: impl core::fmt::Debug) -> ServerError {
+pub(super) fn failed(what: &str, error: impl core::fmt::Debug) -> ServerError {
     let reason = format!("burn-natten, {what}: {error:?}");
     LaunchError::Unknown { reason, backtrace: BackTrace::capture() }.into()
 }

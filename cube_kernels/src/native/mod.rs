@@ -15,6 +15,8 @@ mod bias;
 mod blocks;
 #[cfg(feature = "cuda")]
 pub mod compile;
+#[cfg(any(feature = "cuda", test))]
+pub mod cublas;
 mod cut;
 mod delta;
 mod element;

@@ -1,5 +1,5 @@
-//! What stands between two attentions of a model: tokens, each a row of channels, are normalised, and gradients of
-//! parameters are sums over all of them.
+//! What stands between two attentions of a model: tokens, each a row of channels, are normalised, pass through a GELU, come from patches of
+//! a map, and gradients of parameters are sums over all of them.
 //!
 //! A training step of an image model has some hundred thousand rows of fewer than a thousand channels. What is computed of a
 //! row is shared out among its units; sums over rows are shared out among cubes and added up in a fixed order, so that results
@@ -8,15 +8,25 @@
 #[cfg(feature = "cube")]
 mod columns;
 #[cfg(feature = "cube")]
+mod gelu;
+mod grid;
+#[cfg(feature = "cube")]
 mod matrix;
 #[cfg(feature = "cube")]
 mod norm;
+#[cfg(feature = "cube")]
+mod patches;
 mod tile;
 
 #[cfg(feature = "cube")]
 pub use columns::column_sums;
 #[cfg(feature = "cube")]
+pub use gelu::{gelu, gelu_backward};
+pub use grid::PatchGrid;
+#[cfg(feature = "cube")]
 pub use matrix::Matrix;
 #[cfg(feature = "cube")]
 pub use norm::{NormInputs, layer_norm, layer_norm_backward};
+#[cfg(feature = "cube")]
+pub use patches::Maps;
 pub use tile::RowTile;

@@ -7,6 +7,7 @@
 mod backward;
 mod bias;
 mod blocks;
+mod cublas;
 mod edges;
 mod host_time;
 mod isolation;

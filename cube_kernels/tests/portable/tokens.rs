@@ -1,7 +1,8 @@
 //! Layer normalization and sums over tokens, against their definitions.
 
 use burn_natten_kernels::tokens::{
-    Matrix, NormInputs, column_sums, layer_norm, layer_norm_backward,
+    Maps, Matrix, NormInputs, PatchGrid, column_sums, gelu, gelu_backward, layer_norm,
+    layer_norm_backward,
 };
 use test_support::compare::{differs, half_ulp};
 use test_support::format::{BF16, F16, F32, Format};
@@ -157,6 +158,98 @@ fn columns_are_summed() {
         let difference = differs(&actual, &exact, allowed(format, 10.0 * (rows as f64).sqrt()));
         assert_eq!(difference, None, "{shape:?}, {units} units");
     }
+}
+
+/// Patches of maps, and the sums of what positions are in patches, which the one is the transpose of the other.
+#[test]
+fn patches_are_taken_and_given_back() {
+    let client = client();
+    let grids = [
+        ([3, 3], [2, 2], [[1, 1], [1, 1]]),
+        ([4, 2], [4, 2], [[0, 0], [0, 0]]),
+        ([2, 3], [1, 3], [[0, 1], [2, 0]]),
+    ];
+    for (size, stride, padding) in grids {
+        for (format, channels) in [(F32, 3), (F32, 8), (BF16, 8), (F16, 6)] {
+            let (batch, sides) = (2, [9, 6]);
+            let grid = PatchGrid { size, stride, padding };
+            let dtype = format.elem();
+            let maps = Maps { client: &client, batch, sides, channels, dtype, grid };
+            let [rows, columns] = grid.count(sides).expect("patches");
+            // The position of each element of each patch.
+            let mut from = vec![];
+            for place in 0..batch * rows * columns {
+                let (row, column) = (place / columns % rows, place % columns);
+                for element in 0..size[0] * size[1] * channels {
+                    let (tap, channel) = (element / channels, element % channels);
+                    let y = (row * stride[0] + tap / size[1]).checked_sub(padding[0][0]);
+                    let x = (column * stride[1] + tap % size[1]).checked_sub(padding[1][0]);
+                    let is_inside = |at: Option<usize>, side| at.filter(|at| *at < side);
+                    let inside = is_inside(y, sides[0]).zip(is_inside(x, sides[1]));
+                    let of = place / columns / rows * sides[0];
+                    from.push(inside.map(|(y, x)| ((of + y) * sides[1] + x) * channels + channel));
+                }
+            }
+            let count = batch * sides[0] * sides[1] * channels;
+            let values = numbers(count, 1, 0.5, format);
+            let patches = format.poisoned(&client, from.len());
+            maps.unfold(&format.upload(&client, &values), &patches).expect("launched");
+            let exact: Vec<f64> = from.iter().map(|at| at.map_or(0.0, |at| values[at])).collect();
+            assert_eq!(
+                format.download(&client, &patches, from.len()),
+                exact,
+                "{grid:?}, {:?}",
+                format.elem()
+            );
+
+            let values = numbers(from.len(), 2, 0.5, format);
+            let sums = format.poisoned(&client, count);
+            maps.fold(&format.upload(&client, &values), &sums).expect("launched");
+            let mut exact = vec![0.0; count];
+            for (at, value) in from.iter().zip(&values) {
+                if let Some(at) = at {
+                    exact[*at] += value;
+                }
+            }
+            let actual = format.download(&client, &sums, count);
+            assert_eq!(
+                differs(&actual, &exact, allowed(format, 10.0)),
+                None,
+                "{grid:?}, {:?}",
+                format.elem()
+            );
+        }
+    }
+}
+
+#[test]
+fn gelu_has_the_slope_of_its_values() {
+    let client = client();
+    let format = F32;
+    // Slopes by differences, whose error is of the second order.
+    let step = 1e-2;
+    let input: Vec<f64> = (-60..=60).map(|i| f64::from(i) * 0.125).collect();
+    let matrix = |count| Matrix::new(&client, [1, count], format.elem());
+    let value = |values: &[f64]| {
+        let to = format.poisoned(&client, values.len());
+        gelu(&matrix(values.len()), &format.upload(&client, values), &to).expect("launched");
+        format.download(&client, &to, values.len())
+    };
+    let moved = |by: f64| value(&input.iter().map(|x| x + by).collect::<Vec<_>>());
+    let slopes = moved(step).into_iter().zip(moved(-step)).map(|(b, a)| (b - a) / (2.0 * step));
+    let to = format.poisoned(&client, input.len());
+    let (from, ones) =
+        (format.upload(&client, &input), format.upload(&client, &vec![1.0; input.len()]));
+    gelu_backward(&matrix(input.len()), &from, &ones, &to).expect("launched");
+    let actual = format.download(&client, &to, input.len());
+    assert_eq!(differs(&actual, &slopes.collect::<Vec<_>>(), |_, _| 2e-4), None);
+    // `x P(x) - (-x) P(-x) = x`, and nothing is left far below.
+    let values = value(&input);
+    for (i, x) in input.iter().enumerate() {
+        let sum = values[i] + values[input.len() - 1 - i];
+        assert!((values[i] - values[input.len() - 1 - i] - x).abs() < 1e-5 && sum >= 0.0, "{x}");
+    }
+    assert!(values[0].abs() < 1e-6 && values[60] == 0.0);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod blackwell;
 mod block_sparse;
 #[cfg(feature = "cuda")]
 mod hopper;
+mod linear;
 mod memory;
 mod portable;
 mod select;

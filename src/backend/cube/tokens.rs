@@ -1,18 +1,21 @@
-//! Normalization and linear layers of tokens: kernels for what sums over tokens, or else tensor operations.
+//! Normalization, linear layers, GELU and convolutions of tokens: kernels and, on CUDA, cuBLASLt's products, or else tensor operations.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::ops::{FloatTensorOps, ModuleOps};
+use burn::backend::ops::{ActivationOps, FloatTensorOps, ModuleOps};
 use burn::tensor::{Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::KernelError;
-use burn_natten_kernels::tokens::{self, Matrix, NormInputs};
+use burn_natten_kernels::tokens::{self, Maps, Matrix, NormInputs};
 
+use super::linear;
 use super::memory::empty;
 use crate::backend::log_once;
 use crate::backend::tokens::{
-    NormGradients, NormPlan, TokenGradientOps, TokenOps, flattened, norm, norm_gradients,
+    ConvolutionPlan, NormGradients, NormPlan, TokenGradientOps, TokenOps, convolution,
+    convolution_input, convolution_weight, convolved, flattened, gelu_gradient, norm,
+    norm_gradients,
 };
 use crate::backend::unfused::Optional;
 
@@ -30,8 +33,45 @@ fn matrix(tensor: &CubeTensor) -> Matrix<'_> {
 /// Whether something was launched; else tensor operations are, which is said once.
 fn is_launched(result: Result<(), KernelError>) -> bool {
     let Err(error) = result else { return true };
-    log_once(format!("tokens are normalised and summed by tensor operations, because {error}"));
+    log_once(format!("tokens pass through tensor operations, because {error}"));
     false
+}
+
+/// The patches that a weight is multiplied with, `[patches, size * size * channels]`; `None` where there are none, or no kernel for
+/// them.
+fn unfolded(input: &CubeTensor, weight: &CubeTensor, plan: ConvolutionPlan) -> Option<CubeTensor> {
+    let [batch, rows, columns, outputs] =
+        convolved(&input.shape(), &weight.shape(), plan).dims::<4>();
+    let [_, channels, height, width] = weight.shape().dims::<4>();
+    let shape = [batch * rows * columns, height * width * channels];
+    if shape.contains(&0) || outputs == 0 {
+        return None;
+    }
+    let input = into_contiguous(input.clone());
+    let patches = empty(&input, Shape::new(shape), input.dtype());
+    let result = maps(&input, plan).unfold(&input.handle, &patches.handle);
+    is_launched(result).then_some(patches)
+}
+
+/// The weight of a convolution, `[outputs, channels, size, size]`, as that of a linear layer of patches,
+/// `[size * size * channels, outputs]`.
+fn matrix_of(weight: CubeTensor) -> CubeTensor {
+    let [outputs, channels, height, width] = weight.shape().dims::<4>();
+    let weight = CubeBackend::float_permute(weight, &[2, 3, 1, 0]);
+    CubeBackend::float_reshape(weight, Shape::new([height * width * channels, outputs]))
+}
+
+/// The patches of maps.
+fn maps(maps: &CubeTensor, plan: ConvolutionPlan) -> Maps<'_> {
+    let shape = maps.shape();
+    Maps {
+        client: &maps.client,
+        batch: shape[0],
+        sides: [shape[1], shape[2]],
+        channels: shape[3],
+        dtype: dtype_to_storage_type(maps.dtype()),
+        grid: plan.grid,
+    }
 }
 
 impl TokenOps for CubeBackend {
@@ -56,6 +96,38 @@ impl TokenOps for CubeBackend {
             &output.handle,
         );
         if is_launched(result) { output } else { norm::<Self>(input, gamma, beta, plan) }
+    }
+
+    fn token_linear(input: CubeTensor, weight: CubeTensor, bias: Optional<Self>) -> CubeTensor {
+        let bias = bias.into_option();
+        linear::forward(&input, &weight, bias.as_ref())
+            .unwrap_or_else(|| Self::linear(input, weight, bias))
+    }
+
+    fn token_convolution(
+        input: CubeTensor,
+        weight: CubeTensor,
+        bias: Optional<Self>,
+        plan: ConvolutionPlan,
+    ) -> CubeTensor {
+        match unfolded(&input, &weight, plan) {
+            Some(patches) => {
+                let shape = convolved(&input.shape(), &weight.shape(), plan);
+                let output = Self::token_linear(patches, matrix_of(weight), bias);
+                Self::float_reshape(output, shape)
+            }
+            None => convolution::<Self>(input, weight, bias.into_option(), plan),
+        }
+    }
+
+    fn token_gelu(input: CubeTensor) -> CubeTensor {
+        if is_empty(&input) {
+            return Self::gelu(input);
+        }
+        let input = into_contiguous(input);
+        let output = empty(&input, input.shape(), input.dtype());
+        let result = tokens::gelu(&matrix(&input), &input.handle, &output.handle);
+        if is_launched(result) { output } else { Self::gelu(input) }
     }
 }
 
@@ -99,7 +171,65 @@ impl TokenGradientOps for CubeBackend {
         if is_launched(result) { sums } else { Self::linear_bias_backward(rows) }
     }
 
+    fn token_linear_input(weight: CubeTensor, gradient: CubeTensor) -> CubeTensor {
+        linear::of_input(&weight, &gradient)
+            .unwrap_or_else(|| Self::linear_x_backward(weight, gradient))
+    }
+
+    fn token_convolution_input(
+        input: CubeTensor,
+        weight: CubeTensor,
+        gradient: CubeTensor,
+        plan: ConvolutionPlan,
+    ) -> CubeTensor {
+        let to = empty(&input, input.shape(), input.dtype());
+        if is_empty(&input) || is_empty(&gradient) {
+            return convolution_input::<Self>(input, weight, gradient, plan);
+        }
+        let (shape, rows) = (weight.shape(), flattened(&gradient.shape()));
+        let rows = Self::float_reshape(gradient.clone(), Shape::new(rows));
+        let patches = Self::token_linear_input(matrix_of(weight.clone()), rows);
+        let patches = into_contiguous(patches);
+        debug_assert_eq!(patches.shape()[1], shape[1] * shape[2] * shape[3]);
+        let result = maps(&input, plan).fold(&patches.handle, &to.handle);
+        if is_launched(result) {
+            return to;
+        }
+        convolution_input::<Self>(input, weight, gradient, plan)
+    }
+
+    fn token_convolution_weight(
+        input: CubeTensor,
+        weight: CubeTensor,
+        gradient: CubeTensor,
+        plan: ConvolutionPlan,
+    ) -> CubeTensor {
+        let Some(patches) = unfolded(&input, &weight, plan) else {
+            return convolution_weight::<Self>(input, weight, gradient, plan);
+        };
+        let rows = flattened(&gradient.shape());
+        let rows = Self::float_reshape(gradient, Shape::new(rows));
+        let [outputs, channels, height, width] = weight.shape().dims::<4>();
+        let sum = Self::token_outer(patches, rows);
+        let sum = Self::float_reshape(sum, Shape::new([height, width, channels, outputs]));
+        Self::float_permute(sum, &[3, 2, 0, 1])
+    }
+
+    fn token_gelu_gradient(input: CubeTensor, gradient: CubeTensor) -> CubeTensor {
+        if is_empty(&input) {
+            return input;
+        }
+        let [input, gradient] = [input, gradient].map(into_contiguous);
+        let to = empty(&input, input.shape(), input.dtype());
+        let handles = (&input.handle, &gradient.handle, &to.handle);
+        let result = tokens::gelu_backward(&matrix(&input), handles.0, handles.1, handles.2);
+        if is_launched(result) { to } else { gelu_gradient::<Self>(input, gradient) }
+    }
+
     fn token_outer(input: CubeTensor, gradient: CubeTensor) -> CubeTensor {
+        if let Some(product) = linear::of_weight(&input, &gradient) {
+            return product;
+        }
         let [rows, channels] = flattened(&input.shape());
         let [_, outputs] = flattened(&gradient.shape());
         let groups = groups(rows, channels * outputs);

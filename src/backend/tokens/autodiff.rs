@@ -6,7 +6,7 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Shape, Slice};
 
-use super::{NormGradients, NormPlan, TokenGradientOps, TokenOps};
+use super::{ConvolutionPlan, NormGradients, NormPlan, TokenGradientOps, TokenOps};
 use crate::backend::unfused::{Optional, Product, record};
 
 #[derive(Debug)]
@@ -14,6 +14,12 @@ struct Norm(NormPlan);
 
 #[derive(Debug)]
 struct Linear;
+
+#[derive(Debug)]
+struct Convolution(ConvolutionPlan);
+
+#[derive(Debug)]
+struct Gelu;
 
 impl<B: TokenGradientOps> Product<B> for Norm {
     fn kept(&self, _tracked: [bool; 4]) -> [bool; 4] {
@@ -54,8 +60,41 @@ impl<B: TokenGradientOps> Product<B> for Linear {
         let of_weight = input.filter(|_| wanted[1]);
         let of_weight = of_weight.map(|input| B::token_outer(input, gradient.clone()));
         let of_input = weight.filter(|_| wanted[0]);
-        let of_input = of_input.map(|weight| B::linear_x_backward(weight, gradient));
+        let of_input = of_input.map(|weight| B::token_linear_input(weight, gradient));
         [of_input, of_weight, of_bias, None]
+    }
+}
+
+impl<B: TokenGradientOps> Product<B> for Convolution {
+    fn kept(&self, _tracked: [bool; 4]) -> [bool; 4] {
+        [true, true, false, false]
+    }
+
+    fn gradients(
+        &self,
+        [input, weight, _, _]: [Option<FloatTensor<B>>; 4],
+        gradient: FloatTensor<B>,
+        wanted: [bool; 4],
+    ) -> [Option<FloatTensor<B>>; 4] {
+        let (Some(input), Some(weight)) = (input, weight) else { return [None, None, None, None] };
+        let of_bias = wanted[2].then(|| B::token_sums(gradient.clone()));
+        let of = |gradient_of: fn(_, _, _, _) -> _| {
+            gradient_of(input.clone(), weight.clone(), gradient.clone(), self.0)
+        };
+        let of_weight = wanted[1].then(|| of(B::token_convolution_weight));
+        let of_input = wanted[0].then(|| of(B::token_convolution_input));
+        [of_input, of_weight, of_bias, None]
+    }
+}
+
+impl<B: TokenGradientOps> Product<B> for Gelu {
+    fn gradients(
+        &self,
+        [input, ..]: [Option<FloatTensor<B>>; 4],
+        gradient: FloatTensor<B>,
+        _wanted: [bool; 4],
+    ) -> [Option<FloatTensor<B>>; 4] {
+        [input.map(|input| B::token_gelu_gradient(input, gradient)), None, None, None]
     }
 }
 
@@ -85,8 +124,25 @@ where
         let bias = bias.into_option();
         let inner = bias.as_ref().map(|bias| bias.primitive().clone());
         let (rows, matrix) = (input.primitive().clone(), weight.primitive().clone());
-        // As Burn has it, so that what follows can be fused with it.
-        let output = B::linear(rows, matrix, inner);
+        let output = B::token_linear(rows, matrix, inner.into());
         record::<B, C, _>(Linear, &input, [Some(&weight), bias.as_ref(), None], output)
+    }
+
+    fn token_convolution(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Optional<Self>,
+        plan: ConvolutionPlan,
+    ) -> FloatTensor<Self> {
+        let bias = bias.into_option();
+        let inner = bias.as_ref().map(|bias| bias.primitive().clone());
+        let (maps, matrix) = (input.primitive().clone(), weight.primitive().clone());
+        let output = B::token_convolution(maps, matrix, inner.into(), plan);
+        record::<B, C, _>(Convolution(plan), &input, [Some(&weight), bias.as_ref(), None], output)
+    }
+
+    fn token_gelu(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        let output = B::token_gelu(input.primitive().clone());
+        record::<B, C, _>(Gelu, &input, [None, None, None], output)
     }
 }

@@ -1,6 +1,9 @@
 //! The operators as an extension of Burn's backends.
 
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
+use burn::tensor::Shape;
+use burn::tensor::ops::ConvOptions;
+use burn_natten_kernels::tokens::PatchGrid;
 
 use super::reference;
 use crate::backend::unfused::Optional;
@@ -11,6 +14,20 @@ pub struct NormPlan {
     pub(crate) epsilon: f64,
 }
 
+/// Which patches of its input a convolution multiplies with its weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConvolutionPlan {
+    pub(crate) grid: PatchGrid,
+}
+
+impl ConvolutionPlan {
+    /// The same in Burn's terms.
+    pub(crate) fn options(&self) -> ConvOptions<2> {
+        let padding = self.grid.padding.map(|[before, behind]| (before, behind));
+        ConvOptions::new_with_padding(self.grid.stride, padding, [1, 1], 1)
+    }
+}
+
 /// What normalization gives back.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
@@ -19,6 +36,12 @@ pub struct NormGradients<B: Backend> {
     pub input: FloatTensor<B>,
     /// `[2, channels]`, of `gamma` and of `beta`.
     pub parameters: FloatTensor<B>,
+}
+
+/// The shape of what a convolution makes of maps, which has to be possible.
+pub(crate) fn convolved(input: &Shape, weight: &Shape, plan: ConvolutionPlan) -> Shape {
+    let [rows, columns] = plan.grid.count([input[1], input[2]]).unwrap_or([0, 0]);
+    Shape::new([input[0], rows, columns, weight[0]])
 }
 
 /// The operators, which are differentiable.
@@ -48,6 +71,24 @@ pub trait TokenOps: Backend {
         #[extension_type] bias: Optional<Self>,
     ) -> FloatTensor<Self> {
         Self::linear(input, weight, bias.into_option())
+    }
+
+    /// Maps `[batch, height, width, channels]`, the patches of which are multiplied with `weight`, `[outputs, channels, size, size]`, plus
+    /// `bias`, `[outputs]`.
+    #[fusion(meta = meta::convolution)]
+    fn token_convolution(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Optional<Self>,
+        plan: ConvolutionPlan,
+    ) -> FloatTensor<Self> {
+        reference::convolution::<Self>(input, weight, bias.into_option(), plan)
+    }
+
+    /// `x * P(x)`, where `P` is the share of the normal distribution below `x`.
+    #[fusion(meta = meta::like)]
+    fn token_gelu(input: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::gelu(input)
     }
 }
 
@@ -80,6 +121,46 @@ pub trait TokenGradientOps: Backend {
     fn token_outer(input: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::linear_weight_backward(input, gradient)
     }
+
+    /// The gradient of a linear layer's input.
+    #[fusion(meta = meta::linear_input)]
+    fn token_linear_input(
+        weight: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::linear_x_backward(weight, gradient)
+    }
+
+    /// The gradient of [`TokenOps::token_convolution`]'s input.
+    #[fusion(meta = meta::convolution_gradient)]
+    fn token_convolution_input(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        plan: ConvolutionPlan,
+    ) -> FloatTensor<Self> {
+        reference::convolution_input::<Self>(input, weight, gradient, plan)
+    }
+
+    /// The gradient of [`TokenOps::token_convolution`]'s weight.
+    #[fusion(meta = meta::convolution_weight)]
+    fn token_convolution_weight(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        plan: ConvolutionPlan,
+    ) -> FloatTensor<Self> {
+        reference::convolution_weight::<Self>(input, weight, gradient, plan)
+    }
+
+    /// The gradient of [`TokenOps::token_gelu`].
+    #[fusion(meta = meta::gelu_gradient)]
+    fn token_gelu_gradient(
+        input: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        reference::gelu_gradient::<Self>(input, gradient)
+    }
 }
 
 #[cfg(feature = "flex")]
@@ -94,7 +175,7 @@ mod meta {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
-    use super::{NormGradientsMetadata, NormPlan};
+    use super::{ConvolutionPlan, NormGradientsMetadata, NormPlan};
     use crate::backend::unfused::{OptionalMetadata, with_last};
 
     pub fn norm(
@@ -108,6 +189,46 @@ mod meta {
 
     pub fn linear(input: &TensorSpec, weight: &TensorSpec, _bias: &OptionalMetadata) -> TensorSpec {
         TensorSpec::new(with_last(&input.shape, weight.shape[1]), input.dtype)
+    }
+
+    pub fn like(input: &TensorSpec) -> TensorSpec {
+        input.clone()
+    }
+
+    pub fn gelu_gradient(input: &TensorSpec, _gradient: &TensorSpec) -> TensorSpec {
+        input.clone()
+    }
+
+    pub fn linear_input(weight: &TensorSpec, gradient: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(with_last(&gradient.shape, weight.shape[0]), gradient.dtype)
+    }
+
+    pub fn convolution(
+        input: &TensorSpec,
+        weight: &TensorSpec,
+        _bias: &OptionalMetadata,
+        plan: &ConvolutionPlan,
+    ) -> TensorSpec {
+        let shape = super::convolved(&input.shape, &weight.shape, *plan);
+        TensorSpec::new(shape, input.dtype)
+    }
+
+    pub fn convolution_gradient(
+        input: &TensorSpec,
+        _weight: &TensorSpec,
+        _gradient: &TensorSpec,
+        _plan: &ConvolutionPlan,
+    ) -> TensorSpec {
+        input.clone()
+    }
+
+    pub fn convolution_weight(
+        _input: &TensorSpec,
+        weight: &TensorSpec,
+        _gradient: &TensorSpec,
+        _plan: &ConvolutionPlan,
+    ) -> TensorSpec {
+        weight.clone()
     }
 
     pub fn norm_gradients(

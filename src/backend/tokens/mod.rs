@@ -1,5 +1,5 @@
-//! What layers do with tokens between two attentions, with gradients that are fast on a GPU: normalization of each, and linear
-//! layers.
+//! What layers do with tokens between two attentions, with gradients that are fast on a GPU: normalization of each, linear
+//! layers, GELU, and convolutions of maps whose channels come last.
 //!
 //! A parameter's gradient is a sum over all tokens. Burn's own sums give a unit of the device to each channel, and its matrix
 //! products a cube to each tile of the weights: with some hundred thousand tokens and some hundred channels, most of a GPU
@@ -10,6 +10,11 @@ mod autodiff;
 mod extension;
 mod reference;
 
-pub(crate) use extension::{NormGradients, NormPlan, TokenGradientOps, TokenOps};
 #[cfg(feature = "cube")]
-pub(crate) use reference::{flattened, norm, norm_gradients};
+pub(crate) use extension::convolved;
+pub(crate) use extension::{ConvolutionPlan, NormGradients, NormPlan, TokenGradientOps, TokenOps};
+#[cfg(feature = "cube")]
+pub(crate) use reference::{
+    convolution, convolution_input, convolution_weight, flattened, gelu_gradient, norm,
+    norm_gradients,
+};

@@ -1,10 +1,12 @@
 //! The operators by tensor operations.
 
+use std::f64::consts::FRAC_1_SQRT_2;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
-use super::{NormGradients, NormPlan};
+use super::{ConvolutionPlan, NormGradients, NormPlan};
 use crate::backend::wide;
 
 /// Rows in one line: `[rows, channels]`.
@@ -57,4 +59,65 @@ pub(crate) fn norm_gradients<B: Backend>(
         input: B::float_cast(input, dtype),
         parameters: B::float_cast(parameters, dtype),
     }
+}
+
+/// The gradient of `x * P(x)`, `P(x) + x * p(x)`, where `p` is the density of the normal distribution. Burn's own is that of an
+/// approximation.
+pub(crate) fn gelu_gradient<B: Backend>(
+    input: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let dtype: FloatDType = input.dtype().into();
+    let x = wide::<B>(input);
+    let scaled = B::float_mul_scalar(x.clone(), FRAC_1_SQRT_2.into());
+    let twice_below = B::float_add_scalar(B::float_erf(scaled), 1.0f64.into());
+    let below = B::float_mul_scalar(twice_below, 0.5f64.into());
+    let squares = B::float_mul_scalar(B::float_mul(x.clone(), x.clone()), (-0.5f64).into());
+    let density = B::float_mul_scalar(B::float_exp(squares), DENSITY.into());
+    let slope = B::float_add(below, B::float_mul(x, density));
+    B::float_cast(B::float_mul(wide::<B>(gradient), slope), dtype)
+}
+
+/// `1 / sqrt(2 pi)`, the greatest density of the normal distribution.
+const DENSITY: f64 = 0.398_942_280_401_432_7;
+
+/// A convolution of maps whose channels come last.
+pub(crate) fn convolution<B: Backend>(
+    input: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    plan: ConvolutionPlan,
+) -> FloatTensor<B> {
+    let output = B::conv2d(channels_first::<B>(input), weight, bias, plan.options());
+    channels_last::<B>(output)
+}
+
+/// The gradient of its input.
+pub(crate) fn convolution_input<B: Backend>(
+    input: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    plan: ConvolutionPlan,
+) -> FloatTensor<B> {
+    let [input, gradient] = [input, gradient].map(channels_first::<B>);
+    channels_last::<B>(B::conv2d_x_backward(input, weight, gradient, plan.options()))
+}
+
+/// The gradient of its weight.
+pub(crate) fn convolution_weight<B: Backend>(
+    input: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    plan: ConvolutionPlan,
+) -> FloatTensor<B> {
+    let [input, gradient] = [input, gradient].map(channels_first::<B>);
+    B::conv2d_weight_backward(input, weight, gradient, plan.options())
+}
+
+fn channels_first<B: Backend>(map: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_permute(map, &[0, 3, 1, 2])
+}
+
+fn channels_last<B: Backend>(map: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_permute(map, &[0, 2, 3, 1])
 }

@@ -2,13 +2,12 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, Initializer, Linear};
-use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 
 use super::HditLevelConfig;
 use super::layers::{AdaRmsNorm, inverse_norm, linear, zero_linear};
 use super::rope::AxialRope;
-use crate::nn::{dropout, linear as apply};
+use crate::nn::{dropout, gelu, linear as apply};
 use crate::{AttentionOptions, NeighborhoodOptions, attention, na2d};
 
 /// Half of the channels, gated by the other: `a * gelu(gate)` of `(a, gate)`.

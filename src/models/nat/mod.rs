@@ -24,7 +24,7 @@ use burn::tensor::{Device, Tensor};
 use super::Features;
 pub use super::parts::{BiasedAttention, Mlp, NatBlock};
 use super::parts::{classify, features};
-use crate::nn::LayerNorm;
+use crate::nn::{LayerNorm, conv2d};
 
 /// NAT, or DiNAT, with a head for classification. Made by [`NatConfig`].
 #[derive(Module, Debug)]
@@ -95,8 +95,8 @@ impl ConvEmbed {
     /// - image: `[batch, channels, height, width]`
     /// - output: `[batch, height / 4, width / 4, dim]`, rounded up
     pub fn forward(&self, image: Tensor<4>) -> Tensor<4> {
-        let map = self.proj.iter().fold(image, |map, convolution| convolution.forward(map));
-        self.norm.forward(map.permute([0, 2, 3, 1]))
+        let pixels = image.permute([0, 2, 3, 1]);
+        self.norm.forward(self.proj.iter().fold(pixels, |map, layer| conv2d(layer, map)))
     }
 }
 
@@ -124,8 +124,7 @@ impl ConvDownsample {
     /// - input: `[batch, height, width, dim]`
     /// - output: `[batch, height / 2, width / 2, 2 * dim]`, rounded up
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
-        let map = self.reduction.forward(input.permute([0, 3, 1, 2]));
-        self.norm.forward(map.permute([0, 2, 3, 1]))
+        self.norm.forward(conv2d(&self.reduction, input))
     }
 }
 

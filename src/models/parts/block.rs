@@ -1,12 +1,11 @@
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, Initializer, Linear};
-use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 
 use super::{BiasedAttention, linear};
 use crate::models::ConfigError;
 use crate::models::check::{ensure, or_panic};
-use crate::nn::{LayerNorm, drop_path, dropout, linear as apply};
+use crate::nn::{LayerNorm, drop_path, dropout, gelu, linear as apply};
 
 /// What a block is made from.
 #[derive(Clone, Copy, Debug)]

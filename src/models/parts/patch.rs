@@ -3,7 +3,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::{Device, Tensor};
 
 use super::pad_to;
-use crate::nn::LayerNorm;
+use crate::nn::{LayerNorm, conv2d};
 
 /// One token for each patch, by a convolution whose stride is its kernel.
 #[derive(Module, Debug)]
@@ -37,8 +37,7 @@ impl PatchEmbed {
         let [_, _, height, width] = image.dims();
         let [rows, columns] = self.proj.stride;
         let target = [height.next_multiple_of(rows), width.next_multiple_of(columns)];
-        let image = pad_to(image.permute([0, 2, 3, 1]), target).permute([0, 3, 1, 2]);
-        let tokens = self.proj.forward(image).permute([0, 2, 3, 1]);
+        let tokens = conv2d(&self.proj, pad_to(image.permute([0, 2, 3, 1]), target));
         match &self.norm {
             Some(norm) => norm.forward(tokens),
             None => tokens,

@@ -1,9 +1,10 @@
 use burn::backend::Dispatch;
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear};
+use burn::nn::Initializer;
 use burn::tensor::module::layer_norm;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+use super::check;
 use crate::backend::tokens::{NormPlan, TokenOps};
 
 /// Layer normalization of tokens, as [`burn::nn::LayerNorm`] has it, with a gradient in one pass.
@@ -75,53 +76,6 @@ impl LayerNorm {
         let output = Dispatch::token_norm(input.into_dispatch(), gamma.into_dispatch(), beta, plan);
         Tensor::from_dispatch(output)
     }
-}
-
-/// Applies a linear layer to every token, as [`Linear::forward`] does, with gradients that are fast on a GPU.
-///
-/// The gradients of weight and bias are sums over all tokens. On CubeCL's backends they are shared out among groups of tokens and added up
-/// in a fixed order, where Burn's own leave most of a GPU idle. In half types, the products of a group are rounded before they are added.
-///
-/// # Shapes
-///
-/// - input: `[.., d_input]`
-/// - output: `[.., d_output]`
-///
-/// # Panics
-///
-/// If the last axis of `input` is not `d_input` long.
-///
-/// ```rust
-/// use burn::nn::LinearConfig;
-/// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_natten::nn::linear;
-///
-/// let device = Device::flex();
-/// let layer = LinearConfig::new(32, 96).init(&device);
-/// let image = Tensor::<4>::random([2, 6, 6, 32], Distribution::Default, &device);
-/// let (output, expected) = (linear(&layer, image.clone()), layer.forward(image));
-/// assert!(output.all_close(expected, None, None));
-/// ```
-#[track_caller]
-pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
-    let (weight, bias) = (layer.weight.val(), layer.bias.as_ref().map(Param::val));
-    let dtype = input.dtype();
-    let is_mixed =
-        weight.dtype() != dtype || bias.as_ref().is_some_and(|bias| bias.dtype() != dtype);
-    // Quantized weights, a single token, and where nobody asks for gradients: Burn has all of these.
-    if is_mixed || D == 1 || !input.device().is_autodiff() {
-        return layer.forward(input);
-    }
-    check(&input, weight.dims()[0], "d_input");
-    let bias = bias.map(Tensor::into_dispatch).into();
-    let output = Dispatch::token_linear(input.into_dispatch(), weight.into_dispatch(), bias);
-    Tensor::from_dispatch(output)
-}
-
-#[track_caller]
-fn check<const D: usize>(input: &Tensor<D>, channels: usize, name: &str) {
-    let got = input.dims()[D - 1];
-    assert!(got == channels, "input: has {got} channels, must have {channels} ({name})");
 }
 
 /// Parameters of another type, quantized ones among them: in f32 where the input is half, as Burn has it.

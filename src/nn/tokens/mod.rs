@@ -1,0 +1,19 @@
+//! What stands between two attentions.
+
+mod convolution;
+mod gelu;
+mod linear;
+mod norm;
+
+use burn::tensor::Tensor;
+
+pub use convolution::conv2d;
+pub use gelu::gelu;
+pub use linear::linear;
+pub use norm::LayerNorm;
+
+#[track_caller]
+fn check<const D: usize>(input: &Tensor<D>, channels: usize, name: &str) {
+    let got = input.dims()[D - 1];
+    assert!(got == channels, "input: has {got} channels, must have {channels} ({name})");
+}
