@@ -51,7 +51,7 @@ fn check(device: &TestDevice, strategy: Strategy, dtype: DType, packed: &Packed)
         inputs.grad_lse.fill(0.0);
     }
     let together = run(packed, &inputs, &Setup::new(&device.device, strategy).dtype(dtype));
-    let setup = run::Setup::new(&device.device).strategy(strategy).dtype(dtype).loss(Loss::Out);
+    let setup = run::Setup::new(&device.device).dtype(dtype).loss(Loss::Out);
     let (mut row, mut more) = ([0; 5], [0; 2]);
     let what = format!("{} {strategy:?} {dtype:?}", device.name);
     for (number, (problem, inputs)) in packed.sequences.iter().zip(&inputs).enumerate() {
@@ -65,7 +65,9 @@ fn check(device: &TestDevice, strategy: Strategy, dtype: DType, packed: &Packed)
             assert!(of.more_keys[more[0]..][..keys].iter().all(|gradient| *gradient == 0.0));
             assert!(of.more_values[more[1]..][..values].iter().all(|gradient| *gradient == 0.0));
         } else {
-            let alone = run::run(problem, inputs, &setup).expect("fits");
+            // Alone, what has no keys is refused by tiers that are asked for by name; beside others it has nothing to compute.
+            let strategy = if problem.keys() == 0 { Strategy::Reference } else { strategy };
+            let alone = run::run(problem, inputs, &setup.clone().strategy(strategy)).expect("fits");
             let part = |name: &str, all: &[f64], one: &[f64], at: &mut usize| {
                 let what = format!("{what} {name} of {number}");
                 alike(&what, device, dtype, &all[*at..][..one.len()], one);
