@@ -22,7 +22,7 @@ impl PatchGrid {
     }
 
     /// Zeros in front.
-    pub(crate) fn before(&self) -> [usize; 2] {
+    pub fn before(&self) -> [usize; 2] {
         [self.padding[0][0], self.padding[1][0]]
     }
 }
