@@ -1,6 +1,7 @@
 //! The operators as an extension of Burn's backends.
 
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
+#[cfg(any(feature = "cube", feature = "fusion"))]
 use burn::tensor::Shape;
 use burn::tensor::ops::ConvOptions;
 use burn_natten_kernels::tokens::PatchGrid;
@@ -39,6 +40,7 @@ pub struct NormGradients<B: Backend> {
 }
 
 /// The shape of what a convolution makes of maps, which has to be possible.
+#[cfg(any(feature = "cube", feature = "fusion"))]
 pub(crate) fn convolved(input: &Shape, weight: &Shape, plan: ConvolutionPlan) -> Shape {
     let [rows, columns] = plan.grid.count([input[1], input[2]]).unwrap_or([0, 0]);
     Shape::new([input[0], rows, columns, weight[0]])

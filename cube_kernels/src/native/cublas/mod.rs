@@ -10,5 +10,5 @@ mod product;
 
 #[cfg(feature = "cuda")]
 pub use call::{Linear, is_available};
-#[cfg(any(feature = "cuda", test))]
+#[cfg(feature = "cuda")]
 use product::Product;
