@@ -2,11 +2,11 @@
 
 # Every backend, for lints and documentation. They link nothing, and DOCS_RS has CubeCL's build
 # scripts look for no LLVM: `rocm` wants LLVM's linker as a library, which not every LLVM has.
-every_feature=cpu,cuda,wgpu,vulkan,metal,rocm,fusion,autotune,persistence,train,models,profiler
+every_feature=cpu,cuda,wgpu,vulkan,metal,rocm,fusion,autotune,persistence,optim,train,models,profiler
 
 # What the CubeCL tests and the compile gate are built with. One set for both crates and both
 # scripts: with other packages or features Burn and CubeCL would be built again.
-cube=(-p burn-natten -p burn-natten-kernels --features cpu,cuda,profiler)
+cube=(-p burn-natten -p burn-natten-kernels --features cpu,cuda,optim,profiler)
 
 target="${CARGO_TARGET_DIR:-$PWD/target}"
 

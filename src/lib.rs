@@ -93,6 +93,8 @@ pub mod models;
 mod names;
 pub mod nn;
 pub mod nsa;
+#[cfg(feature = "optim")]
+pub mod optim;
 mod options;
 pub mod packed;
 pub mod parallel;

@@ -16,6 +16,8 @@ mod cube;
 mod error;
 pub mod native;
 mod operands;
+#[cfg(feature = "cube")]
+pub mod optim;
 mod packed;
 mod pass;
 pub mod portable;

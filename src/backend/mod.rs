@@ -13,6 +13,8 @@ pub(crate) mod gate;
 mod log;
 pub(crate) mod merge;
 mod operands;
+#[cfg(feature = "optim")]
+pub(crate) mod optim;
 mod packed;
 mod plan;
 pub(crate) mod reference;

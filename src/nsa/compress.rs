@@ -1,7 +1,10 @@
+use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use super::span;
 use crate::backend::accumulator;
+use crate::backend::tokens::TokenOps;
+use crate::backend::unfused::Optional;
 use crate::functional::inputs::{is_float, matches};
 use crate::options::Sizes;
 use crate::problem::native_sparse::{must, sizes};
@@ -158,8 +161,8 @@ pub(super) fn compress(tokens: Tensor<4>, pooling: &Pooling, sizes: &Sizes) -> T
         Pooling::Weighted(weights) => weighted(tokens, weights.clone(), blocks),
         Pooling::MeanProjected(weights) => {
             let means = mean(tokens, blocks).swap_dims(1, 2);
-            let weights = weights.clone().cast(accumulator(dtype)).unsqueeze::<4>();
-            means.matmul(weights).swap_dims(1, 2)
+            let weights = weights.clone().cast(accumulator(dtype));
+            projected(means, weights).swap_dims(1, 2)
         }
         Pooling::Linear(weights) => linear(tokens, weights.clone(), blocks),
     };
@@ -196,6 +199,19 @@ fn weighted(tokens: Tensor<5>, weights: Tensor<2>, blocks: usize) -> Tensor<4> {
     })
 }
 
+/// Rows of each head, `[batch, heads, rows, inputs]`, times the matrix of the head, `[heads, inputs, outputs]`: as linear layers, which
+/// are summed in f32. Burn's own products of f32 are of rounded factors on a GPU.
+fn projected(rows: Tensor<4>, weights: Tensor<3>) -> Tensor<4> {
+    let of_head = |head: usize| {
+        let rows = rows.clone().narrow(1, head, 1);
+        let weight = weights.clone().narrow(0, head, 1).squeeze_dim::<2>(0);
+        let product =
+            Dispatch::token_linear(rows.into_dispatch(), weight.into_dispatch(), Optional::None);
+        Tensor::<4>::from_dispatch(product)
+    };
+    Tensor::cat((0..rows.dims()[1]).map(of_head).collect(), 1)
+}
+
 fn linear(tokens: Tensor<5>, weights: Tensor<4>, blocks: usize) -> Tensor<4> {
     let [batch, segments, stride, heads, dim] = tokens.dims();
     let dim_out = weights.dims()[3];
@@ -203,8 +219,8 @@ fn linear(tokens: Tensor<5>, weights: Tensor<4>, blocks: usize) -> Tensor<4> {
     let tokens = tokens.permute([0, 3, 1, 2, 4]).reshape([batch, heads, segments, stride * dim]);
     let compressed = sum_of_segments(segments - blocks + 1, |segment| {
         let weights = weights.clone().narrow(1, segment * stride, stride);
-        let weights = weights.reshape([1, heads, stride * dim, dim_out]);
-        tokens.clone().narrow(2, segment, blocks).matmul(weights)
+        let weights = weights.reshape([heads, stride * dim, dim_out]);
+        projected(tokens.clone().narrow(2, segment, blocks), weights)
     });
     compressed.swap_dims(1, 2)
 }

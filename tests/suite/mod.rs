@@ -19,6 +19,8 @@ mod measuring;
 mod models;
 mod natten_shapes;
 mod nsa;
+#[cfg(feature = "optim")]
+mod optim;
 mod packed;
 mod parallel;
 mod plan;

@@ -7,6 +7,8 @@ mod importance;
 #[cfg(feature = "cube")]
 mod invert;
 mod selection;
+#[cfg(feature = "cube")]
+mod top;
 
 #[cfg(feature = "cube")]
 pub(crate) use check::check_lists;
@@ -15,3 +17,5 @@ pub use importance::{select_blocks, select_blocks_with};
 #[cfg(feature = "cube")]
 pub use invert::{Inverse, invert};
 pub use selection::{Selected, Selection};
+#[cfg(feature = "cube")]
+pub use top::top;

@@ -8,6 +8,8 @@ mod block_sparse;
 mod hopper;
 mod linear;
 mod memory;
+#[cfg(feature = "optim")]
+mod optim;
 mod portable;
 mod select;
 mod tensor_core;

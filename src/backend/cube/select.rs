@@ -1,15 +1,18 @@
 //! The selection of native sparse attention: a Portable kernel, or else tensor operations.
 
+use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::ops::IntTensorOps;
-use burn::tensor::{DType, IntDType, Shape};
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::tensor::{DType, FloatDType, IntDType, Shape};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::sparse::{self, Selection};
 
 use super::memory::empty;
 use super::{as_they_lie, is_launched};
 use crate::Strategy;
-use crate::backend::select::{OptionalLists, SelectOps, SelectPlan, Selected, reference};
+use crate::backend::log_once;
+use crate::backend::select::{OptionalLists, SelectOps, SelectPlan, Selected, TopPlan, reference};
 
 /// What the kernel computes; `None` where it is tensor operations that do.
 fn selection(plan: &SelectPlan, dtype: DType) -> Option<Selection> {
@@ -78,6 +81,32 @@ impl SelectOps for CubeBackend {
                 Some(lists) => OptionalLists::Some { lists },
                 None => OptionalLists::None,
             },
+        }
+    }
+
+    fn top_blocks(scores: CubeTensor, plan: TopPlan) -> CubeTensor {
+        let [batch, tiles, heads, count] = scores.shape().dims::<4>();
+        let rows = batch * tiles * heads;
+        if rows * plan.entries == 0 {
+            return reference::top_blocks::<Self>(scores, plan);
+        }
+        let scores = match scores.dtype {
+            DType::F64 => Self::float_cast(scores, FloatDType::F32),
+            _ => scores,
+        };
+        let scores = into_contiguous(scores);
+        let lists = empty(&scores, Shape::new([batch, tiles, heads, plan.entries]), DType::I32);
+        let dtype = dtype_to_storage_type(scores.dtype);
+        let sizes = [rows, count, plan.entries];
+        match sparse::top(&scores.client, dtype, sizes, &scores.handle, &lists.handle) {
+            Ok(()) if plan.ints == IntDType::I32 => lists,
+            Ok(()) => Self::int_cast(lists, plan.ints),
+            Err(error) => {
+                log_once(format!(
+                    "the best blocks are listed by the backend's own sort, because {error}"
+                ));
+                reference::top_blocks::<Self>(scores, plan)
+            }
         }
     }
 }

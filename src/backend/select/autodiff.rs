@@ -2,9 +2,9 @@
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 
-use super::{OptionalLists, SelectOps, SelectPlan, Selected};
+use super::{OptionalLists, SelectOps, SelectPlan, Selected, TopPlan};
 
 impl<B: SelectOps, C: CheckpointStrategy> SelectOps for Autodiff<B, C> {
     fn select_blocks(
@@ -19,5 +19,9 @@ impl<B: SelectOps, C: CheckpointStrategy> SelectOps for Autodiff<B, C> {
             OptionalLists::Some { lists } => OptionalLists::Some { lists },
         };
         Selected { blocks, super_blocks }
+    }
+
+    fn top_blocks(scores: FloatTensor<Self>, plan: TopPlan) -> IntTensor<Self> {
+        B::top_blocks(scores.primitive().clone(), plan)
     }
 }

@@ -1,11 +1,20 @@
 //! The selection as an extension of Burn's backends.
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
+use burn::tensor::IntDType;
 
 use super::{SelectPlan, Selected, reference};
 
-/// The operator. It has no gradient.
+/// How many of the best scores are listed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TopPlan {
+    pub(crate) entries: usize,
+    /// The type of lists.
+    pub(crate) ints: IntDType,
+}
+
+/// The operators. They have no gradient.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -22,6 +31,12 @@ pub trait SelectOps: Backend {
     ) -> Selected<Self> {
         reference::select::<Self>(query, key, &plan)
     }
+
+    /// The numbers of the highest scores `[batch, tiles, heads, count]`, the highest first, and `-1` in place of what is `-inf`.
+    #[fusion(meta = meta::top)]
+    fn top_blocks(scores: FloatTensor<Self>, plan: TopPlan) -> IntTensor<Self> {
+        reference::top_blocks::<Self>(scores, plan)
+    }
 }
 
 /// What fusion must know of an output before it is computed.
@@ -30,8 +45,14 @@ mod meta {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::{DType, Shape};
 
-    use super::SelectPlan;
+    use super::{SelectPlan, TopPlan};
     use crate::backend::select::operands::{OptionalListsMetadata, SelectedMetadata};
+
+    pub fn top(scores: &TensorSpec, plan: &TopPlan) -> TensorSpec {
+        let [batch, tiles, heads, _] = scores.shape.dims::<4>();
+        let shape = Shape::new([batch, tiles, heads, plan.entries]);
+        TensorSpec::new(shape, DType::from(plan.ints))
+    }
 
     pub fn select(_query: &TensorSpec, _key: &TensorSpec, plan: &SelectPlan) -> SelectedMetadata {
         let spec = |entries| {

@@ -1,4 +1,4 @@
-//! The lists of native sparse attention: scores of blocks, and the best of them.
+//! The lists of native sparse attention: scores of blocks, and the best of them; and the best of any scores.
 //!
 //! ```text
 //! P[x]      sum over the heads of a group of softmax(scale q kc)[x] over the compressed blocks that a tile's first query sees
@@ -17,6 +17,6 @@ mod plan;
 pub(crate) mod reference;
 mod top;
 
-pub(crate) use extension::SelectOps;
+pub(crate) use extension::{SelectOps, TopPlan};
 pub(crate) use operands::{OptionalLists, Selected};
 pub(crate) use plan::SelectPlan;

@@ -7,7 +7,7 @@ use burn::backend::{Backend, TensorMetadata, get_device_settings};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
 
 use super::top::{SCORES, Top, every, numbers};
-use super::{OptionalLists, SelectPlan, Selected, mslk};
+use super::{OptionalLists, SelectPlan, Selected, TopPlan, mslk};
 use crate::backend::accumulator;
 use crate::options::Sizes;
 
@@ -263,4 +263,12 @@ fn ranked<B: Backend>(
     let whole = |mask: BoolTensor<B>| B::bool_expand(mask, shape.clone());
     let scores = B::float_mask_fill(scores, whole(B::bool_not(is_free)), f32::NEG_INFINITY.into());
     B::float_mask_fill(scores, whole(is_forced), f32::INFINITY.into())
+}
+
+/// The numbers of the highest scores, by the backend's own sort.
+pub(crate) fn top_blocks<B: Backend>(scores: FloatTensor<B>, plan: TopPlan) -> IntTensor<B> {
+    let bools = get_device_settings::<B>(&scores.device()).bool_dtype;
+    let (best, blocks) = B::float_topk_with_indices(scores, SCORES, plan.entries, plan.ints);
+    let is_none = B::float_equal_elem(best, f32::NEG_INFINITY.into(), bools);
+    B::int_mask_fill(blocks, is_none, (-1i64).into())
 }

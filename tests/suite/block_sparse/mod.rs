@@ -2,6 +2,7 @@
 
 mod errors;
 mod isolation;
+mod lists;
 mod oracle;
 mod random;
 mod run;

@@ -11,6 +11,8 @@ use crate::{BlockSparse, MAX_RANK};
 
 /// Columns of the smallest box: rows of shared memory after which the swizzle repeats.
 const LEAST_BOX: usize = 8;
+/// Boxes of a step of two tiles, where they are the smallest.
+const MOST_BOXES_OF_STEP: u64 = (2 * TILE / LEAST_BOX) as u64;
 /// Least share of a tile's rows, and of a step's columns, that a block fills.
 const LEAST_FILL: usize = 8;
 /// Time of a box of columns besides its columns, in columns: several loads are one by one.
@@ -109,6 +111,10 @@ pub fn unsupported_blocks(sparse: &BlockSparse) -> Option<String> {
     if let Some(reason) = unsupported(problem) {
         return Some(reason);
     }
+    if sparse.list_heads == 0 || !problem.heads.is_multiple_of(sparse.list_heads) {
+        let (lists, heads) = (sparse.list_heads, problem.heads);
+        return Some(format!("lists for {lists} heads are none for {heads} heads"));
+    }
     for (index, axis) in problem.axes.iter().enumerate() {
         let (length, bound) =
             (axis.queries.max(axis.keys), if index == 2 { LONGEST } else { LONGEST_SLOW });
@@ -139,7 +145,29 @@ pub fn unsupported_blocks(sparse: &BlockSparse) -> Option<String> {
             "a key_block of {block:?} has no box of {LEAST_BOX} keys or more that it fills by a quarter"
         ));
     }
-    None
+    [Pass::Forward, Pass::Keys].into_iter().find_map(|pass| {
+        let count = counted(sparse, pass);
+        (count > i32::MAX as u64).then(|| {
+            format!("32-bit numbers cannot count up to {count} boxes of listed blocks, or tiles")
+        })
+    })
+}
+
+/// No fewer than the boxes of columns that the lists of a pass come to, or the tiles of its rows.
+fn counted(sparse: &BlockSparse, pass: Pass) -> u64 {
+    let sides = Sides::new(sparse, pass);
+    let (rows, columns) = (sides.row_box(), sides.column_box());
+    let (heads, blocks) = match pass {
+        Pass::Keys => (sparse.problem.heads_kv.max(sparse.list_heads), sparse.key_blocks()),
+        _ => (sparse.list_heads, sparse.query_blocks()),
+    };
+    let lists = [sparse.problem.batch, heads, blocks].map(|count| count as u64);
+    let lists = lists.into_iter().fold(1, u64::saturating_mul);
+    let boxes = columns.count(sides.columns, columns.heads) as u64;
+    let listed = (sparse.list_elements() as u64).saturating_mul(boxes);
+    // A step of each list may not be full.
+    let items = listed.saturating_add(lists.saturating_mul(MOST_BOXES_OF_STEP));
+    items.max(lists.saturating_mul(rows.count(sides.rows, sides.row_heads) as u64))
 }
 
 /// The shapes of CTAs for vectors of up to `dim` elements, each with the time that it takes for a row and a column, relative to the
@@ -290,6 +318,21 @@ mod tests {
             .inspect(|schedule| assert!(schedule.fits_blocks(sparse), "{schedule}"))
             .map(|schedule| schedule.to_string())
             .collect()
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_refused() {
+        let reason = |sparse: &BlockSparse| unsupported_blocks(sparse).expect("a reason");
+        // Blocks of a token and of 8 keys: every list has all of them.
+        let problem = Problem::new([Axis::dense(1 << 17, 1 << 17, true)], 16, 64).with_heads_kv(1);
+        let most = BlockSparse::new(problem, [1], [8]).with_lists(1, 1 << 13);
+        assert_eq!(unsupported_blocks(&most), None);
+        assert_eq!(
+            reason(&most.with_lists(1, 1 << 14)),
+            "32-bit numbers cannot count up to 2149580800 boxes of listed blocks, or tiles"
+        );
+        assert_eq!(reason(&most.with_lists(0, 4)), "lists for 0 heads are none for 16 heads");
+        assert_eq!(reason(&most.with_lists(3, 4)), "lists for 3 heads are none for 16 heads");
     }
 
     #[test]

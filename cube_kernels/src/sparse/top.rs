@@ -1,0 +1,95 @@
+//! The best of a row of scores: each score counts those before it, which is its place.
+//!
+//! A unit has one score. The units of a row read the same scores at the same time, and no code depends on how many are asked for; what
+//! keeps the best in registers is as long as the list.
+
+// `#[cube]` adds items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use crate::KernelError;
+use crate::cube::{buffer, check_type, grid_of_units};
+use crate::view::check_buffer;
+
+/// A score as it is compared: what is no number counts as `-inf`, which nothing is below.
+#[cube]
+fn comparable<F: Float>(score: F) -> f32 {
+    let score = f32::cast_from(score);
+    let least = f32::NEG_INFINITY.runtime();
+    select(score > least, score, least)
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn top_kernel<F: Float>(
+    scores: &[F],
+    lists: &mut [i32],
+    rows: usize,
+    count: usize,
+    entries: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < rows * count {
+        let (row, number) = (at / count, at % count);
+        let own = comparable::<F>(scores[at]);
+        let mut place = 0usize;
+        for other in 0..count {
+            let score = comparable::<F>(scores[row * count + other]);
+            let is_before = score > own || (score == own && other < number);
+            place += select(is_before, 1usize, 0usize);
+        }
+        if place < entries {
+            let is_there = own > f32::NEG_INFINITY.runtime();
+            lists[row * entries + place] = select(is_there, number as i32, -1i32);
+        }
+    }
+}
+
+/// The numbers of the `entries` highest of each row of `count` scores, the highest first, and of equals the first; `-1` in place of what is
+/// `-inf` or no number. `scores` are `[rows, count]`, `lists` `[rows, entries]` of `i32`, both contiguous.
+///
+/// # Errors
+///
+/// If there are fewer scores than entries, the device lacks the type or 64-bit indices that are needed, or a buffer is too small; then nothing
+/// was launched.
+pub fn top(
+    client: &Client,
+    dtype: ElemType,
+    [rows, count, entries]: [usize; 3],
+    scores: &Handle,
+    lists: &Handle,
+) -> Result<(), KernelError> {
+    check_type(client, dtype)?;
+    if entries > count || count > i32::MAX as usize {
+        let reason = format!("{entries} of {count} scores, at most {}", i32::MAX);
+        return Err(KernelError::Problem(reason));
+    }
+    check_buffer("scores", scores, rows * count * dtype.size())?;
+    check_buffer("lists", lists, rows * entries * size_of::<i32>())?;
+    let units = rows * count;
+    let address_type = AddressType::from_len_signed(2 * units.max(1));
+    if !client.properties().supports_address(address_type) {
+        return Err(KernelError::Addressing(units));
+    }
+    let (cubes, dim) = grid_of_units(client, units.max(1));
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        top_kernel::launch_unchecked(
+            client,
+            cubes,
+            dim,
+            address_type,
+            buffer(scores),
+            buffer(lists),
+            rows,
+            count,
+            entries,
+            dtype,
+        );
+    }
+    Ok(())
+}
