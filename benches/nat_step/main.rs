@@ -1,9 +1,9 @@
 //! Training and inference of an image model, as a user times them, and what a training step is made of.
 //!
 //! ```sh
-//! cargo bench --bench nat_step --features models      # a tiny model, on the CPU
-//! cargo bench --bench nat_step --features models,cuda,autotune -- --device cuda --dtype bf16
-//! cargo bench --bench nat_step --features models,cuda,autotune -- --device cuda --dtype bf16 --model dinat-tiny --batch 256
+//! cargo bench --bench nat_step --features models,optim      # a tiny model, on the CPU
+//! cargo bench --bench nat_step --features models,optim,cuda -- --device cuda --dtype bf16
+//! cargo bench --bench nat_step --features models,optim,cuda -- --device cuda --dtype bf16 --model dinat-tiny --batch 256
 //! ```
 //!
 //! A step is the loss of a batch of random pictures and the gradients of all weights, once without and once with AdamW. The very

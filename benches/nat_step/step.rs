@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 use burn_natten::models::nat::Nat;
+use burn_natten::optim::AdamWConfig;
 
 use crate::timed;
 
