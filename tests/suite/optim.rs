@@ -22,7 +22,7 @@ fn host(tensor: &Tensor<2>) -> Vec<f64> {
 
 /// Gradients of both signs and of all sizes, some of them 0.
 fn gradient(step: usize, count: usize) -> Vec<f32> {
-    let size = |i: usize| if i % 7 == 0 { 0.0 } else { 10.0f32.powi(i as i32 % 9 - 5) };
+    let size = |i: usize| if i.is_multiple_of(7) { 0.0 } else { 10.0f32.powi(i as i32 % 9 - 5) };
     (0..count).map(|i| size(i) * ((i * 5 + step * 3) % 11) as f32 - size(i) * 4.0).collect()
 }
 
