@@ -30,8 +30,8 @@ use super::{
     Gradient, Plan,
 };
 
-/// The gradients of `out` and `lse`, as far as they have arrived.
-type Slots<B> = Arc<Mutex<[Option<FloatTensor<B>>; 2]>>;
+/// The gradients of `N` outputs, as far as they have arrived.
+pub(super) type Slots<B, const N: usize> = Arc<Mutex<[Option<FloatTensor<B>>; N]>>;
 
 /// A pair of outputs.
 pub(super) type Pair<B> = Outputs<FloatTensor<B>>;
@@ -57,7 +57,7 @@ pub(super) trait PairBackward<B: Backend, const N: usize>:
 struct Joint<K>(K);
 
 impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint<K> {
-    type State = ([Option<NodeId>; N], Pair<B>, Slots<B>);
+    type State = ([Option<NodeId>; N], Pair<B>, Slots<B, 2>);
 
     fn backward(
         self,
@@ -71,8 +71,7 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
         let inputs = ids.map(|id: Option<NodeId>| {
             id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id))
         });
-        let [grad_out, grad_lse] =
-            std::mem::take(&mut *slots.lock().unwrap_or_else(PoisonError::into_inner));
+        let [grad_out, grad_lse] = arrived(&slots);
         let or_zeros = |gradient: Option<FloatTensor<B>>, like: &FloatTensor<B>| {
             gradient.unwrap_or_else(|| {
                 B::float_zeros(like.shape(), &like.device(), like.dtype().into())
@@ -94,12 +93,17 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
     }
 }
 
-/// Output number `I` of a joint node.
-#[derive(Debug)]
-struct Tap<const I: usize>;
+/// Takes what has arrived.
+pub(super) fn arrived<T, const N: usize>(slots: &Mutex<[Option<T>; N]>) -> [Option<T>; N] {
+    slots.lock().unwrap_or_else(PoisonError::into_inner).each_mut().map(Option::take)
+}
 
-impl<B: Backend, const I: usize> Backward<B, 1> for Tap<I> {
-    type State = Slots<B>;
+/// Output number `I` of a joint node that has `N`.
+#[derive(Debug)]
+struct Tap<const I: usize, const N: usize>;
+
+impl<B: Backend, const I: usize, const N: usize> Backward<B, 1> for Tap<I, N> {
+    type State = Slots<B, N>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
@@ -131,24 +135,25 @@ where
     match Joint(kind).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));
-            let slots = Slots::<B>::default();
+            let slots = Slots::<B, 2>::default();
             let state = (ids, outputs.clone(), slots.clone());
             let joint = prep.finish(state, outputs.lse.clone());
             Outputs {
-                out: tap::<B, C, 0>(&joint, slots.clone(), outputs.out),
-                lse: tap::<B, C, 1>(&joint, slots, outputs.lse),
+                out: tap::<B, C, 0, 2>(&joint, slots.clone(), outputs.out),
+                lse: tap::<B, C, 1, 2>(&joint, slots, outputs.lse),
             }
         }
         OpsKind::UnTracked(_) => outputs.map(Autodiff::<B, C>::from_inner),
     }
 }
 
-fn tap<B: Backend, C: CheckpointStrategy, const I: usize>(
+/// Output number `I` of a joint node that has `N`.
+pub(super) fn tap<B: Backend, C: CheckpointStrategy, const I: usize, const N: usize>(
     joint: &FloatTensor<Autodiff<B, C>>,
-    slots: Slots<B>,
+    slots: Slots<B, N>,
     value: FloatTensor<B>,
 ) -> FloatTensor<Autodiff<B, C>> {
-    match Backward::<B, 1>::prepare::<C>(Tap::<I>, [joint.node()]).compute_bound().stateful() {
+    match Backward::<B, 1>::prepare::<C>(Tap::<I, N>, [joint.node()]).compute_bound().stateful() {
         OpsKind::Tracked(prep) => prep.finish(slots, value),
         OpsKind::UnTracked(prep) => prep.finish(value),
     }

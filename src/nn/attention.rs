@@ -3,7 +3,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
-use super::linear;
+use super::{linear, thirds};
 use crate::{NeighborhoodOptions, Spaces, na1d, na1d_packed, na2d, na2d_packed, na3d, na3d_packed};
 
 /// Defines the layer of a rank and its configuration.
@@ -208,8 +208,7 @@ macro_rules! neighborhood_attention_layer {
                 let [batch, tokens, channels] = shape;
                 let qkv = linear(&self.qkv, input);
                 let heads = [batch, tokens, self.num_heads, channels / self.num_heads];
-                let [query, key, value] = [0, 1, 2]
-                    .map(|part| qkv.clone().narrow(2, part * channels, channels).reshape(heads));
+                let [query, key, value] = thirds(qkv).map(|part| part.reshape(heads));
                 let attended = $packed(query, key, value, spaces, self.options()).reshape(shape);
                 self.dropout.forward(linear(&self.proj, attended))
             }
@@ -247,10 +246,8 @@ macro_rules! neighborhood_attention_layer {
                 shape[$d - 1] = self.num_heads;
                 shape[$h - 1] = channels / self.num_heads;
                 let qkv = linear(&self.qkv, input);
-                // Narrowing and splitting one axis are views, so strided kernels copy nothing.
-                [0, 1, 2].map(|part| {
-                    qkv.clone().narrow($d - 1, part * channels, channels).reshape(shape)
-                })
+                // Parts of an axis, and an axis as two, are views, so that strided kernels copy nothing.
+                thirds(qkv).map(|part| part.reshape(shape))
             }
 
             /// The window, scale and position bias of this layer, as the operator takes them.

@@ -34,4 +34,5 @@ pub use native_sparse::{
     LearnedPooling, NativeSparseAttention, NativeSparseAttentionConfig, NativeSparseProjections,
     PoolingConfig,
 };
+pub(crate) use tokens::thirds;
 pub use tokens::{LayerNorm, conv2d, gelu, linear};

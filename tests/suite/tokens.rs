@@ -442,3 +442,35 @@ fn f64_is_computed_in_f64() {
         assert!((got - want).abs() < 1e-12, "{got}, not {want}");
     }
 }
+
+/// Parts of rows are gradients side by side, whichever of them are asked for.
+#[test]
+fn gradients_of_parts_are_side_by_side() {
+    use burn_natten::nn::NeighborhoodAttention1dConfig;
+
+    for device in devices() {
+        let device = &device.device.clone().autodiff();
+        let layer = NeighborhoodAttention1dConfig::new(8, 2, [3]).init(device);
+        let input = Tensor::<3>::from_data(random([2, 7, 8], 1), device).require_grad();
+        let weigh = |seed: u64| {
+            // Of a gradient that is a view.
+            Tensor::<4>::from_data(random([2, 2, 7, 4], seed), device).swap_dims(1, 2)
+        };
+        let qkv = |input: Tensor<3>| linear(&layer.qkv, input);
+        for asked in [[true, true, true], [false, true, false], [true, false, true]] {
+            let parts = layer.query_key_value(input.clone());
+            let sums = parts.into_iter().zip(asked).enumerate().filter(|(_, (_, asked))| *asked);
+            let loss = sums.map(|(i, (part, _))| (part * weigh(i as u64 + 2)).sum());
+            let gradients = loss.reduce(|a, b| a + b).expect("one").backward();
+            let got = input.grad(&gradients).expect("a gradient");
+            let whole = qkv(input.clone());
+            let weights = (0..3).map(|i| {
+                let weight = weigh(i as u64 + 2).reshape([2, 7, 8]);
+                if asked[i] { weight } else { weight.zeros_like() }
+            });
+            let gradients = (whole * Tensor::cat(weights.collect(), 2)).sum().backward();
+            let want = input.grad(&gradients).expect("a gradient");
+            assert!(error(&got, &want) < 1e-5, "{asked:?}");
+        }
+    }
+}

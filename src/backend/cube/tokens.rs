@@ -15,7 +15,7 @@ use crate::backend::log_once;
 use crate::backend::tokens::{
     ConvolutionPlan, NormGradients, NormPlan, TokenGradientOps, TokenOps, convolution,
     convolution_input, convolution_weight, convolved, flattened, gelu_gradient, norm,
-    norm_gradients,
+    norm_gradients, third_of,
 };
 use crate::backend::unfused::Optional;
 
@@ -169,6 +169,18 @@ impl TokenGradientOps for CubeBackend {
         let sums = empty(&rows, Shape::new([matrix.channels]), rows.dtype());
         let result = tokens::column_sums(&matrix, &rows.handle, &sums.handle);
         if is_launched(result) { sums } else { Self::linear_bias_backward(rows) }
+    }
+
+    fn token_whole(first: CubeTensor, second: CubeTensor, third: CubeTensor) -> CubeTensor {
+        let mut shape = first.shape();
+        let last = shape.num_dims() - 1;
+        let channels = shape[last];
+        shape[last] = 3 * channels;
+        // Burn's own may have gaps behind rows, which linear layers would have to copy.
+        let whole = empty(&first, shape, first.dtype());
+        [first, second, third].into_iter().enumerate().fold(whole, |whole, (part, tensor)| {
+            Self::float_slice_assign(whole, &third_of(last, channels, part), tensor)
+        })
     }
 
     fn token_linear_input(weight: CubeTensor, gradient: CubeTensor) -> CubeTensor {

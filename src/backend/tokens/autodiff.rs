@@ -1,12 +1,15 @@
 //! Gradients of the operators.
 
-use burn::backend::TensorMetadata;
 use burn::backend::autodiff::Autodiff;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 
-use super::{ConvolutionPlan, NormGradients, NormPlan, TokenGradientOps, TokenOps};
+use super::{ConvolutionPlan, NormGradients, NormPlan, Thirds, TokenGradientOps, TokenOps};
+use crate::backend::autodiff::{Slots, arrived, tap};
 use crate::backend::unfused::{Optional, Product, record};
 
 #[derive(Debug)]
@@ -98,6 +101,26 @@ impl<B: TokenGradientOps> Product<B> for Gelu {
     }
 }
 
+/// Three parts of a tensor, whose gradients are put side by side once all are there.
+#[derive(Debug)]
+struct Parts;
+
+impl<B: TokenGradientOps> Backward<B, 1> for Parts {
+    type State = Slots<B, 3>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        // The token that the first tap registered for this node.
+        drop(grads.consume::<B>(&ops.node));
+        let ([parent], parts) = (ops.parents, arrived(&ops.state));
+        let like = parts.iter().flatten().next().cloned();
+        if let (Some(parent), Some(like)) = (parent, like) {
+            let zeros = || B::float_zeros(like.shape(), &like.device(), like.dtype().into());
+            let [first, second, third] = parts.map(|part| part.unwrap_or_else(zeros));
+            grads.register::<B>(parent.id, B::token_whole(first, second, third));
+        }
+    }
+}
+
 impl<B, C> TokenOps for Autodiff<B, C>
 where
     B: TokenOps + TokenGradientOps,
@@ -139,6 +162,25 @@ where
         let (maps, matrix) = (input.primitive().clone(), weight.primitive().clone());
         let output = B::token_convolution(maps, matrix, inner.into(), plan);
         record::<B, C, _>(Convolution(plan), &input, [Some(&weight), bias.as_ref(), None], output)
+    }
+
+    fn token_thirds(input: FloatTensor<Self>) -> Thirds<Self> {
+        let Thirds { first, second, third } = B::token_thirds(input.primitive().clone());
+        match Parts.prepare::<C>([input.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let slots = Slots::<B, 3>::default();
+                let joint = prep.finish(slots.clone(), first.clone());
+                Thirds {
+                    first: tap::<B, C, 0, 3>(&joint, slots.clone(), first),
+                    second: tap::<B, C, 1, 3>(&joint, slots.clone(), second),
+                    third: tap::<B, C, 2, 3>(&joint, slots, third),
+                }
+            }
+            OpsKind::UnTracked(_) => {
+                let [first, second, third] = [first, second, third].map(Self::from_inner);
+                Thirds { first, second, third }
+            }
+        }
     }
 
     fn token_gelu(input: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -1,6 +1,7 @@
 //! The operators as an extension of Burn's backends.
 
-use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
 #[cfg(any(feature = "cube", feature = "fusion"))]
 use burn::tensor::Shape;
 use burn::tensor::ops::ConvOptions;
@@ -44,6 +45,15 @@ pub struct NormGradients<B: Backend> {
 pub(crate) fn convolved(input: &Shape, weight: &Shape, plan: ConvolutionPlan) -> Shape {
     let [rows, columns] = plan.grid.count([input[1], input[2]]).unwrap_or([0, 0]);
     Shape::new([input[0], rows, columns, weight[0]])
+}
+
+/// Three equal parts of the last axis.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Thirds<B: Backend> {
+    pub first: FloatTensor<B>,
+    pub second: FloatTensor<B>,
+    pub third: FloatTensor<B>,
 }
 
 /// The operators, which are differentiable.
@@ -92,6 +102,12 @@ pub trait TokenOps: Backend {
     fn token_gelu(input: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::gelu(input)
     }
+
+    /// Rows `[.., 3 channels]` as three tensors `[.., channels]`, views where the backend has them.
+    #[fusion(meta = meta::thirds)]
+    fn token_thirds(input: FloatTensor<Self>) -> Thirds<Self> {
+        reference::thirds::<Self>(input)
+    }
 }
 
 /// What only gradients need. Asked of the inner backend only: first derivatives.
@@ -122,6 +138,17 @@ pub trait TokenGradientOps: Backend {
     #[fusion(meta = meta::outer)]
     fn token_outer(input: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::linear_weight_backward(input, gradient)
+    }
+
+    /// The tensor whose [thirds](TokenOps::token_thirds) these are, all of one shape.
+    #[fusion(meta = meta::whole)]
+    fn token_whole(
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let last = first.shape().num_dims() - 1;
+        Self::float_cat(vec![first, second, third], last)
     }
 
     /// The gradient of a linear layer's input.
@@ -177,7 +204,7 @@ mod meta {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
-    use super::{ConvolutionPlan, NormGradientsMetadata, NormPlan};
+    use super::{ConvolutionPlan, NormGradientsMetadata, NormPlan, ThirdsMetadata};
     use crate::backend::unfused::{OptionalMetadata, with_last};
 
     pub fn norm(
@@ -195,6 +222,15 @@ mod meta {
 
     pub fn like(input: &TensorSpec) -> TensorSpec {
         input.clone()
+    }
+
+    pub fn thirds(input: &TensorSpec) -> ThirdsMetadata {
+        let third = TensorSpec::new(with_last(&input.shape, last(input) / 3), input.dtype);
+        ThirdsMetadata { first: third.clone(), second: third.clone(), third }
+    }
+
+    pub fn whole(first: &TensorSpec, _second: &TensorSpec, _third: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(with_last(&first.shape, 3 * last(first)), first.dtype)
     }
 
     pub fn gelu_gradient(input: &TensorSpec, _gradient: &TensorSpec) -> TensorSpec {

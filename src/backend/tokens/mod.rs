@@ -12,9 +12,11 @@ mod reference;
 
 #[cfg(feature = "cube")]
 pub(crate) use extension::convolved;
-pub(crate) use extension::{ConvolutionPlan, NormGradients, NormPlan, TokenGradientOps, TokenOps};
+pub(crate) use extension::{
+    ConvolutionPlan, NormGradients, NormPlan, Thirds, TokenGradientOps, TokenOps,
+};
 #[cfg(feature = "cube")]
 pub(crate) use reference::{
     convolution, convolution_input, convolution_weight, flattened, gelu_gradient, norm,
-    norm_gradients,
+    norm_gradients, third_of,
 };

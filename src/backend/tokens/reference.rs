@@ -4,9 +4,9 @@ use std::f64::consts::FRAC_1_SQRT_2;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
+use burn::tensor::{FloatDType, Shape, Slice};
 
-use super::{ConvolutionPlan, NormGradients, NormPlan};
+use super::{ConvolutionPlan, NormGradients, NormPlan, Thirds};
 use crate::backend::wide;
 
 /// Rows in one line: `[rows, channels]`.
@@ -120,4 +120,21 @@ fn channels_first<B: Backend>(map: FloatTensor<B>) -> FloatTensor<B> {
 
 fn channels_last<B: Backend>(map: FloatTensor<B>) -> FloatTensor<B> {
     B::float_permute(map, &[0, 2, 3, 1])
+}
+
+/// Three equal parts of the last axis.
+pub(crate) fn thirds<B: Backend>(input: FloatTensor<B>) -> Thirds<B> {
+    let shape = input.shape();
+    let last = shape.num_dims() - 1;
+    let channels = shape[last] / 3;
+    let [first, second, third] =
+        [0, 1, 2].map(|part| B::float_slice(input.clone(), &third_of(last, channels, part)));
+    Thirds { first, second, third }
+}
+
+/// What is part of the last axis.
+pub(crate) fn third_of(last: usize, channels: usize, part: usize) -> Vec<Slice> {
+    let mut slices = vec![Slice::full(); last + 1];
+    slices[last] = Slice::from(part * channels..(part + 1) * channels);
+    slices
 }

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use super::HditLevelConfig;
 use super::layers::{AdaRmsNorm, inverse_norm, linear, zero_linear};
 use super::rope::AxialRope;
-use crate::nn::{dropout, gelu, linear as apply};
+use crate::nn::{dropout, gelu, linear as apply, thirds};
 use crate::{AttentionOptions, NeighborhoodOptions, attention, na2d};
 
 /// Half of the channels, gated by the other: `a * gelu(gate)` of `(a, gate)`.
@@ -110,8 +110,7 @@ impl HditAttention {
         let [batch, height, width, channels] = normalized.dims();
         let shape = [batch, height, width, self.num_heads, channels / self.num_heads];
         let qkv = apply(&self.qkv_proj, normalized);
-        let [query, key, value] =
-            [0, 1, 2].map(|part| qkv.clone().narrow(3, part * channels, channels).reshape(shape));
+        let [query, key, value] = thirds(qkv).map(|part| part.reshape(shape));
         let scale = self.scale.val().sqrt().reshape([1, 1, 1, self.num_heads, 1]);
         let theta = self.pos_emb.theta(positions);
         let prepare = |heads: Tensor<5>| {

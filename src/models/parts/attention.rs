@@ -3,7 +3,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor};
 
 use super::{BlockConfig, SMALL, linear, pad_to};
-use crate::nn::linear as apply;
+use crate::nn::{linear as apply, thirds};
 use crate::{NeighborhoodOptions, na2d};
 
 /// Neighborhood attention with a learned bias for each head and relative position.
@@ -72,7 +72,7 @@ impl BiasedAttention {
         let [batch, height, width, channels] = padded.dims();
         let shape = [batch, height, width, self.num_heads, channels / self.num_heads];
         let qkv = apply(&self.qkv, padded);
-        [0, 1, 2].map(|part| qkv.clone().narrow(3, part * channels, channels).reshape(shape))
+        thirds(qkv).map(|part| part.reshape(shape))
     }
 
     /// The window, scale and bias of this layer, as the operator takes them.

@@ -4,6 +4,7 @@ mod convolution;
 mod gelu;
 mod linear;
 mod norm;
+mod thirds;
 
 use burn::tensor::Tensor;
 
@@ -11,6 +12,7 @@ pub use convolution::conv2d;
 pub use gelu::gelu;
 pub use linear::linear;
 pub use norm::LayerNorm;
+pub(crate) use thirds::thirds;
 
 #[track_caller]
 fn check<const D: usize>(input: &Tensor<D>, channels: usize, name: &str) {

@@ -402,7 +402,7 @@ mod tests {
         );
         assert!(reason(&line(100, 1, 12, 64)).starts_with("head_dim is 12"));
         let far = BlockSparse {
-            problem: line(1 << 20, 1, 64, 64).problem.with_axes([Axis::dense(9, 1 << 20, true)]),
+            problem: line(1 << 20, 2, 64, 64).problem.with_axes([Axis::dense(9, 1 << 20, true)]),
             ..few
         };
         let mut far = far.with_step(1 << 11);
