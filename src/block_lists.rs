@@ -181,16 +181,18 @@ pub fn window<const N: usize>(
     Ok(stored(lists, batch, heads, device))
 }
 
-/// The `count` blocks of each list with the highest scores `[batch, query_blocks, heads, key_blocks]`, best first. A score of `-inf` is
+/// The `count` blocks of each list with the highest scores `[batch, query_blocks, heads, key_blocks]`, best first. A score of `-inf` or NaN is
 /// that of a block which is not to be seen: where too few others are left, the list is short.
 ///
 /// On CubeCL's backends every score is compared with every other of its list, by a kernel: 16 million comparisons for each list of 4,096
-/// blocks. It takes the first of equal scores.
+/// blocks. It takes the first of equal scores, which it compares in f32.
 pub fn top_n(scores: Tensor<4>, count: usize) -> Tensor<4, Int> {
     let plan = TopPlan {
         entries: count.min(scores.dims()[3]),
         ints: scores.device().settings().int_dtype,
     };
+    let is_none = scores.clone().is_nan();
+    let scores = scores.mask_fill(is_none, f32::NEG_INFINITY);
     Tensor::from_dispatch(Dispatch::top_blocks(scores.into_dispatch(), plan))
 }
 

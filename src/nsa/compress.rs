@@ -209,7 +209,11 @@ fn projected(rows: Tensor<4>, weights: Tensor<3>) -> Tensor<4> {
             Dispatch::token_linear(rows.into_dispatch(), weight.into_dispatch(), Optional::None);
         Tensor::<4>::from_dispatch(product)
     };
-    Tensor::cat((0..rows.dims()[1]).map(of_head).collect(), 1)
+    let [batch, heads, count, _] = rows.dims();
+    match heads {
+        0 => Tensor::zeros([batch, 0, count, weights.dims()[2]], (&rows.device(), rows.dtype())),
+        _ => Tensor::cat((0..heads).map(of_head).collect(), 1),
+    }
 }
 
 fn linear(tokens: Tensor<5>, weights: Tensor<4>, blocks: usize) -> Tensor<4> {

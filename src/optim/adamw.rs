@@ -158,15 +158,21 @@ impl Optimizer for AdamW {
             step_1: lr / (1.0 - self.beta_1.powi(exponent)),
             step_2: 1.0 / (1.0 - self.beta_2.powi(exponent)),
         };
-        let weight = match state.weight {
+        // A state may have been kept in another type.
+        let dtype = wide(tensor.dtype());
+        let kept = |tensor: Tensor<D>| match FloatDType::from(tensor.dtype()) == dtype {
+            true => tensor,
+            false => tensor.cast(dtype),
+        };
+        let weight = match state.weight.filter(|_| !is_wide).map(kept) {
             None if !is_wide => Some(tensor.clone().cast(wide(tensor.dtype()))),
             weight => weight,
         };
         let tensors = AdamWTensors {
             parameter: tensor.into_dispatch(),
             weight: weight.map(Tensor::into_dispatch).into(),
-            moment_1: state.moment_1.into_dispatch(),
-            moment_2: state.moment_2.into_dispatch(),
+            moment_1: kept(state.moment_1).into_dispatch(),
+            moment_2: kept(state.moment_2).into_dispatch(),
         };
         let AdamWTensors { parameter, weight, moment_1, moment_2 } =
             Dispatch::adamw_step(grad.into_dispatch(), tensors, plan);

@@ -204,8 +204,9 @@ pub(super) fn call(
     }
     submit(client, name.into(), buffers, move |server, ordinal, stream, bindings, _| {
         make_current(ordinal)?;
-        let (addresses, stream) = resolved(server, stream, bindings)?;
-        work(ordinal, &addresses, stream)
+        with_addresses(server, stream, bindings, |addresses, stream| {
+            work(ordinal, addresses, stream)
+        })
     });
 }
 
@@ -258,12 +259,14 @@ pub(super) fn failed(what: &str, error: impl core::fmt::Debug) -> ServerError {
     LaunchError::Unknown { reason, backtrace: BackTrace::capture() }.into()
 }
 
-/// The addresses of buffers, and a stream, which waits for other streams that wrote them, as for CubeCL's own launches.
-fn resolved(
+/// Has `work` enqueue something with the addresses of buffers, on a stream that waits for other streams that wrote them, as CubeCL's own
+/// launches do.
+fn with_addresses<R>(
     server: &mut Server,
     stream: StreamId,
     buffers: &[BufferBinding],
-) -> Result<(Vec<u64>, sys::CUstream), ServerError> {
+    work: impl FnOnce(&[u64], sys::CUstream) -> Result<R, ServerError>,
+) -> Result<R, ServerError> {
     let mut streams = server.write_streams().resolve(stream, buffers.iter())?;
     let mut addresses = Vec::with_capacity(buffers.len());
     for buffer in buffers {
@@ -273,7 +276,10 @@ fn resolved(
         addresses.push(memory.get_resource(buffer.memory.clone(), start, end)?.ptr);
     }
     let stream = streams.current().sys;
-    Ok((addresses, stream))
+    let result = work(&addresses, stream);
+    // Not before: memory of other streams is theirs again once that has ended which is enqueued by now.
+    drop(streams);
+    result
 }
 
 /// Writes the contents of buffers that have some, as CubeCL writes from the host: in the order of the stream, into a graph that is
@@ -293,15 +299,20 @@ unsafe fn fill(
         return Ok(());
     }
     make_current(ordinal)?;
-    let (addresses, _) = resolved(server, stream, buffers)?;
-    for (buffer, contents) in buffers.iter().zip(contents) {
-        if contents.is_empty() {
+    let written = with_addresses(server, stream, buffers, |addresses, _| {
+        let of = |contents: &Vec<Argument>| -> Result<Vec<u8>, ServerError> {
+            let mut bytes = vec![];
+            for argument in contents {
+                bytes.resize(bytes.len().next_multiple_of(PLACE), 0);
+                value(argument, addresses)?.append_to(&mut bytes);
+            }
+            Ok(bytes)
+        };
+        contents.iter().map(of).collect::<Result<Vec<_>, _>>()
+    })?;
+    for (buffer, bytes) in buffers.iter().zip(written) {
+        if bytes.is_empty() {
             continue;
-        }
-        let mut bytes = vec![];
-        for argument in contents {
-            bytes.resize(bytes.len().next_multiple_of(PLACE), 0);
-            value(argument, &addresses)?.append_to(&mut bytes);
         }
         let descriptor = CopyDescriptor {
             handle: buffer.clone(),
@@ -330,36 +341,39 @@ unsafe fn enqueue(
     arguments: &[Argument],
 ) -> Result<(), ServerError> {
     make_current(ordinal)?;
-    let (addresses, stream) = resolved(server, stream, buffers)?;
-    let mut values: Vec<Value> =
-        arguments.iter().map(|argument| value(argument, &addresses)).collect::<Result<_, _>>()?;
-    let mut pointers: Vec<*mut c_void> = values
-        .iter_mut()
-        .map(|value| match value {
-            Value::Map(map) => (&raw mut **map).cast(),
-            Value::Words(words) => words.as_mut_ptr().cast(),
-        })
-        .collect();
     let function = function(ordinal, kernel)?;
-    let config = sys::CUlaunchConfig {
-        gridDimX: kernel.grid,
-        gridDimY: 1,
-        gridDimZ: 1,
-        blockDimX: kernel.block,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: kernel.shared_memory,
-        hStream: stream,
-        attrs: core::ptr::null_mut(),
-        numAttrs: 0,
-    };
-    // SAFETY: the driver copies the arguments before it returns; function and stream are of the
-    // context that is current.
-    unsafe {
-        sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), core::ptr::null_mut())
-    }
-    .result()
-    .map_err(|error| failed("cuLaunchKernelEx", error))
+    with_addresses(server, stream, buffers, |addresses, stream| {
+        let mut values: Vec<Value> = arguments
+            .iter()
+            .map(|argument| value(argument, addresses))
+            .collect::<Result<_, _>>()?;
+        let mut pointers: Vec<*mut c_void> = values
+            .iter_mut()
+            .map(|value| match value {
+                Value::Map(map) => (&raw mut **map).cast(),
+                Value::Words(words) => words.as_mut_ptr().cast(),
+            })
+            .collect();
+        let config = sys::CUlaunchConfig {
+            gridDimX: kernel.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: kernel.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: kernel.shared_memory,
+            hStream: stream,
+            attrs: core::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        // SAFETY: the driver copies the arguments before it returns; function and stream are of the
+        // context that is current.
+        unsafe {
+            sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), core::ptr::null_mut())
+        }
+        .result()
+        .map_err(|error| failed("cuLaunchKernelEx", error))
+    })
 }
 
 /// An argument with its addresses, in memory that the driver copies it from.

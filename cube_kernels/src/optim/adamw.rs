@@ -23,8 +23,12 @@ use crate::view::check_buffer;
 pub struct AdamW {
     /// What stays of the mean of gradients.
     pub beta_1: f32,
+    /// `1 - beta_1`, rounded once.
+    pub rest_1: f32,
     /// What stays of the mean of their squares.
     pub beta_2: f32,
+    /// `1 - beta_2`, rounded once.
+    pub rest_2: f32,
     /// Added to the root.
     pub epsilon: f32,
     /// What weight decay leaves of a weight.
@@ -39,7 +43,9 @@ pub struct AdamW {
 #[expand(derive(Clone, Copy))]
 struct Factors {
     beta_1: f32,
+    rest_1: f32,
     beta_2: f32,
+    rest_2: f32,
     epsilon: f32,
     keep: f32,
     step_1: f32,
@@ -86,8 +92,8 @@ fn adamw_kernel<F: Float, G: Float, N: Size>(
             weight = current::<F, N>(before.parameter[at], before.weight[at]);
         }
         let gradient = Vector::<f32, N>::cast_from(before.gradient[at]);
-        let new_1 = Vector::new(1.0f32 - factors.beta_1) * gradient;
-        let new_2 = Vector::new(1.0f32 - factors.beta_2) * gradient * gradient;
+        let new_1 = Vector::new(factors.rest_1) * gradient;
+        let new_2 = Vector::new(factors.rest_2) * gradient * gradient;
         let mean = Vector::new(factors.beta_1) * before.moment_1[at] + new_1;
         let square = Vector::new(factors.beta_2) * before.moment_2[at] + new_2;
         let root = (Vector::new(factors.step_2) * square).sqrt() + Vector::new(factors.epsilon);
@@ -156,7 +162,7 @@ pub fn adamw(
     }
     let vector = widest_of(client, count, F32);
     let (cubes, units) = grid_of_units(client, (count / vector).max(1));
-    let AdamW { beta_1, beta_2, epsilon, keep, step_1, step_2 } = *by;
+    let AdamW { beta_1, rest_1, beta_2, rest_2, epsilon, keep, step_1, step_2 } = *by;
     // Where none is kept, a moment stands in for it, and is not touched.
     let weight = |of: &Tensors<'_>| buffer(of.weight.unwrap_or(of.moment_1));
     // SAFETY: every index is below the sizes that the buffers were checked against.
@@ -180,7 +186,7 @@ pub fn adamw(
                 buffer(after.moment_1),
                 buffer(after.moment_2),
             ),
-            FactorsLaunch::new(beta_1, beta_2, epsilon, keep, step_1, step_2),
+            FactorsLaunch::new(beta_1, rest_1, beta_2, rest_2, epsilon, keep, step_1, step_2),
             count / vector,
             keeps_weight,
             dtypes,

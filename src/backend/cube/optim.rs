@@ -72,7 +72,9 @@ fn handles(tensors: &AdamWTensors<CubeBackend>) -> optim::Tensors<'_> {
 fn factors(plan: AdamWPlan) -> optim::AdamW {
     optim::AdamW {
         beta_1: plan.beta_1 as f32,
+        rest_1: (1.0 - plan.beta_1) as f32,
         beta_2: plan.beta_2 as f32,
+        rest_2: (1.0 - plan.beta_2) as f32,
         epsilon: plan.epsilon as f32,
         keep: plan.keep as f32,
         step_1: plan.step_1 as f32,

@@ -1,8 +1,8 @@
 //! Normalization, linear layers, GELU and convolutions of tokens: kernels and, on CUDA, cuBLASLt's products, or else tensor operations.
 
-use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::{ActivationOps, FloatTensorOps, ModuleOps};
+use burn::backend::{DType, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
@@ -194,15 +194,15 @@ impl TokenGradientOps for CubeBackend {
         gradient: CubeTensor,
         plan: ConvolutionPlan,
     ) -> CubeTensor {
-        let to = empty(&input, input.shape(), input.dtype());
-        if is_empty(&input) || is_empty(&gradient) {
+        // Patches of types that no kernel knows are not worth their product.
+        if is_empty(&input) || is_empty(&gradient) || input.dtype() == DType::F64 {
             return convolution_input::<Self>(input, weight, gradient, plan);
         }
-        let (shape, rows) = (weight.shape(), flattened(&gradient.shape()));
+        let to = empty(&input, input.shape(), input.dtype());
+        let rows = flattened(&gradient.shape());
         let rows = Self::float_reshape(gradient.clone(), Shape::new(rows));
         let patches = Self::token_linear_input(matrix_of(weight.clone()), rows);
         let patches = into_contiguous(patches);
-        debug_assert_eq!(patches.shape()[1], shape[1] * shape[2] * shape[3]);
         let result = maps(&input, plan).fold(&patches.handle, &to.handle);
         if is_launched(result) {
             return to;
@@ -239,6 +239,12 @@ impl TokenGradientOps for CubeBackend {
     }
 
     fn token_outer(input: CubeTensor, gradient: CubeTensor) -> CubeTensor {
+        if is_empty(&input) || is_empty(&gradient) {
+            let [[_, channels], [_, outputs]] =
+                [&input, &gradient].map(|of| flattened(&of.shape()));
+            let shape = Shape::new([channels, outputs]);
+            return Self::float_zeros(shape, &input.device, input.dtype().into());
+        }
         if let Some(product) = linear::of_weight(&input, &gradient) {
             return product;
         }

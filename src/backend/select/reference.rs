@@ -267,6 +267,10 @@ fn ranked<B: Backend>(
 
 /// The numbers of the highest scores, by the backend's own sort.
 pub(crate) fn top_blocks<B: Backend>(scores: FloatTensor<B>, plan: TopPlan) -> IntTensor<B> {
+    if plan.entries == 0 {
+        let [batch, tiles, heads, _] = scores.shape().dims::<4>();
+        return B::int_zeros(Shape::new([batch, tiles, heads, 0]), &scores.device(), plan.ints);
+    }
     let bools = get_device_settings::<B>(&scores.device()).bool_dtype;
     let (best, blocks) = B::float_topk_with_indices(scores, SCORES, plan.entries, plan.ints);
     let is_none = B::float_equal_elem(best, f32::NEG_INFINITY.into(), bools);

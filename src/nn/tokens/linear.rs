@@ -1,9 +1,9 @@
 use burn::backend::Dispatch;
 use burn::module::Param;
 use burn::nn::Linear;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
-use super::check;
+use super::{check, one_type};
 use crate::backend::tokens::TokenOps;
 
 /// Applies a linear layer to every token, as [`Linear::forward`] does, with products and gradients that are fast on a GPU.
@@ -18,9 +18,11 @@ use crate::backend::tokens::TokenOps;
 /// - input: `[.., d_input]`
 /// - output: `[.., d_output]`
 ///
+/// An input of another type than the weight is computed with in that of the weight, and its output is of its own type.
+///
 /// # Panics
 ///
-/// If the last axis of `input` is not `d_input` long.
+/// If the last axis of `input` is not `d_input` long, or weight and bias are of two types.
 ///
 /// ```rust
 /// use burn::nn::LinearConfig;
@@ -36,11 +38,16 @@ use crate::backend::tokens::TokenOps;
 #[track_caller]
 pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
     let (weight, bias) = (layer.weight.val(), layer.bias.as_ref().map(Param::val));
-    let dtype = input.dtype();
-    let is_mixed =
-        weight.dtype() != dtype || bias.as_ref().is_some_and(|bias| bias.dtype() != dtype);
-    // Quantized weights, and a single token: Burn has these.
-    if is_mixed || D == 1 {
+    if matches!(weight.dtype(), DType::QFloat(_)) {
+        return layer.forward(input);
+    }
+    one_type(&weight, bias.as_ref());
+    if weight.dtype() != input.dtype() {
+        let dtype = input.dtype();
+        return linear(layer, input.cast(weight.dtype())).cast(dtype);
+    }
+    // A single token.
+    if D == 1 {
         return layer.forward(input);
     }
     check(&input, weight.dims()[0], "d_input");

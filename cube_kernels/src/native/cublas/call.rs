@@ -20,6 +20,12 @@ use crate::view::check_buffer;
 /// Most bytes that a product may take beside its operands, as NVIDIA advises for Hopper.
 const MAX_WORKSPACE: usize = 32 << 20;
 
+/// What is remembered of products; lengths that vary are new ones.
+const MOST_KNOWN: usize = 4096;
+
+/// That there is no kernel, which will not change. Memory that is lacking may.
+const NOT_SUPPORTED: CublasError = CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+
 /// What every operand begins at a multiple of, in bytes: no kernel of the library asks for more.
 const ALIGNMENT: u32 = 16;
 
@@ -140,7 +146,12 @@ impl Linear<'_> {
     ) -> Result<(), KernelError> {
         is_available(self.client)?;
         let call = Call { product, element: element(self.dtype)?, has_bias: bias.is_some() };
-        let algorithm = call.algorithm(self.client)?;
+        let algorithm = call.algorithm(self.client).map_err(|error| {
+            let Self { rows, channels, outputs, dtype, .. } = self;
+            KernelError::Problem(format!(
+                "a linear layer of {rows} tokens of {channels} channels to {outputs} in {dtype:?}: {error}"
+            ))
+        })?;
         let workspace = self.client.empty(algorithm.workspace.max(1));
         let mut buffers = vec![Buffer::read(first), Buffer::read(second)];
         buffers.extend([Buffer::written(output), Buffer::written(&workspace)]);
@@ -194,28 +205,28 @@ fn library(ordinal: u16) -> Result<sys::cublasLtHandle_t, CublasError> {
 }
 
 impl Call {
-    /// What the library thinks is the fastest; it measures nothing. Asked once for each device.
-    fn algorithm(self, client: &Client) -> Result<Algorithm, KernelError> {
-        type Known = HashMap<(u16, Call), Result<Algorithm, KernelError>>;
+    /// What the library thinks is the fastest; it measures nothing. Asked once for each device, as long as it is among the latest.
+    fn algorithm(self, client: &Client) -> Result<Algorithm, String> {
+        type Known = HashMap<(u16, Call), Result<Algorithm, CublasError>>;
         static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
         let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let text = |error: CublasError| format!("cuBLASLt says {error}");
         let key = (client.service_id().device.index_id, self);
         if let Some(known) = known().get(&key) {
-            return known.clone();
+            return known.map_err(text);
         }
         // SAFETY: on the device's thread.
         let found = launch::ask(client, move |ordinal| unsafe { self.heuristic(ordinal) });
-        let found = match found {
-            Some(found) => found.map_err(|error| {
-                let Product { rows, columns, inner, .. } = self.product;
-                KernelError::Problem(format!(
-                    "cuBLASLt multiplies no {rows} x {inner} by {inner} x {columns} here: {error}"
-                ))
-            }),
-            None => Err(KernelError::Device("thread that answers")),
-        };
-        known().insert(key, found.clone());
-        found
+        let found = found.ok_or("the device's thread does not answer")?;
+        let is_lasting = |error: CublasError| error == NOT_SUPPORTED;
+        if found.is_ok() || found.is_err_and(is_lasting) {
+            let mut known = known();
+            if known.len() >= MOST_KNOWN {
+                known.clear();
+            }
+            known.insert(key, found);
+        }
+        found.map_err(text)
     }
 
     /// # Safety
