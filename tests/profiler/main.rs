@@ -6,6 +6,7 @@ mod flags;
 mod measuring;
 mod ragged;
 mod sparse;
+mod unfused;
 
 use std::process::Command;
 

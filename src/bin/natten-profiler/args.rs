@@ -101,6 +101,11 @@ pub struct Args {
     #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
     pub ragged: Option<PathBuf>,
 
+    /// Both halves apart, scores and sums, with the attention weights in memory
+    #[arg(long, conflicts_with_all = crate::unfused::WITHOUT)]
+    #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
+    pub unfused: bool,
+
     /// Sparse attention
     #[command(flatten)]
     pub sparse: Sparse,

@@ -16,6 +16,7 @@ mod print;
 mod ragged;
 mod request;
 mod sparse;
+mod unfused;
 mod units;
 mod values;
 
@@ -84,7 +85,9 @@ fn run(parsed: Parsed) -> Result<String, Failure> {
         return ragged::run(&job, &args);
     }
     let request = Request::new(&args)?;
-    if args.dry_run {
+    if args.unfused {
+        unfused::run(&request, &args)
+    } else if args.dry_run {
         dry_run::run(&request, &args)
     } else if args.optimize {
         optimize::run(&request, &args)

@@ -1,0 +1,163 @@
+//! The halves on a device.
+
+use std::cell::RefCell;
+
+use burn::tensor::{Device, Distribution, Shape, Tensor};
+use burn_natten::profile::{Peaks, Repeats, Timing, measure_peaks, time};
+use burn_natten::{
+    AttentionError, NeighborhoodOptions, try_na1d_av, try_na1d_qk, try_na2d_av, try_na2d_qk,
+    try_na3d_av, try_na3d_qk,
+};
+use burn_natten_kernels::{MAX_RANK, Problem};
+
+use super::Half;
+use crate::args::Args;
+use crate::device;
+use crate::failure::Failure;
+use crate::request::{Request, usage};
+
+/// What was measured.
+pub struct Found {
+    /// The device.
+    pub name: String,
+    pub peaks: Peaks,
+    pub passes: Vec<Measurement>,
+}
+
+/// Some passes of a half together.
+pub struct Measurement {
+    pub half: Half,
+    pub passes: &'static str,
+    pub timing: Timing,
+    /// Of its tensors.
+    pub bytes: u64,
+}
+
+/// Times the forward pass of both halves, and both passes where the flags ask for the backward pass.
+pub fn run(request: &Request, args: &Args) -> Result<Found, Failure> {
+    if cfg!(debug_assertions) {
+        eprintln!("warning: not built with --release, so that times and peaks say little");
+    }
+    let device = device::open(args.device, args.dtype)?;
+    let peaks = measure_peaks(&device, args.dtype.dtype());
+    let mut passes = vec![];
+    for half in [Half::Qk, Half::Av] {
+        let [forward, backward] = half.bytes(&request.problem, args.dtype.dtype().size());
+        let mut add = |device: &Device, name, bytes| {
+            let timing = of_rank(half, request, args, device)?;
+            passes.push(Measurement { half, passes: name, timing, bytes });
+            Ok(())
+        };
+        add(&device, "forward", forward)?;
+        if args.backprop {
+            add(&tracking(&device)?, "forward and backward", forward + backward)?;
+        }
+    }
+    Ok(Found { name: device::describe(args.device, &device), peaks, passes })
+}
+
+/// The device with gradients.
+fn tracking(device: &Device) -> Result<Device, Failure> {
+    #[cfg(feature = "autodiff")]
+    return Ok(device.clone().autodiff());
+    #[cfg(not(feature = "autodiff"))]
+    {
+        let _ = device;
+        let text = "--backprop: is not in this build, add --features autodiff to cargo's flags";
+        Err(Failure::Usage(text.to_string()))
+    }
+}
+
+fn of_rank(half: Half, request: &Request, args: &Args, device: &Device) -> Result<Timing, Failure> {
+    let timing = match (request.problem.rank(), half) {
+        (1, Half::Qk) => timed::<1, 4>(half, try_na1d_qk, request, args, device),
+        (1, Half::Av) => timed::<1, 4>(half, try_na1d_av, request, args, device),
+        (2, Half::Qk) => timed::<2, 5>(half, try_na2d_qk, request, args, device),
+        (2, Half::Av) => timed::<2, 5>(half, try_na2d_av, request, args, device),
+        (_, Half::Qk) => timed::<3, 6>(half, try_na3d_qk, request, args, device),
+        (_, Half::Av) => timed::<3, 6>(half, try_na3d_av, request, args, device),
+    };
+    timing.map_err(|error| match error {
+        AttentionError::Execution { .. } => Failure::Run(error.to_string()),
+        error => usage(error),
+    })
+}
+
+fn timed<const N: usize, const D: usize>(
+    half: Half,
+    operator: impl Fn(Tensor<D>, Tensor<D>, NeighborhoodOptions<N>) -> Result<Tensor<D>, AttentionError>,
+    request: &Request,
+    args: &Args,
+    device: &Device,
+) -> Result<Timing, AttentionError> {
+    let problem = &request.problem;
+    let [first, space] = inputs(half, problem, args, device);
+    let options = options::<N>(problem, args);
+    let repeats =
+        Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() };
+    // Rows of memory may be longer than those of the tensor, which to flatten would be a copy: what is computed stays here.
+    let last = RefCell::new(vec![]);
+    let timing = time(device, &repeats, || {
+        let out = operator(first.clone(), space.clone(), options.clone())?;
+        *last.borrow_mut() = results(out, [&first, &space]);
+        Ok(vec![])
+    })?;
+    for result in last.into_inner() {
+        let corner = result.slice([(); D].map(|()| 0..1));
+        if corner.clone().is_nan().any().into_scalar::<bool>() {
+            let reason = format!("{} begins with {corner}", half.name());
+            return Err(AttentionError::Execution { reason });
+        }
+    }
+    Ok(timing)
+}
+
+/// What both halves are given: by chance, tracked on a device that tracks.
+fn inputs<const D: usize>(
+    half: Half,
+    problem: &Problem,
+    args: &Args,
+    device: &Device,
+) -> [Tensor<D>; 2] {
+    const SEED: u64 = 42;
+    device.seed(SEED);
+    let axes = &problem.axes[MAX_RANK - problem.rank()..];
+    let window = axes.iter().map(|axis| axis.kernel_size).product();
+    let (first, dim) = match half {
+        Half::Qk => (problem.head_dim, problem.head_dim),
+        Half::Av => (window, problem.head_dim_v),
+    };
+    [(problem.heads, first), (problem.heads_kv, dim)].map(|(heads, length)| {
+        let space = axes.iter().map(|axis| axis.keys);
+        let shape: Vec<_> =
+            [problem.batch].into_iter().chain(space).chain([heads, length]).collect();
+        let normal = Distribution::Normal(0.0, 1.0);
+        let tensor = Tensor::random(Shape::from(shape), normal, (device, args.dtype.dtype()));
+        if device.is_autodiff() { tensor.require_grad() } else { tensor }
+    })
+}
+
+fn options<const N: usize>(problem: &Problem, args: &Args) -> NeighborhoodOptions<N> {
+    let axes = &problem.axes[MAX_RANK - N..];
+    let of = |value: fn(&burn_natten_kernels::Axis) -> usize| -> [usize; N] {
+        std::array::from_fn(|axis| value(&axes[axis]))
+    };
+    NeighborhoodOptions::new(of(|axis| axis.kernel_size))
+        .with_stride(of(|axis| axis.stride))
+        .with_dilation(of(|axis| axis.dilation))
+        .with_causal(std::array::from_fn(|axis| axes[axis].is_causal))
+        .with_scale(args.scale)
+        .with_strategy(args.strategy)
+}
+
+/// The gradients of a sum of all outputs, on a device that tracks; or else the outputs.
+fn results<const D: usize>(out: Tensor<D>, leaves: [&Tensor<D>; 2]) -> Vec<Tensor<D>> {
+    #[cfg(feature = "autodiff")]
+    if leaves[0].is_require_grad() {
+        // Burn begins with ones where it is handed more than one number.
+        let gradients = out.backward();
+        return leaves.into_iter().filter_map(|leaf| leaf.grad(&gradients)).collect();
+    }
+    let _ = leaves;
+    vec![out]
+}
