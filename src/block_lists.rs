@@ -191,8 +191,6 @@ pub fn top_n(scores: Tensor<4>, count: usize) -> Tensor<4, Int> {
         entries: count.min(scores.dims()[3]),
         ints: scores.device().settings().int_dtype,
     };
-    let is_none = scores.clone().is_nan();
-    let scores = scores.mask_fill(is_none, f32::NEG_INFINITY);
     Tensor::from_dispatch(Dispatch::top_blocks(scores.into_dispatch(), plan))
 }
 

@@ -4,7 +4,7 @@
 #![allow(missing_docs)]
 
 use cubecl::client::Client;
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -143,6 +143,26 @@ pub(crate) fn check_type(client: &Client, dtype: ElemType) -> Result<(), KernelE
     let known = "f16, bf16 and f32, where the device has them";
     Err(KernelError::ElementType { known, got: dtype })
 }
+
+/// The indices of a kernel whose largest tensor has so many elements. The signed bound leaves room for the units past the end of the last cube.
+pub(crate) fn addresses(client: &Client, largest: usize) -> Result<AddressType, KernelError> {
+    let address_type = AddressType::from_len_signed(largest);
+    match client.properties().supports_address(address_type) {
+        true => Ok(address_type),
+        false => Err(KernelError::Addressing(largest)),
+    }
+}
+
+/// The same with room for as many again: cubes of several rows count those behind the last one that there is.
+pub(crate) fn addresses_with_room(
+    client: &Client,
+    largest: usize,
+) -> Result<AddressType, KernelError> {
+    addresses(client, 2 * largest.max(1)).map_err(|_| KernelError::Addressing(largest))
+}
+
+/// The element type that sums are held in.
+pub(crate) const F32: ElemType = ElemType::Float(FloatKind::F32);
 
 /// The most elements that the device loads at once and that a row of `dim` divides into.
 pub(crate) fn widest_of(client: &Client, dim: usize, dtype: ElemType) -> usize {

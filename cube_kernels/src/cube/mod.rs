@@ -22,8 +22,8 @@ pub(crate) use cut::Cut;
 #[cfg(feature = "cuda")]
 pub(crate) use feed::optional_buffer;
 pub(crate) use feed::{
-    Feed, FeedPair, Input, InputPair, Tensor, buffer, check_type, grid, grid_of_cubes,
-    grid_of_units, widest_of,
+    F32, Feed, FeedPair, Input, InputPair, Tensor, addresses, addresses_with_room, buffer,
+    check_type, grid, grid_of_cubes, grid_of_units, widest_of,
 };
 #[cfg(feature = "cuda")]
 pub(crate) use packed::sequences;

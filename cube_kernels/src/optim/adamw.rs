@@ -4,12 +4,12 @@
 #![allow(missing_docs)]
 
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType, FloatKind};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::KernelError;
-use crate::cube::{buffer, check_type, grid_of_units, widest_of};
+use crate::cube::{F32, addresses_with_room, buffer, check_type, grid_of_units, widest_of};
 use crate::view::check_buffer;
 
 /// What a step of AdamW multiplies with.
@@ -108,8 +108,6 @@ fn adamw_kernel<F: Float, G: Float, N: Size>(
     }
 }
 
-const F32: ElemType = ElemType::Float(FloatKind::F32);
-
 /// The tensors of a step, contiguous: a parameter, and in f32 its moments and, where it is of a half type, its weight.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensors<'a> {
@@ -155,11 +153,7 @@ pub fn adamw(
     if after.weight.is_some() != keeps_weight {
         return Err(KernelError::Problem("a weight is kept only before or after it".to_string()));
     }
-    // Units behind the last one count, too.
-    let address_type = AddressType::from_len_signed(2 * count.max(1));
-    if !client.properties().supports_address(address_type) {
-        return Err(KernelError::Addressing(count));
-    }
+    let address_type = addresses_with_room(client, count)?;
     let vector = widest_of(client, count, F32);
     let (cubes, units) = grid_of_units(client, (count / vector).max(1));
     let AdamW { beta_1, rest_1, beta_2, rest_2, epsilon, keep, step_1, step_2 } = *by;

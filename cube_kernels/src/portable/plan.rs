@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 
 use super::geometry::window_run;
 use super::rows::Slicing;
-use crate::cube::{Cut, check_type, grid_of_units, sequences_of_rows, table};
+use crate::cube::{Cut, addresses, check_type, grid_of_units, sequences_of_rows, table};
 use crate::slicing::vector_size;
 use crate::tensor_core::All;
 use crate::{KernelError, KeyValue, MAX_RANK, Packed, Problem};
@@ -72,11 +72,7 @@ impl<'a> Launch<'a> {
             return Err(KernelError::Device("room for 9 buffers in a kernel"));
         }
         let vector_size = vector_size(problem);
-        // The signed bound leaves room for the units past the end of the last cube.
-        let address_type = AddressType::from_len_signed(problem.largest_tensor());
-        if !client.properties().supports_address(address_type) {
-            return Err(KernelError::Addressing(problem.largest_tensor()));
-        }
+        let address_type = addresses(client, problem.largest_tensor())?;
         Ok(Self { client, problem, dtype, vector_size, address_type, packed: None })
     }
 

@@ -11,12 +11,12 @@
 #![allow(missing_docs)]
 
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::{Selected, Selection};
-use crate::cube::{Input, buffer, grid, grid_of_cubes};
+use crate::cube::{Input, addresses, buffer, grid, grid_of_cubes};
 use crate::portable::blocks::vectors::{Line, dots};
 use crate::portable::plan::{Launch, block_size};
 use crate::view::check_buffer;
@@ -508,10 +508,7 @@ pub fn select_blocks_with(
         largest = largest.max(count * top);
     }
     largest = largest.max(count * selection.num_selected);
-    let address_type = AddressType::from_len_signed(largest);
-    if !client.properties().supports_address(address_type) {
-        return Err(KernelError::Addressing(largest));
-    }
+    let address_type = addresses(client, largest)?;
     let launch = Launch { vector_size, address_type, ..launch };
     let plans = [Some(false), selection.cmp_top.map(|_| true)].into_iter().flatten();
     let plans = plans.map(|is_super| plan(&launch, selection, units, is_super));

@@ -9,12 +9,11 @@
 #![allow(missing_docs)]
 
 use cubecl::client::Client;
-use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::check_lists;
-use crate::cube::{buffer, grid_of_cubes, grid_of_units};
+use crate::cube::{addresses, buffer, grid_of_cubes, grid_of_units};
 use crate::{BlockSparse, KernelError};
 
 /// Units that scan the blocks of a list head.
@@ -213,10 +212,7 @@ pub fn invert(
     let starts = pairs * (key_blocks + 1);
     let (counts, elements) = (pairs * chunks * key_blocks, starts + pairs * listed);
     let largest = elements.max(counts);
-    let address_type = AddressType::from_len_signed(largest);
-    if !client.properties().supports_address(address_type) {
-        return Err(KernelError::Addressing(largest));
-    }
+    let address_type = addresses(client, largest)?;
     let workspace = |elements: usize| client.empty((elements * size_of::<u32>()).max(4));
     let (counts, handle) = (workspace(counts), workspace(elements));
     let inverse = Inverse { handle: handle.clone(), starts };

@@ -7,12 +7,12 @@
 #![allow(missing_docs)]
 
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::KernelError;
-use crate::cube::{buffer, check_type, grid_of_units};
+use crate::cube::{addresses_with_room, buffer, check_type, grid_of_units};
 use crate::view::check_buffer;
 
 /// A score as it is compared: what is no number counts as `-inf`, which nothing is below.
@@ -71,10 +71,7 @@ pub fn top(
     check_buffer("scores", scores, rows * count * dtype.size())?;
     check_buffer("lists", lists, rows * entries * size_of::<i32>())?;
     let units = rows * count;
-    let address_type = AddressType::from_len_signed(2 * units.max(1));
-    if !client.properties().supports_address(address_type) {
-        return Err(KernelError::Addressing(units));
-    }
+    let address_type = addresses_with_room(client, units)?;
     let (cubes, dim) = grid_of_units(client, units.max(1));
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {

@@ -13,7 +13,7 @@ use super::{
     Blueprint, Capability, Choice, Instruction, candidates, plan, plan_tiled, unsupported,
 };
 use crate::choices::{Choices, remembered};
-use crate::cube::{Cubes, Extent};
+use crate::cube::{Cubes, Extent, addresses};
 use crate::view::{check_operands, check_outputs};
 use crate::{KernelError, Operands, Outputs, Packed, Problem, Shape, Strided};
 
@@ -230,11 +230,7 @@ pub(super) fn address_type<'a>(
         tensor.strides.iter().zip(shape.lengths()).map(|(stride, length)| stride * length).sum()
     };
     let largest = tensors.map(behind).chain([problem.largest_tensor()]).max().unwrap_or(0);
-    let address_type = AddressType::from_len_signed(largest);
-    if !client.properties().supports_address(address_type) {
-        return Err(KernelError::Addressing(largest));
-    }
-    Ok(address_type)
+    addresses(client, largest)
 }
 
 /// What [`capability`] misses on a device.

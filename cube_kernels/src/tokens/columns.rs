@@ -11,9 +11,9 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::RowTile;
-use super::matrix::{F32, Matrix, Shares};
+use super::matrix::{Matrix, Shares};
 use crate::KernelError;
-use crate::cube::{buffer, grid};
+use crate::cube::{F32, buffer, grid};
 
 /// The rows of a cube: `turns` times as many as it takes at once.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

@@ -1,11 +1,11 @@
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType, FloatKind};
+use cubecl::ir::{AddressType, ElemType};
 use cubecl::server::Handle;
 
 use super::RowTile;
 use super::columns::{RowRangeLaunch, sum};
 use crate::KernelError;
-use crate::cube::{check_type, widest_of};
+use crate::cube::{F32, addresses_with_room, check_type, widest_of};
 use crate::view::check_buffer;
 
 /// A contiguous tensor `[rows, channels]` on a device.
@@ -65,12 +65,7 @@ impl<'a> Matrix<'a> {
     /// Fails if the device lacks the type or the addresses.
     pub(super) fn launch(&self) -> Result<Launch, KernelError> {
         check_type(self.client, self.dtype)?;
-        let elements = self.rows * self.channels;
-        // Rows behind the last one that there is are counted, too.
-        let address_type = AddressType::from_len_signed(2 * elements.max(1));
-        if !self.client.properties().supports_address(address_type) {
-            return Err(KernelError::Addressing(elements));
-        }
+        let address_type = addresses_with_room(self.client, self.rows * self.channels)?;
         Ok(Launch { vector: self.vector(), address_type })
     }
 
@@ -112,5 +107,3 @@ impl<'a> Matrix<'a> {
         sum(&sums, partial, 1, to, self.dtype)
     }
 }
-
-pub(super) const F32: ElemType = ElemType::Float(FloatKind::F32);

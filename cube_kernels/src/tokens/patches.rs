@@ -12,7 +12,7 @@ use cubecl::server::Handle;
 
 use super::PatchGrid;
 use crate::KernelError;
-use crate::cube::{buffer, check_type, grid_of_units, widest_of};
+use crate::cube::{addresses_with_room, buffer, check_type, grid_of_units, widest_of};
 use crate::view::check_buffer;
 
 /// Maps `[batch, height, width, channels]` on a device, and the patches that are taken of each.
@@ -207,12 +207,7 @@ impl Maps<'_> {
         let of_patches = batch * rows * columns * self.grid.size[0] * self.grid.size[1] * channels;
         check_buffer("maps", maps, of_maps * self.dtype.size())?;
         check_buffer("patches", patches, of_patches * self.dtype.size())?;
-        // Units behind the last one count, too.
-        let most = 2 * of_maps.max(of_patches).max(1);
-        let address_type = AddressType::from_len_signed(most);
-        if !self.client.properties().supports_address(address_type) {
-            return Err(KernelError::Addressing(most / 2));
-        }
+        let address_type = addresses_with_room(self.client, of_maps.max(of_patches))?;
         let vector = widest_of(self.client, channels, self.dtype);
         Ok(Launch {
             vector,

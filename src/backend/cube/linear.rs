@@ -2,26 +2,7 @@
 //!
 //! Burn's own products are measured or guessed at their first use: a model has some hundred of different sizes.
 
-use burn_cubecl::tensor::CubeTensor;
-
-/// `input * weight + bias`, of `[.., channels]`, `[channels, outputs]` and `[outputs]`; `None` where there is no library.
-pub(super) fn forward(
-    input: &CubeTensor,
-    weight: &CubeTensor,
-    bias: Option<&CubeTensor>,
-) -> Option<CubeTensor> {
-    library::forward(input, weight, bias)
-}
-
-/// The gradient of the input, `gradient * weight^T`.
-pub(super) fn of_input(weight: &CubeTensor, gradient: &CubeTensor) -> Option<CubeTensor> {
-    library::of_input(weight, gradient)
-}
-
-/// The gradient of the weight, `input^T * gradient`.
-pub(super) fn of_weight(input: &CubeTensor, gradient: &CubeTensor) -> Option<CubeTensor> {
-    library::of_weight(input, gradient)
-}
+pub(super) use library::{forward, of_input, of_weight};
 
 #[cfg(feature = "cuda")]
 mod library {
@@ -36,7 +17,9 @@ mod library {
     use crate::backend::cube::memory::empty;
     use crate::backend::log_once;
     use crate::backend::tokens::flattened;
+    use crate::backend::unfused::with_last;
 
+    /// `input * weight + bias`, of `[.., channels]`, `[channels, outputs]` and `[outputs]`; `None` where there is no library.
     pub fn forward(
         input: &CubeTensor,
         weight: &CubeTensor,
@@ -48,21 +31,23 @@ mod library {
         let [input, weight] = [input, weight].map(|tensor| into_contiguous(tensor.clone()));
         let bias = bias.map(|bias| into_contiguous(bias.clone()));
         let bias = bias.as_ref().map(|bias| &bias.handle);
-        let output = empty(&input, with_last(&input, outputs), input.dtype());
+        let output = empty(&input, with_last(&input.shape(), outputs), input.dtype());
         let result = layer.forward(&input.handle, &weight.handle, bias, &output.handle);
         is_computed(result).then_some(output)
     }
 
+    /// The gradient of the input, `gradient * weight^T`.
     pub fn of_input(weight: &CubeTensor, gradient: &CubeTensor) -> Option<CubeTensor> {
         let [rows, outputs] = flattened(&gradient.shape());
         let channels = weight.shape()[0];
         let layer = layer(gradient, [rows, channels, outputs])?;
         let [weight, gradient] = [weight, gradient].map(|tensor| into_contiguous(tensor.clone()));
-        let to = empty(&gradient, with_last(&gradient, channels), gradient.dtype());
+        let to = empty(&gradient, with_last(&gradient.shape(), channels), gradient.dtype());
         let result = layer.input_gradient(&weight.handle, &gradient.handle, &to.handle);
         is_computed(result).then_some(to)
     }
 
+    /// The gradient of the weight, `input^T * gradient`.
     pub fn of_weight(input: &CubeTensor, gradient: &CubeTensor) -> Option<CubeTensor> {
         let [rows, channels] = flattened(&input.shape());
         let [_, outputs] = flattened(&gradient.shape());
@@ -89,13 +74,6 @@ mod library {
         let Err(error) = result else { return true };
         log_once(format!("linear layers are Burn's own matrix products, because {error}"));
         false
-    }
-
-    fn with_last(tensor: &CubeTensor, length: usize) -> Shape {
-        let mut shape = tensor.shape();
-        let last = shape.num_dims() - 1;
-        shape[last] = length;
-        shape
     }
 }
 

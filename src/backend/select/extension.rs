@@ -32,7 +32,7 @@ pub trait SelectOps: Backend {
         reference::select::<Self>(query, key, &plan)
     }
 
-    /// The numbers of the highest scores `[batch, tiles, heads, count]`, the highest first, and `-1` in place of what is `-inf`.
+    /// The numbers of the highest scores `[batch, tiles, heads, count]`, the highest first, and `-1` in place of what is `-inf` or no number.
     #[fusion(meta = meta::top)]
     fn top_blocks(scores: FloatTensor<Self>, plan: TopPlan) -> IntTensor<Self> {
         reference::top_blocks::<Self>(scores, plan)

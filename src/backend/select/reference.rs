@@ -272,6 +272,8 @@ pub(crate) fn top_blocks<B: Backend>(scores: FloatTensor<B>, plan: TopPlan) -> I
         return B::int_zeros(Shape::new([batch, tiles, heads, 0]), &scores.device(), plan.ints);
     }
     let bools = get_device_settings::<B>(&scores.device()).bool_dtype;
+    let is_nan = B::float_is_nan(scores.clone(), bools);
+    let scores = B::float_mask_fill(scores, is_nan, f32::NEG_INFINITY.into());
     let (best, blocks) = B::float_topk_with_indices(scores, SCORES, plan.entries, plan.ints);
     let is_none = B::float_equal_elem(best, f32::NEG_INFINITY.into(), bools);
     B::int_mask_fill(blocks, is_none, (-1i64).into())

@@ -1,13 +1,13 @@
 //! The passes as they are called: buffers, checks, and kernels in order.
 
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
+use cubecl::ir::ElemType;
 use cubecl::server::Handle;
 
 use super::super::plan::{Launch, block_size};
 use super::super::rows::Slicing;
 use super::{backward as gradients, forward as rows};
-use crate::cube::Tensor;
+use crate::cube::{Tensor, addresses};
 use crate::sparse::check_lists;
 use crate::view::{KeyGradients, check_gradients, check_operands, check_outputs, check_saved};
 use crate::{BlockSparse, KernelError, Operands, Outputs, Saved, Shape, Strided};
@@ -147,11 +147,7 @@ impl<'a> Launching<'a> {
             vector_size = vector_size.min(tensor.widest(*shape, launch.dtype.size()));
             largest = largest.max(shape.extent(tensor.strides));
         }
-        // The signed bound leaves room for the units past the end of the last cube.
-        let address_type = AddressType::from_len_signed(largest);
-        if !launch.client.properties().supports_address(address_type) {
-            return Err(KernelError::Addressing(largest));
-        }
+        let address_type = addresses(launch.client, largest)?;
         Ok(Self { launch: Launch { vector_size, address_type, ..launch }, sparse, parts: 1 })
     }
 

@@ -1,7 +1,7 @@
 //! The products as they are called: buffers and checks.
 
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
+use cubecl::ir::ElemType;
 use cubecl::server::Handle;
 
 use super::super::plan::Launch;
@@ -10,7 +10,7 @@ use super::{
     LineTile, Tokens, dots as dots_kernel, lines, offsets as offsets_kernel,
     spread as spread_kernel, sums as sums_kernel,
 };
-use crate::cube::{Tensor, widest_of};
+use crate::cube::{Tensor, addresses, widest_of};
 use crate::view::check_buffer;
 use crate::{KernelError, Operand, Problem, Strided};
 
@@ -187,11 +187,7 @@ fn prepare<'a>(
         vector = vector.min(tensor.widest(shape, dtype.size()));
         largest = largest.max(shape.extent(tensor.strides));
     }
-    // The signed bound leaves room for the units past the end of the last cube.
-    let address_type = AddressType::from_len_signed(largest);
-    if !client.properties().supports_address(address_type) {
-        return Err(KernelError::Addressing(largest));
-    }
+    let address_type = addresses(client, largest)?;
     Ok(Launch { vector_size: vector, address_type, ..launch })
 }
 
