@@ -19,6 +19,8 @@ pub struct Cut {
     pub cta_tile: [usize; MAX_RANK],
     /// CTAs that a multiprocessor runs at once.
     pub ctas: usize,
+    /// Bytes of a row of shared memory, of which vectors take as many as they need: what TMA swizzles.
+    pub swizzle: usize,
     /// Threads of a CTA.
     pub threads: usize,
     /// Bytes of shared memory of a CTA.

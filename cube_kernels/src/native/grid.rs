@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use super::compile::Cubin;
+use super::forward::ELEMENT;
 use super::launch::{Argument, DeviceInfo, Kernel, MapElement, TensorMap};
 use super::statistics::{STATISTICS, pitch, places};
 use super::{Cut, Element};
@@ -12,9 +13,6 @@ use crate::{Axis, KernelError, MAX_RANK, Pass, Problem, Shape, Strided, window};
 
 #[cfg(test)]
 mod tests;
-
-/// Elements of a vector in a box: the width of the swizzle.
-const CHUNK: usize = 64;
 
 /// The dilation groups, along each axis, that a launch covers: all of those that TMA can step over,
 /// one of the others.
@@ -216,7 +214,7 @@ impl Grid<'_> {
             buffer,
             self.element(),
             offset,
-            (sizes, strides, tile, steps),
+            (self.cut.swizzle, sizes, strides, tile, steps),
             (heads, head, dim),
         )
     }
@@ -226,7 +224,7 @@ impl Grid<'_> {
         let [batch, _, _, token, head] = tensor.strides;
         let sizes = [self.problem.batch, 1, self.problem.additional];
         let block = self.cut.kv_tile.iter().product();
-        let space = (sizes, [batch, token, token], [1, 1, block], [1; MAX_RANK]);
+        let space = (self.cut.swizzle, sizes, [batch, token, token], [1, 1, block], [1; MAX_RANK]);
         tensor_map(buffer, self.element(), 0, space, (self.problem.heads_kv, head, dim))
     }
 
@@ -315,15 +313,15 @@ pub(crate) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argume
     Argument::Struct { words, pointers }
 }
 
-type Boxes = ([usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK]);
+type Boxes = (usize, [usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK]);
 
-/// A map from sizes, strides in elements, box and steps of z, y and x, and heads, their stride and
-/// the length of a vector. Boxes are 64 elements wide, the rest of them zero.
+/// A map from the swizzle, sizes, strides in elements, box and steps of z, y and x, and heads, their stride and
+/// the length of a vector. Boxes are as wide as the swizzle, the rest of them zero.
 fn tensor_map(
     buffer: usize,
     element: MapElement,
     offset: usize,
-    (sizes, strides, tile, steps): Boxes,
+    (swizzle, sizes, strides, tile, steps): Boxes,
     (heads, head_stride, dim): (usize, usize, usize),
 ) -> TensorMap {
     // The stride of a dimension of one element is never used, but has to be valid.
@@ -340,7 +338,7 @@ fn tensor_map(
             bytes(strides[0], sizes[0]),
             bytes(head_stride, heads),
         ],
-        tile: [CHUNK as u32, extent(2), extent(1), extent(0), 1],
+        tile: [(swizzle / ELEMENT) as u32, extent(2), extent(1), extent(0), 1],
         steps: [1, steps[2] as u32, steps[1] as u32, steps[0] as u32, 1],
     }
 }

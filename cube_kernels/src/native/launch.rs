@@ -128,9 +128,9 @@ impl Buffer {
 /// The element type of a view for TMA, and how its boxes lie in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapElement {
-    /// Half precision, swizzled in rows of 128 bytes.
+    /// Half precision, swizzled in rows of 128 or 64 bytes: as wide as the box is.
     F16,
-    /// bfloat16, swizzled in rows of 128 bytes.
+    /// bfloat16, swizzled likewise.
     Bf16,
     /// Single precision, densely.
     F32,
@@ -153,6 +153,16 @@ pub struct TensorMap {
     pub tile: [u32; 5],
     /// Distance of the elements that a load brings.
     pub steps: [u32; 5],
+}
+
+impl TensorMap {
+    /// Bytes of a row of shared memory within which pieces of 16 bytes change places; 0 for none.
+    pub fn swizzle(&self) -> u32 {
+        match self.element {
+            MapElement::F16 | MapElement::Bf16 => 2 * self.tile[0],
+            MapElement::F32 => 0,
+        }
+    }
 }
 
 /// An argument of a kernel.
@@ -421,10 +431,15 @@ fn value(argument: &Argument, addresses: &[u64]) -> Result<Value, ServerError> {
 fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result::DriverError> {
     use sys::CUtensorMapDataType::*;
     use sys::CUtensorMapSwizzle::*;
-    let (dtype, swizzle) = match map.element {
-        MapElement::F16 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_SWIZZLE_128B),
-        MapElement::Bf16 => (CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B),
-        MapElement::F32 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_NONE),
+    let dtype = match map.element {
+        MapElement::F16 => CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        MapElement::Bf16 => CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        MapElement::F32 => CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    };
+    let swizzle = match map.swizzle() {
+        0 => CU_TENSOR_MAP_SWIZZLE_NONE,
+        64 => CU_TENSOR_MAP_SWIZZLE_64B,
+        _ => CU_TENSOR_MAP_SWIZZLE_128B,
     };
     let mut encoded = Box::new(MaybeUninit::<sys::CUtensorMap>::uninit());
     // SAFETY: all arrays have the five (strides: four) elements that the rank promises, and the

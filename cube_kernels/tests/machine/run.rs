@@ -159,11 +159,11 @@ fn describe_argument(argument: &Argument, words: &mut Vec<u64>) {
         }
         Argument::TensorMap(map) => {
             let TensorMap { buffer, offset, element, sizes, strides, tile, steps } = map;
-            let [bytes, swizzle] = match element {
-                MapElement::F16 | MapElement::Bf16 => [2, 128],
-                MapElement::F32 => [4, 0],
+            let bytes = match element {
+                MapElement::F16 | MapElement::Bf16 => 2,
+                MapElement::F32 => 4,
             };
-            words.extend([1, *buffer as u64, *offset as u64, bytes, swizzle]);
+            words.extend([1, *buffer as u64, *offset as u64, bytes, map.swizzle().into()]);
             words.extend(sizes.iter().chain(strides));
             words.extend(tile.iter().chain(steps).copied().map(u64::from));
         }

@@ -1,12 +1,16 @@
 // Boxes of rows and columns in shared memory, and what lies where in them.
 
-// Chunks of 64 elements: rows of 128 bytes, the swizzle's width.
-DEVICE constexpr int chunks_of(int dim) { return (dim + 63) / 64; }
+#if !defined SWIZZLE
+constexpr int SWIZZLE = 128;     // bytes of a row of shared memory: 64 where no vector is longer
+#endif
+
+// Rows that a vector takes, as many elements each as there is room for.
+DEVICE constexpr int chunks_of(int dim) { return (2 * dim + SWIZZLE - 1) / SWIZZLE; }
 
 // A box of `rows` vectors, chunk after chunk.
 DEVICE void load_box(u32 destination, const TensorMap* map, u32 barrier, int chunks, int rows, const int (&at)[3], int head) {
 #pragma unroll
-  for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * 128, map, barrier, 64 * c, at[2], at[1], at[0], head);
+  for (int c = 0; c < chunks; c++) tma_load(destination + c * rows * SWIZZLE, map, barrier, SWIZZLE / 2 * c, at[2], at[1], at[0], head);
 }
 
 // The position of a row of a warpgroup.

@@ -205,6 +205,7 @@ impl Schedule {
             kv_tile: self.kv_tile,
             cta_tile: self.cta_tile(),
             ctas: 1,
+            swizzle: 128,
             threads: self.threads(),
             shared_memory: self.shared_memory(),
         }

@@ -242,8 +242,14 @@ impl Schedule {
         }
     }
 
-    fn chunks(dim: usize) -> usize {
-        dim.div_ceil(64)
+    /// Bytes of a row of shared memory: half as many where all vectors are short, and the rest would be zeros.
+    fn swizzle(&self) -> usize {
+        if self.head_dim.max(self.head_dim_v) <= 32 { 64 } else { 128 }
+    }
+
+    /// Rows that a vector takes.
+    fn chunks(&self, dim: usize) -> usize {
+        (2 * dim).div_ceil(self.swizzle())
     }
 
     /// Entries along each axis of the table that a CTA has of a bias: those of the bias, and what its rows and the blocks that they
@@ -286,12 +292,12 @@ impl Schedule {
 
     /// Bytes of shared memory with `stages` steps in flight.
     fn shared_memory_with(&self, stages: usize) -> usize {
-        let (first, second) = (Self::chunks(self.head_dim), Self::chunks(self.head_dim_v));
-        let step = self.blocks * (first + second) * TILE * 128;
+        let (first, second) = (self.chunks(self.head_dim), self.chunks(self.head_dim_v));
+        let step = self.blocks * (first + second) * TILE * self.swizzle();
         let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
         // Query; or query and its output's gradient; or key and value.
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
-        let rows = self.row_buffers() * self.warpgroups * rows * TILE * 128;
+        let rows = self.row_buffers() * self.warpgroups * rows * TILE * self.swizzle();
         // Logsumexp and delta of columns that are queries.
         let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 16 } else { 0 };
         let (tiles, barriers) = match self.pass {
@@ -335,6 +341,7 @@ impl Schedule {
             kv_tile: self.kv_tile,
             cta_tile: self.cta_tile(),
             ctas: self.ctas,
+            swizzle: self.swizzle(),
             threads: self.threads(),
             shared_memory: self.shared_memory(),
         }
@@ -372,6 +379,7 @@ impl Schedule {
             ("BLOCKS", self.blocks),
             ("STAGES", self.stages),
             ("CTAS", self.ctas),
+            ("SWIZZLE", self.swizzle()),
             ("MASK", self.mask as usize),
             ("INVERSE", usize::from(self.pass == Pass::Keys)),
             ("PACKED", usize::from(self.is_packed)),

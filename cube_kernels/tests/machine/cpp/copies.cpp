@@ -100,7 +100,7 @@ static void check_map(const TensorMap& map, u32 destination) {
   if (!is_right || width % 16 || (map.swizzle && width > map.swizzle)) fault("cuTensorMapEncodeTiled would refuse a map");
   // Fewer bytes than the swizzle is wide would leave gaps.
   if (map.swizzle && width != map.swizzle) fault("a box that is not as wide as its swizzle");
-  if (destination % (map.swizzle ? 1024 : 128)) fault("TMA to %d of shared memory", (int)(destination - SHARED));
+  if (destination % (map.swizzle ? 8 * map.swizzle : 128)) fault("TMA to %d of shared memory", (int)(destination - SHARED));
 }
 
 // A row of the innermost dimension, whose bytes begin at `to` before they are swizzled.
@@ -114,7 +114,7 @@ static void bring_row(const TensorMap& map, const u8* source, bool inside, int f
   }
   for (u32 byte = 0; byte < map.box[0] * map.element; byte += 16) {
     u32 place = to + byte;
-    if (map.swizzle) place ^= (place >> 7 & 7) << 4;
+    if (map.swizzle) place ^= (place >> 7 & (map.swizzle / 16 - 1)) << 4;
     memcpy(at_shared(place), row + byte, 16);
   }
 }

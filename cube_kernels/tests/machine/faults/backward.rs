@@ -118,19 +118,19 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the descriptor's stride is that of four rows, backward",
         On::Line,
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 1024);",
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 512);",
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);",
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 4 * SWIZZLE);",
     ),
     fault(
         "the chunks of dout are as far as they have bytes in a row",
         On::LongLine,
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * 128, 1024);",
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 128, 1024);",
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);",
+        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 128, 8 * SWIZZLE);",
     ),
     fault(
         "a step of k is half as far",
         On::Line,
-        "weights[4 * k + 3], columns + k * 128);",
+        "weights[4 * k + 3], columns + k * SWIZZLE);",
         "weights[4 * k + 3], columns + k * 64);",
     ),
     fault(
@@ -148,8 +148,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "barriers lie behind the shared memory",
         On::Plane,
-        "BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128;",
-        "BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * 128 + 64;",
+        "BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * TILES * 128;",
+        "BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * TILES * 128 + 64;",
     ),
     fault(
         "a lane reads the delta of its neighbor",

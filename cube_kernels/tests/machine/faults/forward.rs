@@ -159,16 +159,16 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the descriptor's stride is that of four rows",
         On::Line,
-        "key_matrix = swizzled(shared + K_OFFSET, 16, 1024);",
-        "key_matrix = swizzled(shared + K_OFFSET, 16, 512);",
+        "key_matrix = swizzled(shared + K_OFFSET, 16, 8 * SWIZZLE);",
+        "key_matrix = swizzled(shared + K_OFFSET, 16, 4 * SWIZZLE);",
     ),
     fault(
         "the values' descriptor has half of the distance of its chunks",
         On::LongLine,
-        "value_matrix = swizzled(shared + V_OFFSET, ROWS * 128, 1024);",
-        "value_matrix = swizzled(shared + V_OFFSET, ROWS * 64, 1024);",
+        "value_matrix = swizzled(shared + V_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE);",
+        "value_matrix = swizzled(shared + V_OFFSET, ROWS * SWIZZLE / 2, 8 * SWIZZLE);",
     ),
-    fault("the swizzle is that of 64 bytes", On::Line, "((u64)1 << 62)", "((u64)2 << 62)"),
+    fault("the swizzle is another", On::Line, "SWIZZLE == 128 ? 1 : 2", "SWIZZLE == 128 ? 2 : 1"),
     fault(
         "the table's strides have changed places",
         On::Plane,
@@ -178,8 +178,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "a step of k is twice as far",
         On::Plane,
-        "k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;",
-        "k / 4 * (ROWS * 128 >> 4) + k % 4 * 4;",
+        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;",
+        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 4;",
     ),
     fault(
         "the stage of the keys is that of the one before",
@@ -187,12 +187,7 @@ pub const FAULTS: &[Fault] = &[
         "(u64)(stage_of(step) * (K_STAGE >> 4))",
         "(u64)(stage_of(step + STAGES - 1) * (K_STAGE >> 4))",
     ),
-    fault(
-        "fragments are read without the swizzle",
-        On::Plane,
-        "((column ^ r & 7) << 4)",
-        "(column << 4)",
-    ),
+    fault("fragments are read without the swizzle", On::Plane, "(turned << 4)", "(column << 4)"),
     fault(
         "the values begin within the keys",
         On::Plane,

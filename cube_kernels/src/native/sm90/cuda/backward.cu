@@ -84,8 +84,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
         for (int b = 0; b < BOXES; b++) {
           int at[3];
           listed_box(params.space, tile, again(items + b), at);
-          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * 128, maps.column_first, full, chunks_of(DIM), ROWS, at, head);
-          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * 128, maps.column_second, full, chunks_of(DIM_V), ROWS, at, head);
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * SWIZZLE, maps.column_first, full, chunks_of(DIM), ROWS, at, head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * SWIZZLE, maps.column_second, full, chunks_of(DIM_V), ROWS, at, head);
         }
       }
     }
@@ -141,8 +141,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
         else column_boxes(launch.params(again).space, tile, walk, at);
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 8192, more ? launch.maps(again).more_key : launch.maps(again).column_first, full, chunks_of(DIM), ROWS, at[b], head);
-          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 8192, more ? launch.maps(again).more_value : launch.maps(again).column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 64 * SWIZZLE, more ? launch.maps(again).more_key : launch.maps(again).column_first, full, chunks_of(DIM), ROWS, at[b], head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 64 * SWIZZLE, more ? launch.maps(again).more_value : launch.maps(again).column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
         }
       }
     }
@@ -203,15 +203,15 @@ struct Consumer {
 
   // scores = mask + S
   DEVICE void begin_scores(int step) {
-    const u64 row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 1024);
-    const u64 column_first = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 1024);
+    const u64 row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 8 * SWIZZLE);
+    const u64 column_first = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 8 * SWIZZLE);
     wgmma_fence();
     if constexpr (MASK == ONE_HOT)
       wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(shared + ONE_HOT_OFFSET, 128, 256));
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || k > 0;
-      const u64 column = column_first + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
+      const u64 column = column_first + k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;
 #if ROWS_IN_REGISTERS
       wgmma_scores(scores, row_first_fragments[4 * k], row_first_fragments[4 * k + 1], row_first_fragments[4 * k + 2], row_first_fragments[4 * k + 3], column, accumulate);
 #else
@@ -223,12 +223,12 @@ struct Consumer {
 
   // products = dP
   DEVICE void begin_products(int step) {
-    const u64 row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 1024);
-    const u64 column_second = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 1024);
+    const u64 row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 8 * SWIZZLE);
+    const u64 column_second = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS_V; k++) {
-      const u64 column = column_second + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
+      const u64 column = column_second + k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;
 #if ROWS_IN_REGISTERS
       wgmma_scores(products, row_second_fragments[4 * k], row_second_fragments[4 * k + 1], row_second_fragments[4 * k + 2], row_second_fragments[4 * k + 3], column, k > 0);
 #else
@@ -241,11 +241,11 @@ struct Consumer {
   // first += dS K or dS^T Q
   DEVICE void accumulate_first(int step) {
 #if WITH_FIRST
-    const u64 columns = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE + FIRST_START / 64 * ROWS * 128, ROWS * 128, 1024);
+    const u64 columns = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE + FIRST_START / 64 * ROWS * SWIZZLE, ROWS * SWIZZLE, 8 * SWIZZLE);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
-      wgmma_first(first, slopes[4 * k], slopes[4 * k + 1], slopes[4 * k + 2], slopes[4 * k + 3], columns + k * 128);
+      wgmma_first(first, slopes[4 * k], slopes[4 * k + 1], slopes[4 * k + 2], slopes[4 * k + 3], columns + k * SWIZZLE);
     wgmma_commit();
 #endif
   }
@@ -253,11 +253,11 @@ struct Consumer {
   // second += P^T dout
   DEVICE void accumulate_second(int step) {
 #if WITH_SECOND
-    const u64 columns = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * 128, 1024);
+    const u64 columns = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
-      wgmma_second(second, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], columns + k * 128);
+      wgmma_second(second, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], columns + k * SWIZZLE);
     wgmma_commit();
 #endif
   }

@@ -1,12 +1,12 @@
 // Where everything lies in the shared memory of a CTA, in bytes from its start.
 
-constexpr int FIRST_TILE = chunks_of(DIM) * 64 * 128;  // bytes, of one warpgroup
-constexpr int SECOND_TILE = chunks_of(DIM_V) * 64 * 128;
-constexpr int FIRST_STAGE = chunks_of(DIM) * ROWS * 128;
-constexpr int SECOND_STAGE = chunks_of(DIM_V) * ROWS * 128;
+constexpr int FIRST_TILE = chunks_of(DIM) * 64 * SWIZZLE;  // bytes, of one warpgroup
+constexpr int SECOND_TILE = chunks_of(DIM_V) * 64 * SWIZZLE;
+constexpr int FIRST_STAGE = chunks_of(DIM) * ROWS * SWIZZLE;
+constexpr int SECOND_STAGE = chunks_of(DIM_V) * ROWS * SWIZZLE;
 constexpr int SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE;
 constexpr int ROWS_BYTES = WARPGROUPS * (FIRST_TILE + SECOND_TILE);
-constexpr int ROWS_LOADED = WARPGROUPS * (chunks_of(DIM) + chunks_of(DIM_V)) * ROW_BOX * 128;
+constexpr int ROWS_LOADED = WARPGROUPS * (chunks_of(DIM) + chunks_of(DIM_V)) * ROW_BOX * SWIZZLE;
 constexpr int FIRST_OFFSET = ROW_BUFFERS * ROWS_BYTES;
 constexpr int SECOND_OFFSET = FIRST_OFFSET + STAGES * FIRST_STAGE;
 constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;

@@ -12,10 +12,10 @@
 
 constexpr int K_STEPS = (DIM + 15) / 16;  // wgmma k steps of the first product
 
-constexpr int Q_TILE = chunks_of(DIM) * 64 * 128;  // bytes, of one warpgroup
-constexpr int Q_BYTES = chunks_of(DIM) * ROW_BOX * 128;  // that are loaded
-constexpr int K_STAGE = chunks_of(DIM) * ROWS * 128;
-constexpr int V_STAGE = chunks_of(DIM_V) * ROWS * 128;
+constexpr int Q_TILE = chunks_of(DIM) * 64 * SWIZZLE;  // bytes, of one warpgroup
+constexpr int Q_BYTES = chunks_of(DIM) * ROW_BOX * SWIZZLE;  // that are loaded
+constexpr int K_STAGE = chunks_of(DIM) * ROWS * SWIZZLE;
+constexpr int V_STAGE = chunks_of(DIM_V) * ROWS * SWIZZLE;
 constexpr int K_OFFSET = WARPGROUPS * Q_TILE;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
 constexpr int ONE_HOT_OFFSET = V_OFFSET + STAGES * V_STAGE;
@@ -104,7 +104,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
 #else
         const int(&box)[3] = at[b];
 #endif
-        load_box(key + b * BLOCK * 128, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, box, head_kv);
+        load_box(key + b * BLOCK * SWIZZLE, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, box, head_kv);
       }
       barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);
       barrier_expect(barriers.v_full(stage), V_STAGE);
@@ -116,7 +116,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
 #else
         const int(&box)[3] = at[b];
 #endif
-        load_box(value + b * BLOCK * 128, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, box, head_kv);
+        load_box(value + b * BLOCK * SWIZZLE, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, box, head_kv);
       }
     }
   }
@@ -158,9 +158,9 @@ struct Consumer {
     warpgroup = warpgroup_;
     warp = threadIdx.x % 128 / 32;
     lane = threadIdx.x % 32;
-    query_matrix = swizzled(shared + warpgroup * Q_TILE, 16, 1024);
-    key_matrix = swizzled(shared + K_OFFSET, 16, 1024);
-    value_matrix = swizzled(shared + V_OFFSET, ROWS * 128, 1024);
+    query_matrix = swizzled(shared + warpgroup * Q_TILE, 16, 8 * SWIZZLE);
+    key_matrix = swizzled(shared + K_OFFSET, 16, 8 * SWIZZLE);
+    value_matrix = swizzled(shared + V_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE);
     one_hot_matrix = unswizzled(shared + ONE_HOT_OFFSET, 128, 256);
     one_hot.start_lane(lane);
   }
@@ -191,7 +191,7 @@ struct Consumer {
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || k > 0;
-      const u64 key_k = key + k / 4 * (ROWS * 128 >> 4) + k % 4 * 2;
+      const u64 key_k = key + k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;
 #if ROWS_IN_REGISTERS
       wgmma_scores(scores, query[4 * k], query[4 * k + 1], query[4 * k + 2], query[4 * k + 3], key_k, accumulate);
 #else
@@ -207,7 +207,7 @@ struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
-      wgmma_values(out, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], value + k * 128);
+      wgmma_values(out, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], value + k * SWIZZLE);
     wgmma_commit();
   }
 

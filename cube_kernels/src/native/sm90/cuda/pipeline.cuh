@@ -19,9 +19,9 @@ DEVICE void take_registers() {
 DEVICE int stage_of(int step) { return step % STAGES; }
 DEVICE u32 parity_of(int step) { return step / STAGES & 1; }
 
-// Descriptor of a matrix in shared memory with the 128-byte swizzle.
+// Descriptor of a matrix in shared memory with the swizzle.
 DEVICE u64 swizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32) | ((u64)1 << 62);
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32) | ((u64)(SWIZZLE == 128 ? 1 : 2) << 62);
 }
 // Descriptor of a matrix in shared memory without swizzle.
 DEVICE u64 unswizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
@@ -39,7 +39,8 @@ template <int N> DEVICE void load_fragments(u32 tile, int row, int lane, u32 (&f
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int k = i / 4, r = row + (i & 1) * 8, column = k % 4 * 2 + (i >> 1 & 1);
-    const u32 address = tile + k / 4 * 8192 + r * 128 + ((column ^ r & 7) << 4) + lane % 4 * 4;
+    const int turned = column ^ r / (128 / SWIZZLE) & SWIZZLE / 16 - 1;
+    const u32 address = tile + k / 4 * 64 * SWIZZLE + r * SWIZZLE + (turned << 4) + lane % 4 * 4;
     fragments[i] = load_word(address);
   }
 }
