@@ -21,6 +21,8 @@ pub struct Cut {
     pub ctas: usize,
     /// Bytes of a row of shared memory, of which vectors take as many as they need: what TMA swizzles.
     pub swizzle: usize,
+    /// Whether tiles of all samples that lie alike follow each other, a head after the other.
+    pub samples_first: bool,
     /// Threads of a CTA.
     pub threads: usize,
     /// Bytes of shared memory of a CTA.

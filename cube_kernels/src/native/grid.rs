@@ -147,6 +147,9 @@ impl Grid<'_> {
     /// as along a causal axis, enough pairs to fill several rounds of CTAs with tiles that fall in
     /// length: then all CTAs get a like share.
     fn chunk(&self) -> usize {
+        if self.cut.samples_first {
+            return self.problem.batch;
+        }
         let group = match self.cut.pass {
             Pass::Forward | Pass::Queries => self.problem.group_size(),
             Pass::Keys => 1,
@@ -164,7 +167,7 @@ impl Grid<'_> {
 
     /// Whether tiles of several heads come in turn.
     pub(crate) fn heads_advance_together(&self) -> bool {
-        self.chunk() > 1
+        self.chunk() > 1 && !self.cut.samples_first
     }
 
     /// The map of the query or of a tensor of its shape, in boxes of the query tile.

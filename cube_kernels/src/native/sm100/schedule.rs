@@ -206,6 +206,7 @@ impl Schedule {
             cta_tile: self.cta_tile(),
             ctas: 1,
             swizzle: 128,
+            samples_first: false,
             threads: self.threads(),
             shared_memory: self.shared_memory(),
         }

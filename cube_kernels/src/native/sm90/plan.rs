@@ -189,6 +189,7 @@ fn schedules(
                 has_origin: problem.has_origin(),
                 has_additional: problem.additional > 0 && pass != Pass::Keys,
                 bias: problem.has_bias.then(|| problem.bias_extents()),
+                sum_slots: 1,
                 q_tile,
                 kv_tile,
                 stack,
@@ -203,7 +204,8 @@ fn schedules(
             };
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);
-            let schedule = Schedule { mask, is_strided, ..schedule };
+            let sum_slots = if gradients.bias { schedule.slots_wanted(problem) } else { 1 };
+            let schedule = Schedule { mask, is_strided, sum_slots, ..schedule };
             let fits = schedule.sums_bias()
                 && (mask != Mask::OneHot || slots(&schedule) <= SLOTS)
                 && !spills(&schedule);

@@ -84,6 +84,8 @@ pub struct Schedule {
     pub has_additional: bool,
     /// Entries along each axis of the relative position bias that is added to the scores; `None` for none.
     pub bias: Option<[usize; MAX_RANK]>,
+    /// Steps of a tile whose sums of the bias' gradient are kept apart, see `cuda/bias_sums.cuh`.
+    pub sum_slots: usize,
     /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64.
     pub q_tile: [usize; MAX_RANK],
     /// Keys of a block or, where they are rows, of one warpgroup: 64.
@@ -279,8 +281,9 @@ impl Schedule {
             (3, [_, 1, _]) => (z + 1) * y,
             _ => z * (y + 1),
         };
-        let warp = size_of::<f32>() * 8 * ((lines + 2) / 4 * 32 + 8);
-        table + 4 * self.warpgroups * (warp + floats(extents.iter().product::<usize>() + 32))
+        let slot = size_of::<f32>() * 8 * ((lines + 2) / 4 * 32 + 8) + 16;
+        let sums = floats(extents.iter().product::<usize>() + 32);
+        table + 4 * self.warpgroups * (self.sum_slots * slot + sums)
     }
 
     /// Whether it can sum the gradient of a bias, if it has to: the lines of rows and blocks are eight long.
@@ -324,12 +327,29 @@ impl Schedule {
         self.shared_memory_with(self.stages)
     }
 
-    /// The same with as many stages as fit, up to four; `None` if not even two do.
+    /// The same with as many stages as fit, up to four; `None` if not even two do. Slots for the sums of a bias are one where all of them
+    /// leave no room: some would be shared by steps that have little in common.
     pub(super) fn with_stages(mut self) -> Option<Self> {
         let room = (SHARED_MEMORY_OF_SM / self.ctas - RESERVED).min(SHARED_MEMORY);
-        let fits = |stages: &usize| self.shared_memory_with(*stages) <= room;
-        self.stages = (2..=4).rev().find(fits)?;
-        Some(self)
+        for slots in [self.sum_slots, 1] {
+            self.sum_slots = slots;
+            let fits = |stages: &usize| self.shared_memory_with(*stages) <= room;
+            if let Some(stages) = (2..=4).rev().find(fits) {
+                self.stages = stages;
+                return Some(self);
+            }
+        }
+        None
+    }
+
+    /// Slots for the sums of a bias: one for each step that most tiles of a problem have.
+    pub(super) fn slots_wanted(&self, problem: &Problem) -> usize {
+        let (rows, columns) = (self.cta_tile(), self.column_tile());
+        let blocks = |axis: usize| {
+            let seen = problem.axes[axis].kernel_size + rows[axis] - 1;
+            seen.min(problem.axes[axis].keys).div_ceil(columns[axis])
+        };
+        (0..MAX_RANK).map(blocks).product()
     }
 
     /// What launches and tensor maps have to know of it.
@@ -342,6 +362,7 @@ impl Schedule {
             cta_tile: self.cta_tile(),
             ctas: self.ctas,
             swizzle: self.swizzle(),
+            samples_first: self.gradients.bias,
             threads: self.threads(),
             shared_memory: self.shared_memory(),
         }
@@ -394,6 +415,7 @@ impl Schedule {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
                 ("SUM_BIAS", usize::from(self.gradients.bias)),
+                ("SUM_SLOTS", self.sum_slots),
                 ("FIRST_START", self.gradients.start),
                 ("FIRST_DIM", self.gradients.width),
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
@@ -468,6 +490,6 @@ impl fmt::Display for Schedule {
         if let Some(extents) = self.bias {
             write!(f, "_bias{}", shape(&extents[first..]))?;
         }
-        f.write_str(if bias { "_dbias" } else { "" })
+        if bias { write!(f, "_dbias{}", self.sum_slots) } else { Ok(()) }
     }
 }

@@ -110,8 +110,8 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 // `slots` is where consumers find the tile that the rows belong to, in turn; one without steps is the end.
 DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barriers& barriers) {
   int step = 0, slot = 0;
-  // Where sums of a bias are a CTA's, it has the same tiles every time.
-  for (int number = blockIdx.x; number < launch.tiles(); number = SUM_BIAS ? number + gridDim.x : gridDim.x + atomicAdd(launch.any().taken, 1)) {
+  for (int number = SUM_BIAS ? first_tile(launch.tiles()) : blockIdx.x; number < (SUM_BIAS ? end_of_tiles(launch.tiles()) : launch.tiles());
+       number = SUM_BIAS ? next_tile(number) : gridDim.x + atomicAdd(launch.any().taken, 1)) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
     barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
@@ -168,7 +168,6 @@ struct Consumer {
   u32 row_first_fragments[4 * K_STEPS], row_second_fragments[4 * K_STEPS_V];
   float lse[2], delta[2];
   OneHotRows one_hot;
-  BiasSums bias_sums;
 
   DEVICE void release(u32 barrier) { if (lane == 0) barrier_arrive(barrier); }
   DEVICE void wait_columns(int step) { barrier_wait(barriers.full(stage_of(step)), parity_of(step)); }
@@ -296,6 +295,7 @@ struct Consumer {
   DEVICE void find_bias(const Params& params, const BiasTable& table, int head) {
     const int known = uniform(table.head());
     if (known == head) return;
+    if (SUM_BIAS && known >= 0) BiasSums::finish(table.is_wrong(), lane);
     named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
     if (SUM_BIAS && known >= 0) BiasSums::flush(params.bias, known);
     if (head >= 0) table.fill(params.bias, head, params.scale_log2);
@@ -326,6 +326,7 @@ struct Consumer {
     BiasRows bias;
     const BiasTable table = {memory + TABLE_OFFSET};
     float near[SCORES];
+    int first_entry = 0;         // of the bias, of the warp's first row
     if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, row_at);
     int step = uniform(tile.first);
     Walk walk;
@@ -346,8 +347,9 @@ struct Consumer {
     // From masked scores and dP, which may still be on its way, to what the gradients are summed from, and the
     // sum of `second`.
     auto has_bias = [&](int i) { return BIAS && (!ADDITIONAL || i < tile.steps); };
-    auto sum_bias = [&](int i) {
-      if (SUM_BIAS && has_bias(i)) bias_sums.add(tile, bias.walk, step + i, table.is_wrong(), lane);
+    // Where the slopes of a step are to go.
+    auto aim_sums = [&](int i) {
+      if (SUM_BIAS && has_bias(i)) BiasSums::aim(BiasSums::slot_of(i), first_entry + BiasRows::block_at(bias.walk), step + i, table.is_wrong(), lane);
     };
     auto weigh = [&](int i) {
       exponentiate(step + i, scale_of(params, scale_log2));
@@ -364,7 +366,7 @@ struct Consumer {
       if constexpr (WITH_FIRST) {
         pin(products);
         differentiate(step + i);
-        if (SUM_BIAS && has_bias(i)) bias_sums.put(products, lane);
+        if (SUM_BIAS && has_bias(i)) BiasSums::put(products, BiasSums::slot_of(i), lane);
       }
       wgmma_wait<0>();
       if constexpr (WITH_SECOND) pin(second);
@@ -380,10 +382,8 @@ struct Consumer {
       begin_scores(step + i);
       if constexpr (is_early) begin_products(step + i);
       if constexpr (BIAS) {
-        if (!is_first) {
-          sum_bias(i - 1);
-          bias.next(tile);
-        }
+        if (!is_first) bias.next(tile);
+        aim_sums(i);
         if (BIAS_AHEAD && has_bias(i)) bias.load(table, tile, near);
       }
       aim(i + 1);
@@ -421,6 +421,7 @@ struct Consumer {
       if (low < high) {
         walk.start(tile, low * BLOCKS);
         if constexpr (BIAS) bias.start_tile(tile, row_at, low, lane);
+        if constexpr (SUM_BIAS) first_entry = uniform(bias.entry);
         aim(low);
         fire();
         wait_columns(step + low);
@@ -433,7 +434,6 @@ struct Consumer {
         }
         if constexpr (WITH_FIRST) {
           accumulate_first(step + high - 1);
-          sum_bias(high - 1);
           wgmma_wait<0>();
           pin(first);
         }
@@ -530,7 +530,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
-    if constexpr (SUM_BIAS) consumer.bias_sums.start(launch.any().bias, launch.any().heads, consumer.lane);
+    if constexpr (SUM_BIAS) BiasSums::start(launch.any().bias, launch.any().heads, consumer.lane);
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
@@ -541,7 +541,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     if constexpr (SUM_BIAS) {
       const BiasTable table = {memory + TABLE_OFFSET};
       consumer.find_bias(launch.any(), table, -1);
-      if (uniform(table.is_wrong())) consumer.bias_sums.recount(launch.any(), *(Tile*)(memory + TILE_OFFSET), consumer.lane);
+      if (uniform(table.is_wrong())) BiasSums::recount(launch.any(), *(Tile*)(memory + TILE_OFFSET), consumer.lane);
     }
   }
 }

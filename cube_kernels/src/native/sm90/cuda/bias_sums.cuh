@@ -1,6 +1,10 @@
-// The gradient of the bias. Each warp adds up the slopes of its rows by their distance from the columns, a block at a time, in
+// The gradient of the bias. Each warp adds up the slopes of its rows by their distance from the columns in
 // shared memory of its own; the sums of a CTA's warps become a row of memory for each head, see bias.cu. Rows and blocks are
-// boxes that are eight wide, or of one axis. Compile-time parameters: SUM_BIAS, and those of bias.cuh.
+// boxes that are eight wide, or of one axis. Compile-time parameters: SUM_BIAS, SUM_SLOTS, and those of bias.cuh.
+//
+// Most tiles see their blocks from as far as the tile before. So slopes are added to those of earlier steps first, place by place:
+// step i of a tile in slot i % SUM_SLOTS, until one comes there that is at another distance. Then the sums of the slot are
+// added up by distance, and it starts again from zero.
 //
 // A lane has slopes of two rows, which are neighbors along y, or along z, or eight apart: it adds up those that have the same
 // distance. What is left are lines of eight columns for eight rows, x = 0 to 7, which are neighbors along x. Of column c in row x
@@ -17,23 +21,41 @@ DEVICE constexpr int line_of(int j, int second) {
   return PAIRS_ALONG_Z ? (j / BLOCK_LINES + 1 - second) * LINES_Y + j % BLOCK_LINES : j / BLOCK_LINES * LINES_Y + j % BLOCK_LINES + 1 - second;
 }
 constexpr int LINE_PITCH = (LINES + 2) / 4 * 32 + 8;  // of a row; eight banks further than the one before
-constexpr int SUM_BYTES = SUM_BIAS ? 4 * (8 * LINE_PITCH + (BIAS_ENTRIES + 35) / 4 * 4) : 0;  // of a warp
+constexpr int SLOT_BYTES = 4 * 8 * LINE_PITCH;
+constexpr int STATE_BYTES = 16;
+constexpr int SUM_BYTES = SUM_BIAS ? SUM_SLOTS * (SLOT_BYTES + STATE_BYTES) + (BIAS_ENTRIES + 35) / 4 * 16 : 0;  // of a warp
 static_assert(!SUM_BIAS || BLOCKS == 1 && (RANK == 1 || ROW_X == 8 && COLUMN_X == 8), "lines are eight wide");
+
+// A CTA has the same tiles every time: neighbors, or, where they differ in length, some of every length.
+DEVICE int first_tile(int tiles) {
+  const int rest = tiles % gridDim.x;
+  return CAUSAL ? blockIdx.x : tiles / gridDim.x * blockIdx.x + min_(blockIdx.x, rest);
+}
+DEVICE int end_of_tiles(int tiles) { return CAUSAL ? tiles : first_tile(tiles) + tiles / gridDim.x + ((int)blockIdx.x < (int)(tiles % gridDim.x)); }
+DEVICE int next_tile(int number) { return number + (CAUSAL ? gridDim.x : 1); }
 
 constexpr int TURNS = (LINES + 3) / 4;  // of a warp whose eight lanes have a line
 
-struct BiasSums {
-  int wrong_from;                // the step, of all of the CTA, from which on slopes are to be computed again
+// What a slot holds. Steps are those of all of the CTA.
+struct __align__(STATE_BYTES) SlotState {
+  int distance;                  // of the block from the warp's first row, as an entry of the table; -1 for none
+  int since;                     // the step that came first
+  int wrong_from;                // the step from which on its slopes are to be computed again
+};
 
+struct BiasSums {
   static DEVICE int warp() { return threadIdx.x / 32 - 4; }
-  static DEVICE float* slopes() { return (float*)(memory + SUMS_OFFSET + warp() * SUM_BYTES); }
-  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES) + 8 * LINE_PITCH; }
+  static DEVICE u8* own() { return memory + SUMS_OFFSET + warp() * SUM_BYTES; }
+  static DEVICE float* slopes(int slot) { return (float*)(own() + slot * SLOT_BYTES); }
+  static DEVICE SlotState& state(int slot) { return ((SlotState*)(own() + SUM_SLOTS * SLOT_BYTES))[slot]; }
+  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES + SUM_SLOTS * (SLOT_BYTES + STATE_BYTES)); }
   // Of this CTA.
   static DEVICE float* row_of(const Bias& bias, int head) { return bias.sums + ((i64)head * bias.rows + blockIdx.x) * BIAS_ENTRIES; }
 
   // Sets all sums to zero.
-  DEVICE void start(const Bias& bias, int heads, int lane) {
-    wrong_from = 1 << 30;
+  static DEVICE void start(const Bias& bias, int heads, int lane) {
+    for (int i = lane; i < SUM_SLOTS * SLOT_BYTES / 4; i += 32) slopes(0)[i] = 0.f;
+    if (lane < SUM_SLOTS) state(lane) = {-1, 0, 1 << 30};
     for (int i = lane; i < BIAS_ENTRIES + 32; i += 32) sums_of(warp())[i] = 0.f;
     for (int head = 0; head < heads; head++)
       for (int i = threadIdx.x - 128; i < BIAS_ENTRIES; i += 32 * CONSUMER_WARPS) row_of(bias, head)[i] = 0.f;
@@ -51,31 +73,56 @@ struct BiasSums {
     row_of_warpgroup(tile, warp() / 4, warp() % 4 * 16 + member, at);
   }
 
-  // Leaves the slopes of a step for `add`.
-  static DEVICE void put(const float (&s)[SCORES], int lane) {
+  // The slot of a tile's step.
+  static DEVICE int slot_of(int i) { return i % SUM_SLOTS; }
+  // A lane's places in a slot, which it alone adds to.
+  static DEVICE float* places(int slot, int lane) { return slopes(slot) + lane / 4 * LINE_PITCH + lane % 4 * 2; }
+
+  // Makes room for the slopes of a step whose block is at a distance.
+  static DEVICE void aim(int slot, int distance, int step, int& is_wrong, int lane) {
+    if (uniform(state(slot).distance) == distance) return;
+    empty(slot, is_wrong, lane);
+    if (lane == 0) state(slot).distance = distance, state(slot).since = step;
+    __syncwarp();
+  }
+
+  // Adds the slopes of a step.
+  static DEVICE void put(const float (&s)[SCORES], int slot, int lane) {
     float pairs[2 * LINES];
 #pragma unroll
     for (int i = 0; i < 2 * LINES; i++) pairs[i] = 0.f;
 #pragma unroll
     for (int i = 0; i < 32; i++) pairs[2 * line_of(i / 4, i / 2 % 2) + i % 2] += s[i];
-    __syncwarp();
-    float* to = slopes() + lane / 4 * LINE_PITCH + lane % 4 * 2;
+    float* to = places(slot, lane);
 #pragma unroll
-    for (int l = 0; l < LINES; l++) *(float2*)(to + 8 * l) = make_float2(pairs[2 * l], pairs[2 * l + 1]);
+    for (int l = 0; l < LINES; l++) {
+      float2& sum = *(float2*)(to + 8 * l);
+      sum = make_float2(sum.x + pairs[2 * l], sum.y + pairs[2 * l + 1]);
+    }
   }
 
-  // Adds the slopes of a step, which is at `walk`. What is infinite or NaN may come from pairs that do not see each other:
-  // from there on slopes are left to `recount`, of which the CTA is told by `is_wrong`.
-  DEVICE void add(const Tile& tile, const Walk& walk, int step, int& is_wrong, int lane) {
-    if (step >= wrong_from) return;
+  // Adds what a slot holds to the sums, and sets it to zero.
+  static DEVICE void empty(int slot, int& is_wrong, int lane) {
     // Numbers that are the same in every step would take registers.
     lane = opaque(lane);
     __syncwarp();
+    if (uniform(state(slot).distance) >= 0 && uniform(state(slot).wrong_from) == 1 << 30) add(slot, is_wrong, lane);
+    __syncwarp();
+    float* to = places(slot, lane);
+#pragma unroll 1
+    for (int l = 0; l < LINES; l++) *(float2*)(to + 8 * l) = make_float2(0.f, 0.f);
+    if (lane == 0) state(slot).distance = -1;
+    __syncwarp();
+  }
+
+  // What is infinite or NaN may come from pairs that do not see each other: from there on a slot's slopes are left to `recount`,
+  // of which the CTA is told by `is_wrong`.
+  static DEVICE void add(int slot, int& is_wrong, int lane) {
     float sums[2 * TURNS];       // of each turn's line: from the diagonal's column in row 0 on, and behind the line's begin
     float poison = 0.f;
 #pragma unroll
     for (int t = 0; t < TURNS; t++) {
-      const float* line = slopes() + min_(lane / 8 + 4 * t, LINES - 1) * 8;
+      const float* line = slopes(slot) + min_(lane / 8 + 4 * t, LINES - 1) * 8;
       sums[2 * t] = sums[2 * t + 1] = 0.f;
 #pragma unroll
       for (int x = 0; x < 8; x++) {
@@ -87,14 +134,17 @@ struct BiasSums {
       poison = fmaf(sums[2 * t], 0.f, fmaf(sums[2 * t + 1], 0.f, poison));
     }
     if (__any_sync(~0u, !(poison == 0.f))) {
-      wrong_from = step;
+      __syncwarp();
+      if (lane == 0) state(slot).wrong_from = state(slot).since;
       is_wrong = 1;
       return;
     }
-    int from[PLACE];
-    row_at(tile, 0, from);
+    int from[3], rest = state(slot).distance;
 #pragma unroll
-    for (int a = 0; a < 3; a++) from[a] = tile.column[a] + walk.at[a] * column_extent(a) - from[a];
+    for (int a = 2; a >= 0; a--) {
+      from[a] = rest % table_extent(a) - bias_extent(a) / 2 - (cta_extent(a) - 1);
+      rest /= table_extent(a);
+    }
     float* all = sums_of(warp());
     // Of one axis, what is behind in a line has the distances of the line before, which another lane adds.
     constexpr int PHASES = RANK == 1 ? 2 : 1;
@@ -115,6 +165,12 @@ struct BiasSums {
     }
   }
 
+  // Empties all slots.
+  static DEVICE void finish(int& is_wrong, int lane) {
+#pragma unroll 1
+    for (int slot = 0; slot < SUM_SLOTS; slot++) empty(slot, is_wrong, lane);
+  }
+
   // Adds the sums of all warps to the CTA's row for a head; they start again from zero. Called by all consumers, between two
   // barriers of theirs. Each thread has entries of its own.
   static DEVICE void flush(const Bias& bias, int head) {
@@ -131,10 +187,10 @@ struct BiasSums {
 
   // The slopes that `add` has left out, pair by pair, when all tiles are done: here it takes no registers from them. `tile` is a
   // place in shared memory. Called by all consumers.
-  DEVICE void recount(const Params& params, Tile& tile, int lane) const {
+  static DEVICE void recount(const Params& params, Tile& tile, int lane) {
     int first = 0;
 #pragma unroll 1
-    for (int index = blockIdx.x; index < params.space.tiles; index += gridDim.x) {
+    for (int index = first_tile(params.space.tiles); index < end_of_tiles(params.space.tiles); index = next_tile(index)) {
       named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
       if (threadIdx.x == 128) decode_tile(params.space, params.shift, params.bias.samples, index, tile);
       named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
@@ -143,7 +199,7 @@ struct BiasSums {
       at.start(tile, 0);
 #pragma unroll 1
       for (int i = 0; i < tile.steps; i++, at.next(tile))
-        if (first + i >= wrong_from) recount_step(params, tile, at, lane);
+        if (first + i >= uniform(state(slot_of(i)).wrong_from)) recount_step(params, tile, at, lane);
       first += tile.steps + additional_steps(params.additional);
       named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
       flush(params.bias, tile.head);

@@ -47,6 +47,7 @@ impl BackwardPlan {
         let mut queries = of(&self.queries, [query, false]);
         for schedule in &mut queries {
             schedule.gradients.bias &= bias;
+            schedule.sum_slots = if bias { schedule.sum_slots } else { 1 };
         }
         Self {
             queries,

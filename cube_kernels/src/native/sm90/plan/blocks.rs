@@ -230,6 +230,7 @@ pub fn block_candidates(
                     mask: Mask::ByItem,
                     is_late,
                     is_packed: false,
+                    sum_slots: 1,
                     listed: Some(Listed { row_heads: rows.heads, column_heads: columns.heads }),
                 };
                 // Warpgroups without rows.
