@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, default_value_t = 2e-3, value_parser = learning_rate)]
     pub learning_rate: f64,
 
-    /// Seed of the weights, of the order of the pictures and of the split of --images
+    /// Seed of the weights, of the order of the pictures, of mixed sizes and of the split of --images
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
@@ -61,6 +61,11 @@ pub struct Args {
     /// Side in pixels that the pictures of --images are resized to, 8 to 512
     #[arg(long, default_value_t = 32, value_parser = whole::<8, 512>)]
     pub image_size: usize,
+
+    /// Take pictures of different sizes: digits of 8 to 12 pixels along each side, drawn by the seed; those of --images keep their
+    /// proportions, and --image-size is the longer side
+    #[arg(long)]
+    pub mixed_sizes: bool,
 }
 
 #[cfg(test)]
@@ -83,6 +88,20 @@ mod tests {
             panic!("the defaults are refused");
         };
         assert_eq!((args.device, args.dtype, args.resume), (Backend::Flex, Precision::F32, false));
+        assert!(!args.mixed_sizes);
+    }
+
+    #[test]
+    fn sizes_are_mixed_with_digits_and_with_folders() {
+        for flags in [&["--mixed-sizes"][..], &["--images", "a", "--mixed-sizes"]] {
+            let Ok(Parsed::Run(args)) = parse(["vision_transformer"].iter().chain(flags)) else {
+                panic!("{flags:?} are refused");
+            };
+            let args: Box<Args> = args;
+            assert!(args.mixed_sizes);
+        }
+        let text = refused(&["--mixed-sizes=yes"]);
+        assert!(text.contains("--mixed-sizes") && text.contains("yes"), "{text}");
     }
 
     #[test]

@@ -25,19 +25,30 @@ const VALIDATION: usize = 10;
 /// A picture and its class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// `[channels, side, side]`, from 0 to 1.
+    /// `[channels, height, width]`, from 0 to 1.
     pub pixels: Vec<f32>,
+    /// Height and width.
+    pub size: [usize; 2],
     /// Index of the class.
     pub class: usize,
+}
+
+impl Picture {
+    /// Pixels of a channel.
+    pub fn area(&self) -> usize {
+        self.size[0] * self.size[1]
+    }
 }
 
 /// Pictures for training, for watching it, and for judging its result.
 #[derive(Debug)]
 pub struct Pictures {
-    /// Height and width of each picture.
+    /// Height and width that the model is made for: those of each picture, unless sizes are mixed.
     pub side: usize,
     /// 1 for gray, 3 for red, green and blue.
     pub channels: usize,
+    /// Whether a picture gets another size whenever it is trained on.
+    pub is_resampled: bool,
     /// Names of the classes.
     pub classes: Vec<String>,
     /// What the weights are fitted to.
@@ -84,7 +95,7 @@ pub fn digits(path: &Path) -> Result<Pictures, Failure> {
     let test = pictures.split_off(pictures.len() - DIGIT_TESTS);
     let (train, valid) = keep_for_validation(pictures);
     let classes = (0..10).map(|digit| digit.to_string()).collect();
-    Ok(Pictures { side: DIGIT_SIDE, channels: 1, classes, train, valid, test })
+    Ok(Pictures { side: DIGIT_SIDE, channels: 1, is_resampled: false, classes, train, valid, test })
 }
 
 fn digit(record: &csv::StringRecord) -> Result<Picture, String> {
@@ -101,7 +112,7 @@ fn digit(record: &csv::StringRecord) -> Result<Picture, String> {
     }
     pixels.truncate(fields - 1);
     match record[fields - 1].trim().parse::<usize>() {
-        Ok(class) if class < 10 => Ok(Picture { pixels, class }),
+        Ok(class) if class < 10 => Ok(Picture { pixels, size: [DIGIT_SIDE; 2], class }),
         _ => Err(format!("has the digit '{}', must be 0 to 9", &record[fields - 1])),
     }
 }

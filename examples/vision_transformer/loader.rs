@@ -8,14 +8,18 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::data::{Picture, Pictures};
+use crate::resample::{draw_size, interpolate, place};
+use crate::tokens::Tokens;
 
-/// Pictures and their classes.
+/// Pictures and their classes. Those of the same size are neighbors.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// `[batch, channels, side, side]`, normalized.
-    pub images: Tensor<4>,
+    /// A token for each pixel, normalized.
+    pub images: Tokens,
     /// `[batch]`.
     pub classes: Tensor<1, Int>,
+    /// Where each picture stood in the list that the batch was made of.
+    pub order: Vec<usize>,
 }
 
 /// Angle, in radians, that a picture is turned by at most.
@@ -31,17 +35,18 @@ struct Motion {
     /// In radians.
     turn: f32,
     growth: f32,
-    /// Down and right, as parts of the side.
+    /// Down and right, as parts of height and width.
     shift: [f32; 2],
+    /// Height and width afterwards.
+    size: [usize; 2],
 }
 
-/// Normalizes pictures and, for training, moves them a little.
+/// Puts pictures of any size one behind the other, normalized and, for training, moved a little.
 #[derive(Clone)]
 pub struct PictureBatcher {
-    side: usize,
-    channels: usize,
     mean: f32,
     deviation: f32,
+    is_resampled: bool,
     motions: Option<Arc<Mutex<StdRng>>>,
 }
 
@@ -49,43 +54,46 @@ impl PictureBatcher {
     /// Makes batches of pictures as they are.
     pub fn new(pictures: &Pictures) -> Self {
         let (mean, deviation) = pictures.moments();
-        let (side, channels) = (pictures.side, pictures.channels);
-        Self { side, channels, mean, deviation, motions: None }
+        Self { mean, deviation, is_resampled: pictures.is_resampled, motions: None }
     }
 
-    /// Turns, scales and shifts pictures at random.
+    /// Turns, scales and shifts pictures at random, and gives them another size where sizes are mixed.
     pub fn with_motions(mut self, seed: u64) -> Self {
         self.motions = Some(Arc::new(Mutex::new(StdRng::seed_from_u64(seed))));
         self
     }
 
-    fn motion(&self) -> Motion {
+    fn motion(&self, size: [usize; 2]) -> Motion {
         let Some(motions) = &self.motions else {
-            return Motion { turn: 0.0, growth: 1.0, shift: [0.0; 2] };
+            return Motion { turn: 0.0, growth: 1.0, shift: [0.0; 2], size };
         };
         // A panic while the lock is held cannot leave the generator in a bad state.
         let mut rng = motions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let size = if self.is_resampled { draw_size(size, &mut rng) } else { size };
         let mut up_to = |most: f32| rng.random_range(-most..=most);
         Motion {
             turn: up_to(TURN),
             growth: 1.0 + up_to(GROWTH),
             shift: [up_to(SHIFT), up_to(SHIFT)],
+            size,
         }
     }
 
-    /// Appends a picture after a motion.
+    /// Appends a picture after a motion: pixel by pixel, the channels of each.
     fn append(&self, picture: &Picture, motion: Motion, values: &mut Vec<f32>) {
         let (sin, cos) = motion.turn.sin_cos();
-        let center = (self.side - 1) as f32 / 2.0;
-        let [down, right] = motion.shift.map(|part| part * self.side as f32);
-        for plane in picture.pixels.chunks(self.side * self.side) {
-            for y in 0..self.side {
-                for x in 0..self.side {
-                    // Where this pixel was before the motion.
-                    let (v, u) = (y as f32 - center - down, x as f32 - center - right);
-                    let from_y = center + (cos * v + sin * u) / motion.growth;
-                    let from_x = center + (cos * u - sin * v) / motion.growth;
-                    let value = interpolate(plane, self.side, from_y, from_x);
+        let center = picture.size.map(|length| (length - 1) as f32 / 2.0);
+        let along = |axis: usize, index: usize| {
+            let shift = motion.shift[axis] * picture.size[axis] as f32;
+            place(index, picture.size[axis], motion.size[axis]) - center[axis] - shift
+        };
+        for v in (0..motion.size[0]).map(|y| along(0, y)) {
+            for u in (0..motion.size[1]).map(|x| along(1, x)) {
+                // Where this pixel was before the motion.
+                let from_y = center[0] + (cos * v + sin * u) / motion.growth;
+                let from_x = center[1] + (cos * u - sin * v) / motion.growth;
+                for plane in picture.pixels.chunks(picture.area()) {
+                    let value = interpolate(plane, picture.size, from_y, from_x);
                     values.push((value - self.mean) / self.deviation);
                 }
             }
@@ -93,31 +101,22 @@ impl PictureBatcher {
     }
 }
 
-/// The value between the four nearest pixels; beyond the edge that of the edge.
-fn interpolate(plane: &[f32], side: usize, y: f32, x: f32) -> f32 {
-    let last = (side - 1) as f32;
-    let (y, x) = (y.clamp(0.0, last), x.clamp(0.0, last));
-    let (top, left) = (y as usize, x as usize);
-    let (bottom, right) = ((top + 1).min(side - 1), (left + 1).min(side - 1));
-    let along = |row: usize| {
-        let part = x - left as f32;
-        plane[row * side + left] * (1.0 - part) + plane[row * side + right] * part
-    };
-    let part = y - top as f32;
-    along(top) * (1.0 - part) + along(bottom) * part
-}
-
 impl Batcher<Picture, Batch> for PictureBatcher {
     fn batch(&self, pictures: Vec<Picture>, device: &Device) -> Batch {
-        let mut values = Vec::new();
-        for picture in &pictures {
-            self.append(picture, self.motion(), &mut values);
+        let motions: Vec<_> = pictures.iter().map(|picture| self.motion(picture.size)).collect();
+        let mut order: Vec<usize> = (0..pictures.len()).collect();
+        order.sort_by_key(|index| motions[*index].size);
+        let (mut values, mut sizes, mut classes) = (Vec::new(), Vec::new(), Vec::<i64>::new());
+        for index in &order {
+            let (picture, motion) = (&pictures[*index], motions[*index]);
+            self.append(picture, motion, &mut values);
+            sizes.push(motion.size);
+            classes.push(picture.class as i64);
         }
-        let shape = [pictures.len(), self.channels, self.side, self.side];
-        let classes: Vec<i64> = pictures.iter().map(|picture| picture.class as i64).collect();
         Batch {
-            images: Tensor::from_data(TensorData::new(values, shape), device),
+            images: Tokens::from_pixels(values, sizes, device),
             classes: Tensor::from_data(TensorData::new(classes, [pictures.len()]), device),
+            order,
         }
     }
 }
@@ -127,10 +126,12 @@ mod tests {
     use super::*;
 
     fn pictures() -> Pictures {
-        let picture = Picture { pixels: (0..64).map(|pixel| pixel as f32).collect(), class: 2 };
+        let pixels = (0..64).map(|pixel| pixel as f32).collect();
+        let picture = Picture { pixels, size: [8, 8], class: 2 };
         Pictures {
             side: 8,
             channels: 1,
+            is_resampled: false,
             classes: Vec::new(),
             train: vec![picture],
             valid: Vec::new(),
@@ -142,10 +143,63 @@ mod tests {
     fn batches_are_normalized() {
         let pictures = pictures();
         let batch = PictureBatcher::new(&pictures).batch(pictures.train.clone(), &Device::flex());
-        assert_eq!(batch.images.dims(), [1, 1, 8, 8]);
-        let mean: f32 = batch.images.clone().mean().into_scalar();
-        let square: f32 = batch.images.square().mean().into_scalar();
+        let values = batch.images.values();
+        assert_eq!((batch.images.sizes(), values.dims()), (&[[8, 8]][..], [1, 64, 1]));
+        let mean: f32 = values.clone().mean().into_scalar();
+        let square: f32 = values.square().mean().into_scalar();
         assert!(mean.abs() < 1e-5 && (square - 1.0).abs() < 1e-4, "{mean} {square}");
+    }
+
+    fn plain() -> PictureBatcher {
+        PictureBatcher { mean: 0.0, deviation: 1.0, is_resampled: false, motions: None }
+    }
+
+    /// Two channels, the second of them negative.
+    fn of_size(size: [usize; 2], class: usize) -> Picture {
+        let area = size[0] * size[1];
+        let pixels = (0..area).map(|pixel| pixel as f32);
+        let pixels = pixels.clone().chain(pixels.map(|pixel| -pixel)).collect();
+        Picture { pixels, size, class }
+    }
+
+    #[test]
+    fn nothing_is_padded_and_equal_sizes_are_neighbors() {
+        let batcher = plain();
+        let sizes = [[9, 2], [1, 5], [9, 2], [3, 4], [1, 5]];
+        let pictures: Vec<_> = (0..5).map(|index| of_size(sizes[index], index)).collect();
+        let batch = batcher.batch(pictures.clone(), &Device::flex());
+        assert_eq!(batch.images.sizes(), [[1, 5], [1, 5], [3, 4], [9, 2], [9, 2]]);
+        assert_eq!(batch.order, [1, 4, 3, 0, 2]);
+        let classes: Vec<i64> =
+            batch.classes.into_data().convert::<i64>().try_to_vec().expect("is i64");
+        assert_eq!(classes, [1, 4, 3, 0, 2]);
+
+        let values = batch.images.values();
+        assert_eq!(values.dims(), [1, 5 + 5 + 12 + 18 + 18, 2]);
+        let values: Vec<f32> = values.into_data().try_to_vec().expect("is f32");
+        let pixels = |size: &[usize; 2]| 0..size[0] * size[1];
+        let expected = batch.images.sizes().iter().flat_map(pixels);
+        let expected: Vec<f32> =
+            expected.flat_map(|pixel| [pixel as f32, -(pixel as f32)]).collect();
+        assert_eq!(values, expected);
+    }
+
+    #[test]
+    fn batches_repeat_with_the_seed() {
+        let pictures: Vec<_> = [[6, 9], [8, 8], [6, 9]].map(|size| of_size(size, 0)).to_vec();
+        let batch = |seed| {
+            let batcher = PictureBatcher { is_resampled: true, ..plain() }.with_motions(seed);
+            let batch = batcher.batch(pictures.clone(), &Device::flex());
+            let values = batch.images.values().into_data().try_to_vec::<f32>().expect("is f32");
+            (batch.images.sizes().to_vec(), values)
+        };
+        let (sizes, values) = batch(4);
+        assert_eq!((sizes.clone(), values.clone()), batch(4));
+        let (others, other_values) = batch(5);
+        assert!(sizes != others && values != other_values);
+        let pixels: usize = sizes.iter().map(|[height, width]| height * width).sum();
+        assert_eq!(values.len(), 2 * pixels);
+        assert!(sizes.is_sorted() && sizes != [[6, 9], [6, 9], [8, 8]], "{sizes:?}");
     }
 
     #[test]
@@ -153,7 +207,7 @@ mod tests {
         let pictures = pictures();
         let motions = |seed| {
             let batcher = PictureBatcher::new(&pictures).with_motions(seed);
-            (0..50).map(|_| batcher.motion()).collect::<Vec<_>>()
+            (0..50).map(|_| batcher.motion([8, 8])).collect::<Vec<_>>()
         };
         assert_eq!(motions(4), motions(4));
         assert_ne!(motions(4), motions(5));
@@ -162,9 +216,8 @@ mod tests {
     #[test]
     fn a_shift_by_a_pixel_moves_pixels_and_repeats_the_edge() {
         let pictures = pictures();
-        let batcher =
-            PictureBatcher { mean: 0.0, deviation: 1.0, ..PictureBatcher::new(&pictures) };
-        let motion = Motion { turn: 0.0, growth: 1.0, shift: [0.125, 0.0] };
+        let batcher = plain();
+        let motion = Motion { turn: 0.0, growth: 1.0, shift: [0.125, 0.0], size: [8, 8] };
         let mut values = Vec::new();
         batcher.append(&pictures.train[0], motion, &mut values);
         let expected = (0..64).map(|pixel: i32| if pixel < 8 { pixel } else { pixel - 8 } as f32);

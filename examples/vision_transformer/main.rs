@@ -3,7 +3,8 @@
 //! `cargo run --release --example vision_transformer` trains on the 1,797 handwritten digits that
 //! come with the sources, on the CPU, in about a minute. It ends with the accuracy on digits that
 //! training never saw, a confusion matrix, the trained model, and a picture of what pixels attend
-//! to. `-- --help` lists the flags; `-- --images DIR` trains on your own pictures.
+//! to. `-- --help` lists the flags; `-- --images DIR` trains on your own pictures, and
+//! `-- --mixed-sizes` on pictures of different sizes in one batch, without padding.
 
 mod cli;
 #[path = "../common/mod.rs"]
@@ -13,7 +14,10 @@ mod folder;
 mod loader;
 mod model;
 mod picture;
+mod positions;
+mod resample;
 mod run;
+mod tokens;
 mod training;
 
 use std::process::ExitCode;

@@ -6,20 +6,21 @@
 //!
 //! Blocks alternate between a dense window and a dilated one: the first sees what is near, the
 //! second spreads it over the picture. Attention itself does not know where a token is; a learned
-//! embedding of each position tells it.
+//! embedding of each position tells it. Pictures may have any size, and each its own: the embedding
+//! is stretched over it, and windows shrink to what there is.
 
 use burn::config::Config;
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{
-    Gelu, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
-};
+use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use burn_natten::nn::{NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig};
 
 use crate::loader::Batch;
+use crate::positions::Positions;
+use crate::tokens::Tokens;
 
 /// The convolutions halve larger pictures until their side is at most this.
 const LARGEST_FIRST_STAGE: usize = 24;
@@ -29,7 +30,7 @@ const LARGEST_FIRST_STAGE: usize = 24;
 pub struct VisionTransformerConfig {
     /// Channels of a picture.
     pub channels: usize,
-    /// Height and width of a picture.
+    /// Height and width of the pictures that positions are learned for and windows fit into.
     pub side: usize,
     /// Number of classes.
     pub classes: usize,
@@ -77,8 +78,7 @@ impl VisionTransformerConfig {
         VisionTransformer {
             stem,
             activation: Gelu::new(),
-            positions: Initializer::Normal { mean: 0.0, std: 0.1 }
-                .init([1, side, side, narrow], device),
+            positions: Positions::new(side, narrow, device),
             first: self.stage(0, side, device),
             halve: convolution(narrow, wide, 2, device),
             second: self.stage(1, side.div_ceil(2), device),
@@ -126,7 +126,7 @@ fn convolution(channels: usize, out: usize, stride: usize, device: &Device) -> C
 pub struct VisionTransformer {
     stem: Vec<Conv2d>,
     activation: Gelu,
-    positions: Param<Tensor<4>>,
+    positions: Positions,
     /// Blocks at the resolution of the convolutions.
     pub first: Vec<NeighborhoodTransformerBlock>,
     halve: Conv2d,
@@ -136,31 +136,23 @@ pub struct VisionTransformer {
 }
 
 impl VisionTransformer {
-    /// Logits of the classes.
-    ///
-    /// # Shapes
-    ///
-    /// - images: `[batch, channels, side, side]`
-    /// - output: `[batch, classes]`
-    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+    /// Logits of the classes, `[pictures, classes]`.
+    pub fn forward(&self, images: Tokens) -> Tensor<2> {
         let tokens = apply(&self.first, self.tokens(images));
-        let tokens = channels_last(self.halve.forward(tokens.permute([0, 3, 1, 2])));
-        let tokens = self.norm.forward(apply(&self.second, tokens));
-        let [batch, height, width, channels] = tokens.dims();
-        let pooled = tokens.reshape([batch, height * width, channels]).mean_dim(1);
-        self.head.forward(pooled.squeeze_dim::<2>(1))
+        let tokens = apply(&self.second, tokens.convolve(&self.halve));
+        self.head.forward(tokens.map(|tokens| self.norm.forward(tokens)).mean())
     }
 
-    /// What the first block sees: `[batch, height, width, channels]`.
-    pub fn tokens(&self, images: Tensor<4>) -> Tensor<4> {
+    /// What the first block sees.
+    pub fn tokens(&self, images: Tokens) -> Tokens {
         let mut features = images;
         for (index, convolution) in self.stem.iter().enumerate() {
             if index > 0 {
-                features = self.activation.forward(features);
+                features = features.map(|features| self.activation.forward(features));
             }
-            features = convolution.forward(features);
+            features = features.convolve(convolution);
         }
-        channels_last(features) + self.positions.val()
+        features.by_size(|grids| self.positions.add(grids))
     }
 
     fn classify(&self, batch: Batch) -> ClassificationOutput {
@@ -173,12 +165,8 @@ impl VisionTransformer {
     }
 }
 
-fn apply(blocks: &[NeighborhoodTransformerBlock], tokens: Tensor<4>) -> Tensor<4> {
-    blocks.iter().fold(tokens, |tokens, block| block.forward(tokens))
-}
-
-fn channels_last(features: Tensor<4>) -> Tensor<4> {
-    features.permute([0, 2, 3, 1])
+fn apply(blocks: &[NeighborhoodTransformerBlock], tokens: Tokens) -> Tokens {
+    blocks.iter().fold(tokens, |tokens, block| tokens.attend(block))
 }
 
 impl TrainStep for VisionTransformer {
@@ -201,24 +189,4 @@ impl InferenceStep for VisionTransformer {
 }
 
 #[cfg(test)]
-mod tests {
-    use burn::tensor::Distribution;
-
-    use super::*;
-
-    #[test]
-    fn every_size_of_picture_gives_logits() {
-        let device = Device::flex();
-        for (channels, side, first) in [(1, 8, 8), (3, 24, 24), (3, 25, 13), (1, 70, 18)] {
-            assert_eq!(VisionTransformerConfig::first_side(side), first);
-            let model = VisionTransformerConfig::new(channels, side, 5, 7, 1)
-                .with_dims([16, 32])
-                .with_depths([1, 2])
-                .init(&device);
-            let shape = [2, channels, side, side];
-            let images = Tensor::random(shape, Distribution::Default, &device);
-            assert_eq!(model.tokens(images.clone()).dims(), [2, first, first, 16]);
-            assert_eq!(model.forward(images).dims(), [2, 5]);
-        }
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::Device;
+use burn_natten::NeighborhoodOptions;
 use image::Rgb;
 
 use crate::Failure;
@@ -12,6 +13,7 @@ use crate::common::panels::{Area, Canvas, FAINT, GLYPH, QUERY, TEXT, WINDOW, hea
 use crate::data::{Picture, Pictures};
 use crate::loader::PictureBatcher;
 use crate::model::VisionTransformer;
+use crate::tokens::window;
 
 /// The name of a class that is wrong.
 const WRONG: Rgb<u8> = Rgb([255, 105, 97]);
@@ -49,29 +51,40 @@ pub fn save(
     label_rows(&mut canvas, model, |row| panel(row, 0));
     for (column, index) in shown.into_iter().enumerate() {
         let picture = &pictures.test[index];
-        let top = panel(0, column);
+        let top = within(panel(0, column), picture.size);
         let is_right = seen[index] == picture.class;
         let names = [("is", picture.class, TEXT), ("seen as", seen[index], FAINT)];
         for (line, (what, class, color)) in (0..).zip(names) {
             let color = if is_right { color } else { WRONG };
             let text: String = format!("{what} {}", pictures.classes[class]);
             let text: String = text.chars().take((PANEL / GLYPH) as usize).collect();
-            canvas.write(&text, [top.x, MARGIN + line * LINE / 2 + LINE / 2], 1, color);
+            canvas.write(
+                &text,
+                [panel(0, column).x, MARGIN + line * LINE / 2 + LINE / 2],
+                1,
+                color,
+            );
         }
         draw_pixels(&mut canvas, top, picture, pictures);
 
         let mut tokens = model.tokens(batcher.batch(vec![picture.clone()], device).images);
-        let side = tokens.dims()[1];
-        let query = striking(picture, pictures, side);
-        canvas.frame(top.cell([side; 2], query), 3, QUERY);
+        let grid = tokens.sizes()[0];
+        let query = striking(picture, pictures, grid);
+        canvas.frame(top.cell(grid, query), 3, QUERY);
         for (row, block) in model.first.iter().enumerate() {
-            let area = panel(row + 1, column);
+            let area = within(panel(row + 1, column), picture.size);
             draw_pixels(&mut canvas, area, picture, pictures);
-            let [queries, keys, _] =
-                block.attention.query_key_value(block.norm_attention.forward(tokens.clone()));
-            let weights = Attention::of(queries, keys, block.attention.options(), query)?;
+            let normal = block.norm_attention.forward(tokens.values());
+            let [height, width] = grid;
+            let normal = normal.reshape([1, height as i32, width as i32, -1]);
+            let [queries, keys, _] = block.attention.query_key_value(normal);
+            let window = window(block).within(grid);
+            let options = NeighborhoodOptions::new(window.kernel_size())
+                .with_stride(window.stride())
+                .with_dilation(window.dilation());
+            let weights = Attention::of(queries, keys, options, query)?;
             weights.draw(&mut canvas, area, &weights.mean(), 1.0);
-            tokens = block.forward(tokens);
+            tokens = tokens.attend(block);
         }
     }
     legend(&mut canvas, MARGIN + 2 * LINE + rows * (PANEL + GAP) + LINE / 2);
@@ -89,37 +102,47 @@ fn choose(pictures: &Pictures) -> Vec<usize> {
     shown
 }
 
+/// The part of a panel that a picture of `[height, width]` pixels fills, in the middle.
+fn within(panel: Area, [height, width]: [usize; 2]) -> Area {
+    let longer = height.max(width) as u32;
+    let along = |side: usize| (PANEL * side as u32 / longer).max(1);
+    let (height, width) = (along(height), along(width));
+    let (x, y) = (panel.x + (PANEL - width) / 2, panel.y + (PANEL - height) / 2);
+    Area { x, y, width, height }
+}
+
 /// The token of the middle of a picture that differs most from the picture's mean.
-fn striking(picture: &Picture, pictures: &Pictures, side: usize) -> [usize; 2] {
-    let brightness = |[row, column]: [usize; 2]| {
-        let center = |token: usize| (2 * token + 1) * pictures.side / (2 * side);
-        let Rgb([r, g, b]) = color(picture, pictures, center(row), center(column));
+fn striking(picture: &Picture, pictures: &Pictures, grid: [usize; 2]) -> [usize; 2] {
+    let brightness = |token: [usize; 2]| {
+        let center = |axis: usize| (2 * token[axis] + 1) * picture.size[axis] / (2 * grid[axis]);
+        let Rgb([r, g, b]) = color(picture, pictures, center(0), center(1));
         f32::from(r) + f32::from(g) + f32::from(b)
     };
-    let all = || (0..side).flat_map(|row| (0..side).map(move |column| [row, column]));
-    let mean = all().map(brightness).sum::<f32>() / (side * side) as f32;
-    let middle = side / 4..side - side / 4;
+    let [height, width] = grid;
+    let all = || (0..height).flat_map(|row| (0..width).map(move |column| [row, column]));
+    let mean = all().map(brightness).sum::<f32>() / (height * width) as f32;
+    let is_middle =
+        |place: usize, side: usize| (side / 4..(side - side / 4).max(1)).contains(&place);
     all()
-        .filter(|query| query.iter().all(|place| middle.contains(place)))
+        .filter(|[row, column]| is_middle(*row, height) && is_middle(*column, width))
         .max_by(|a, b| {
             let [a, b] = [a, b].map(|query| (brightness(*query) - mean).abs());
             a.total_cmp(&b)
         })
-        .unwrap_or([side / 2, side / 2])
+        .unwrap_or([height / 2, width / 2])
 }
 
 fn color(picture: &Picture, pictures: &Pictures, row: usize, column: usize) -> Rgb<u8> {
-    let side = pictures.side;
+    let [height, width] = picture.size;
     let plane = |channel: usize| {
         let channel = channel.min(pictures.channels - 1);
-        (picture.pixels[(channel * side + row) * side + column] * 255.0).round() as u8
+        (picture.pixels[(channel * height + row) * width + column] * 255.0).round() as u8
     };
     Rgb([0, 1, 2].map(plane))
 }
 
 fn draw_pixels(canvas: &mut Canvas, area: Area, picture: &Picture, pictures: &Pictures) {
-    let grid = [pictures.side; 2];
-    canvas.paint(area, grid, |row, column| color(picture, pictures, row, column));
+    canvas.paint(area, picture.size, |row, column| color(picture, pictures, row, column));
 }
 
 fn label_rows(canvas: &mut Canvas, model: &VisionTransformer, panel: impl Fn(usize) -> Area) {

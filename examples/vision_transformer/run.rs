@@ -1,8 +1,10 @@
 //! From flags to a trained model and a report.
 
+use std::path::PathBuf;
+
 use burn::data::dataloader::batcher::Batcher;
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use serde_json::json;
 
 use crate::Failure;
@@ -11,25 +13,22 @@ use crate::common::report::{self, Confusion};
 use crate::common::training::newest_checkpoint;
 use crate::common::{device, runs};
 use crate::data::{self, Picture, Pictures};
-use crate::loader::PictureBatcher;
-use crate::model::{VisionTransformer, VisionTransformerConfig};
+use crate::folder::Resize;
+use crate::loader::{Batch, PictureBatcher};
+use crate::model::VisionTransformerConfig;
+use crate::resample::mix_sizes;
+use crate::tokens::Tokens;
 use crate::{folder, picture, training};
 
 /// Trains, tests, and tells where everything is.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let (source, pictures) = match &args.images {
-        Some(images) => (images.clone(), folder::images(images, args.image_size, args.seed)?),
-        None => {
-            let path = args.data.clone().unwrap_or_else(data::default_digits);
-            let pictures = data::digits(&path)?;
-            (path, pictures)
-        }
-    };
+    let (source, pictures) = read(args)?;
     let model = model_config(args, &pictures)?;
     let device = device::open(args.device, args.dtype)?;
     // The seed decides on the pictures for the test.
     let run = json!({
-        "model": model, "data": source, "seed": args.seed, "dtype": format!("{:?}", args.dtype),
+        "model": model, "data": source, "mixed_sizes": args.mixed_sizes, "seed": args.seed,
+        "dtype": format!("{:?}", args.dtype),
     });
     let files = runs::folder(&args.output, &run, args.resume)?;
     let from = match args.resume {
@@ -53,7 +52,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         println!("stopped before the last epoch; --resume continues");
     }
     let batcher = PictureBatcher::new(&pictures);
-    let seen = predict(&trained.model, &batcher, &pictures.test, args.batch_size, &device)?;
+    let seen = predict(
+        |images| trained.model.forward(images),
+        &batcher,
+        &pictures.test,
+        args.batch_size,
+        &device,
+    )?;
     let attention = args.output.join("attention.png");
     picture::save(&attention, &trained.model, &batcher, &pictures, &seen, &device)?;
     let weights = args.output.join("model.bpk");
@@ -71,18 +76,34 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The classes that the model sees in pictures.
+/// Where the pictures are, and the pictures.
+fn read(args: &Args) -> Result<(PathBuf, Pictures), Failure> {
+    if let Some(folder) = &args.images {
+        let resize = match args.mixed_sizes {
+            true => Resize::Longer(args.image_size),
+            false => Resize::Squares(args.image_size),
+        };
+        return Ok((folder.clone(), folder::images(folder, resize, args.seed)?));
+    }
+    let path = args.data.clone().unwrap_or_else(data::default_digits);
+    let digits = data::digits(&path)?;
+    Ok((path, if args.mixed_sizes { mix_sizes(digits, args.seed) } else { digits }))
+}
+
+/// The classes that a model sees in pictures, by its logits.
 fn predict(
-    model: &VisionTransformer,
+    model: impl Fn(Tokens) -> Tensor<2>,
     batcher: &PictureBatcher,
     pictures: &[Picture],
     batch_size: usize,
     device: &Device,
 ) -> Result<Vec<usize>, Failure> {
-    let mut classes = Vec::with_capacity(pictures.len());
-    for pictures in pictures.chunks(batch_size) {
-        let logits = model.forward(batcher.batch(pictures.to_vec(), device).images);
-        classes.extend(report::largest(logits)?);
+    let mut classes = vec![0; pictures.len()];
+    for (pictures, classes) in pictures.chunks(batch_size).zip(classes.chunks_mut(batch_size)) {
+        let Batch { images, order, .. } = batcher.batch(pictures.to_vec(), device);
+        for (index, class) in order.into_iter().zip(report::largest(model(images))?) {
+            classes[index] = class;
+        }
     }
     Ok(classes)
 }
@@ -113,6 +134,8 @@ fn model_config(args: &Args, pictures: &Pictures) -> Result<VisionTransformerCon
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{Int, TensorData};
+
     use super::*;
     use crate::common::flags::{Parsed, parse};
 
@@ -137,5 +160,22 @@ mod tests {
             config(&["--dilation", "3"]).expect_err("is too large"),
             "--dilation: is 3, must be at most 2 in a stage of 8 x 8"
         );
+    }
+
+    #[test]
+    fn what_is_seen_in_pictures_comes_in_their_order() {
+        let device = Device::flex();
+        let path = data::default_digits();
+        let pictures = mix_sizes(data::digits(&path).expect("is beside the sources"), 1);
+        // Sees how high a picture is.
+        let model = |images: Tokens| {
+            let heights = images.sizes().iter().map(|[height, _]| *height as i32).collect();
+            let heights = TensorData::new::<i32, _>(heights, [images.sizes().len()]);
+            Tensor::<1, Int>::from_data(heights, &device).one_hot::<2>(13).float()
+        };
+        let some = &pictures.test[..30];
+        let seen = predict(model, &PictureBatcher::new(&pictures), some, 7, &device);
+        let heights: Vec<_> = some.iter().map(|picture| picture.size[0]).collect();
+        assert_eq!(seen.expect("can be read"), heights);
     }
 }

@@ -1,0 +1,75 @@
+use burn::module::Param;
+use burn::tensor::{Distribution, Gradients};
+use burn_natten::packed::pack;
+
+use super::*;
+
+fn random(sizes: &[[usize; 2]], channels: usize, device: &Device) -> Vec<Tensor<3>> {
+    let image = |[height, width]: [usize; 2]| {
+        Tensor::random([height, width, channels], Distribution::Normal(0.0, 1.0), device)
+    };
+    sizes.iter().copied().map(image).collect()
+}
+
+fn packed(images: &[Tensor<3>]) -> Tokens {
+    let (values, grids) = pack::<2, 3>(images.to_vec()).expect("is at least one");
+    Tokens::new(values, grids)
+}
+
+fn gradient<const D: usize>(weight: &Param<Tensor<D>>, gradients: &Gradients) -> Tensor<1> {
+    weight.val().grad(gradients).expect("the weight is used").reshape([-1])
+}
+
+#[test]
+fn every_size_of_picture_gives_logits() {
+    let device = Device::flex();
+    for (channels, side, first) in [(1, 8, 8), (3, 24, 24), (3, 25, 13), (1, 70, 18)] {
+        assert_eq!(VisionTransformerConfig::first_side(side), first);
+        let model = VisionTransformerConfig::new(channels, side, 5, 7, 1)
+            .with_dims([16, 32])
+            .with_depths([1, 2])
+            .init(&device);
+        let images = packed(&random(&[[side, side], [side, side]], channels, &device));
+        assert_eq!(model.tokens(images.clone()).sizes(), [[first, first]; 2]);
+        assert_eq!(model.forward(images).dims(), [2, 5]);
+    }
+}
+
+/// Alone it is a batch of one, with attention that knows nothing of packing.
+#[test]
+fn a_picture_among_others_is_what_it_is_alone() {
+    let device = Device::flex().autodiff();
+    device.seed(5);
+    for (side, sizes) in [
+        (8, vec![[8, 8], [8, 12], [11, 9], [11, 9], [12, 12]]),
+        // Halved once; some are smaller than windows.
+        (32, vec![[32, 24], [9, 32], [32, 1], [2, 3], [32, 24]]),
+    ] {
+        let model = VisionTransformerConfig::new(2, side, 5, 3, 2)
+            .with_dims([16, 32])
+            .with_drop_path(0.0)
+            .init(&device);
+        let images = random(&sizes, 2, &device);
+        let factors =
+            Tensor::<2>::random([sizes.len(), 5], Distribution::Normal(0.0, 1.0), &device);
+        let gradients = |logits: Tensor<2>| {
+            let gradients = (logits * factors.clone()).sum().backward();
+            [
+                gradient(&model.stem[0].weight, &gradients),
+                gradient(&model.positions.table, &gradients),
+                gradient(&model.first[1].attention.qkv.weight, &gradients),
+                gradient(&model.second[1].expand.weight, &gradients),
+            ]
+        };
+        let together = model.forward(packed(&images));
+        let alone = images.iter().map(|image| model.forward(packed(std::slice::from_ref(image))));
+        let alone = Tensor::cat(alone.collect(), 0);
+        let difference: f32 = (together.clone() - alone.clone()).abs().max().into_scalar();
+        assert!(difference < 1e-5, "logits differ by {difference} at {side}");
+        for (got, expected) in gradients(together).into_iter().zip(gradients(alone)) {
+            let largest: f32 = expected.clone().abs().max().into_scalar();
+            let difference: f32 = (got - expected).abs().max().into_scalar();
+            assert!(largest > 1e-2 && difference < 1e-4 * largest, "{difference} of {largest}");
+        }
+    }
+}
