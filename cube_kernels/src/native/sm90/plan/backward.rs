@@ -165,6 +165,8 @@ fn shapes(problem: &Problem, pass: Pass, gradients: Gradients) -> Vec<Shape> {
     let late = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: true };
     match (pass, dim) {
         (Pass::Keys, ..=64) => vec![late(1, 1, 2)],
+        // With additional tokens, three CTAs have too few registers.
+        (_, ..=64) if gradients.bias && problem.additional > 0 => vec![late(1, 1, 2)],
         // The sums of a large bias leave room for two CTAs.
         (_, ..=64) if gradients.bias => vec![late(1, 1, 2), late(1, 1, 3)],
         (_, ..=64) => vec![shape(1, 2, 2), late(1, 1, 3)],
