@@ -24,6 +24,10 @@ use burn::tensor::{Device, DeviceConfig, FloatDType};
 use burn_natten::models::nat::NatConfig;
 use clap::{Parser, ValueEnum};
 
+/// The system's own may be what a step waits for: each launch is made by one thread and freed by another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Size {
     /// NAT-Mini, 20 million parameters.

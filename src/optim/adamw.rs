@@ -131,6 +131,21 @@ fn wide(dtype: DType) -> FloatDType {
     if dtype == DType::F64 { FloatDType::F64 } else { FloatDType::F32 }
 }
 
+/// A tensor of the parameter's shape, made as one line of so many elements, that lives as long as the parameter.
+///
+/// CubeCL keeps such tensors apart. Among those that come and go they would make every search for memory longer.
+fn lasting<const D: usize, I: Send>(
+    parameter: &Tensor<D>,
+    input: I,
+    line: impl Fn(I, usize) -> Tensor<1> + Send,
+) -> Tensor<D> {
+    let shape = parameter.shape();
+    let count = shape.num_elements();
+    let made =
+        parameter.device().memory_persistent_allocations(input, move |input| line(input, count));
+    made.reshape(shape)
+}
+
 impl Optimizer for AdamW {
     type State<const D: usize> = AdamWState<D>;
 
@@ -143,9 +158,8 @@ impl Optimizer for AdamW {
     ) -> (Tensor<D>, Option<AdamWState<D>>) {
         let is_wide = wide(tensor.dtype()) == FloatDType::from(tensor.dtype());
         let state = state.unwrap_or_else(|| {
-            let zeros = || {
-                Tensor::zeros(tensor.shape(), (&tensor.device(), DType::from(wide(tensor.dtype()))))
-            };
+            let options = (&tensor.device(), DType::from(wide(tensor.dtype())));
+            let zeros = || lasting(&tensor, (), |(), count| Tensor::zeros([count], options));
             AdamWState { steps: 0, moment_1: zeros(), moment_2: zeros(), weight: None }
         });
         let steps = state.steps + 1;
@@ -165,7 +179,11 @@ impl Optimizer for AdamW {
             false => tensor.cast(dtype),
         };
         let weight = match state.weight.filter(|_| !is_wide).map(kept) {
-            None if !is_wide => Some(tensor.clone().cast(wide(tensor.dtype()))),
+            None if !is_wide => {
+                // In one line, for copies of several axes may have gaps behind rows.
+                let line = tensor.clone().reshape([tensor.shape().num_elements()]);
+                Some(lasting(&tensor, line, |line: Tensor<1>, _| line.cast(dtype)))
+            }
             weight => weight,
         };
         let tensors = AdamWTensors {

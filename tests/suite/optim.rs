@@ -107,6 +107,44 @@ fn steps_are_what_they_are_defined_as() {
     }
 }
 
+/// A step changes tensors in place, but none that anyone else has, nor a part of a larger one.
+#[test]
+fn tensors_of_others_stay_as_they_are() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            if !device.supports(dtype) {
+                continue;
+            }
+            let values = |step| {
+                let values = Tensor::<1>::from_data(gradient(step, 24).as_slice(), &device.device);
+                values.cast(dtype).reshape([4, 6])
+            };
+            let (whole, gradient) = (values(1), values(2));
+            let optimizer = config().build();
+            let step = |parameter, state| {
+                let (next, state) =
+                    optimizer.step(RATE, parameter, gradient.clone().narrow(0, 1, 2), state);
+                (next, state.expect("a state"))
+            };
+            let (next, state) = step(whole.clone().narrow(0, 1, 2), None);
+            assert_eq!(host(&whole), host(&values(1)), "{}, {dtype:?}", device.name);
+            let all = |next: &Tensor<2>, state: &AdamWState<2>| {
+                let weight = state.weight.as_ref().map(host);
+                (host(next), host(&state.moment_1), host(&state.moment_2), weight, state.steps)
+            };
+            let before = all(&next, &state);
+            let (after, later) = step(next.clone(), Some(state.clone()));
+            assert_eq!(all(&next, &state), before, "{}, {dtype:?}", device.name);
+            assert_eq!(host(&gradient), host(&values(2)), "{}, {dtype:?}", device.name);
+            // In place, the same.
+            let shared = all(&after, &later);
+            drop((after, later));
+            let (after, later) = step(next, Some(state));
+            assert_eq!(all(&after, &later), shared, "{}, {dtype:?}", device.name);
+        }
+    }
+}
+
 /// Steps that a bf16 parameter would lose add up.
 #[test]
 fn small_steps_are_not_lost() {

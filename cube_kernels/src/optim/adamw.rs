@@ -52,17 +52,9 @@ struct Factors {
     step_2: f32,
 }
 
+/// Tensors that a step reads and writes.
 #[derive(CubeType, CubeLaunch)]
-struct Before<'a, F: Float, G: Float, N: Size> {
-    parameter: &'a [Vector<F, N>],
-    gradient: &'a [Vector<G, N>],
-    weight: &'a [Vector<f32, N>],
-    moment_1: &'a [Vector<f32, N>],
-    moment_2: &'a [Vector<f32, N>],
-}
-
-#[derive(CubeType, CubeLaunch)]
-struct After<'a, F: Float, N: Size> {
+struct State<'a, F: Float, N: Size> {
     parameter: &'a mut [Vector<F, N>],
     weight: &'a mut [Vector<f32, N>],
     moment_1: &'a mut [Vector<f32, N>],
@@ -78,8 +70,8 @@ fn current<F: Float, N: Size>(parameter: Vector<F, N>, weight: Vector<f32, N>) -
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn adamw_kernel<F: Float, G: Float, N: Size>(
-    before: &Before<'_, F, G, N>,
-    after: &mut After<'_, F, N>,
+    gradient: &[Vector<G, N>],
+    state: &mut State<'_, F, N>,
     factors: Factors,
     count: usize,
     #[comptime] keeps_weight: bool,
@@ -87,28 +79,28 @@ fn adamw_kernel<F: Float, G: Float, N: Size>(
 ) {
     let at = ABSOLUTE_POS;
     if at < count {
-        let mut weight = Vector::<f32, N>::cast_from(before.parameter[at]);
+        let mut weight = Vector::<f32, N>::cast_from(state.parameter[at]);
         if comptime!(keeps_weight) {
-            weight = current::<F, N>(before.parameter[at], before.weight[at]);
+            weight = current::<F, N>(state.parameter[at], state.weight[at]);
         }
-        let gradient = Vector::<f32, N>::cast_from(before.gradient[at]);
+        let gradient = Vector::<f32, N>::cast_from(gradient[at]);
         let new_1 = Vector::new(factors.rest_1) * gradient;
         let new_2 = Vector::new(factors.rest_2) * gradient * gradient;
-        let mean = Vector::new(factors.beta_1) * before.moment_1[at] + new_1;
-        let square = Vector::new(factors.beta_2) * before.moment_2[at] + new_2;
+        let mean = Vector::new(factors.beta_1) * state.moment_1[at] + new_1;
+        let square = Vector::new(factors.beta_2) * state.moment_2[at] + new_2;
         let root = (Vector::new(factors.step_2) * square).sqrt() + Vector::new(factors.epsilon);
         let step = Vector::new(factors.step_1) * mean / root;
         weight = Vector::new(factors.keep) * weight - step;
-        after.parameter[at] = Vector::cast_from(weight);
-        after.moment_1[at] = mean;
-        after.moment_2[at] = square;
+        state.parameter[at] = Vector::cast_from(weight);
+        state.moment_1[at] = mean;
+        state.moment_2[at] = square;
         if comptime!(keeps_weight) {
-            after.weight[at] = weight;
+            state.weight[at] = weight;
         }
     }
 }
 
-/// The tensors of a step, contiguous: a parameter, and in f32 its moments and, where it is of a half type, its weight.
+/// The tensors that a step changes, contiguous: a parameter, and in f32 its moments and, where it is of a half type, its weight.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensors<'a> {
     /// The parameter.
@@ -130,35 +122,26 @@ impl Tensors<'_> {
     }
 }
 
-/// A step of `count` elements of types `dtypes`, that of the parameter and that of the gradient. Results may not be the memory of what is
-/// read.
+/// A step of `count` elements of types `dtypes`, that of the parameter and that of the gradient. The tensors are changed in place, so nobody
+/// else may have them.
 ///
 /// # Errors
 ///
-/// If the device lacks a type or 64-bit indices that are needed, a weight is kept before and not after, or the other way round, or a buffer is
-/// too small; then nothing was launched.
+/// If the device lacks a type or 64-bit indices that are needed, or a buffer is too small; then nothing was launched.
 pub fn adamw(
     client: &Client,
     (count, dtypes): (usize, [ElemType; 2]),
     by: &AdamW,
     gradient: &Handle,
-    before: &Tensors<'_>,
-    after: &Tensors<'_>,
+    tensors: &Tensors<'_>,
 ) -> Result<(), KernelError> {
     dtypes.iter().try_for_each(|dtype| check_type(client, *dtype))?;
-    before.check(count, dtypes[0])?;
-    after.check(count, dtypes[0])?;
+    tensors.check(count, dtypes[0])?;
     check_buffer("gradient", gradient, count * dtypes[1].size())?;
-    let keeps_weight = before.weight.is_some();
-    if after.weight.is_some() != keeps_weight {
-        return Err(KernelError::Problem("a weight is kept only before or after it".to_string()));
-    }
     let address_type = addresses_with_room(client, count)?;
     let vector = widest_of(client, count, F32);
     let (cubes, units) = grid_of_units(client, (count / vector).max(1));
     let AdamW { beta_1, rest_1, beta_2, rest_2, epsilon, keep, step_1, step_2 } = *by;
-    // Where none is kept, a moment stands in for it, and is not touched.
-    let weight = |of: &Tensors<'_>| buffer(of.weight.unwrap_or(of.moment_1));
     // SAFETY: every index is below the sizes that the buffers were checked against.
     unsafe {
         adamw_kernel::launch_unchecked(
@@ -167,22 +150,17 @@ pub fn adamw(
             units,
             address_type,
             vector,
-            BeforeLaunch::new(
-                buffer(before.parameter),
-                buffer(gradient),
-                weight(before),
-                buffer(before.moment_1),
-                buffer(before.moment_2),
-            ),
-            AfterLaunch::new(
-                buffer(after.parameter),
-                weight(after),
-                buffer(after.moment_1),
-                buffer(after.moment_2),
+            buffer(gradient),
+            StateLaunch::new(
+                buffer(tensors.parameter),
+                // Where none is kept, a moment stands in for it, and is not touched.
+                buffer(tensors.weight.unwrap_or(tensors.moment_1)),
+                buffer(tensors.moment_1),
+                buffer(tensors.moment_2),
             ),
             FactorsLaunch::new(beta_1, rest_1, beta_2, rest_2, epsilon, keep, step_1, step_2),
             count / vector,
-            keeps_weight,
+            tensors.weight.is_some(),
             dtypes,
         );
     }

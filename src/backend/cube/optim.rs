@@ -2,11 +2,11 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{DType, TensorMetadata};
-use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::optim;
+use cubecl::std::tensor::into_contiguous as copied;
 
-use super::memory::empty;
 use crate::backend::log_once;
 use crate::backend::optim::{AdamWPlan, AdamWTensors, OptimizerOps, reference};
 use crate::backend::unfused::Optional;
@@ -19,38 +19,47 @@ impl OptimizerOps for CubeBackend {
     ) -> AdamWTensors<Self> {
         let AdamWTensors { parameter, weight, moment_1, moment_2 } = tensors;
         let count = parameter.shape().num_elements();
-        let [gradient, parameter, moment_1, moment_2] =
-            [gradient, parameter, moment_1, moment_2].map(into_contiguous);
-        let weight = weight.into_option().map(into_contiguous);
-        let before = AdamWTensors::<Self> { parameter, weight: weight.into(), moment_1, moment_2 };
-        if before.moment_1.dtype() != DType::F32 || count == 0 {
-            return reference::<Self>(gradient, before, plan);
+        let gradient = into_contiguous(gradient);
+        let [parameter, moment_1, moment_2] = [parameter, moment_1, moment_2].map(owned);
+        let weight = weight.into_option().map(owned);
+        let tensors = AdamWTensors::<Self> { parameter, weight: weight.into(), moment_1, moment_2 };
+        if tensors.moment_1.dtype() != DType::F32 || count == 0 {
+            return reference::<Self>(gradient, tensors, plan);
         }
-        let like = |tensor: &CubeTensor| empty(tensor, tensor.shape(), tensor.dtype());
-        let after = AdamWTensors::<Self> {
-            parameter: like(&before.parameter),
-            weight: kept(&before).map(like).into(),
-            moment_1: like(&before.moment_1),
-            moment_2: like(&before.moment_2),
-        };
         let dtypes =
-            [&before.parameter, &gradient].map(|tensor| dtype_to_storage_type(tensor.dtype()));
+            [&tensors.parameter, &gradient].map(|tensor| dtype_to_storage_type(tensor.dtype()));
         let result = optim::adamw(
             &gradient.client,
             (count, dtypes),
             &factors(plan),
             &gradient.handle,
-            &handles(&before),
-            &handles(&after),
+            &handles(&tensors),
         );
         match result {
-            Ok(()) => after,
+            Ok(()) => tensors,
             Err(error) => {
                 log_once(format!("AdamW steps by tensor operations, because {error}"));
-                reference::<Self>(gradient, before, plan)
+                reference::<Self>(gradient, tensors, plan)
             }
         }
     }
+}
+
+/// Contiguous, and in memory that nobody else has.
+///
+/// A step in place takes no memory: CubeCL's pools look at all that lies in them, some thousand tensors of a model, for every one that is
+/// taken, which is more than all else that a launch costs.
+fn owned(tensor: CubeTensor) -> CubeTensor {
+    let tensor = untile(tensor);
+    if tensor.is_contiguous() && tensor.can_mut() {
+        return tensor;
+    }
+    let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype());
+    // It stays for as long as the model does.
+    let copy = client.memory_persistent_allocation(tensor.binding(), |tensor| {
+        copied(&client, tensor, dtype_to_storage_type(dtype))
+    });
+    CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
 }
 
 fn kept(tensors: &AdamWTensors<CubeBackend>) -> Option<&CubeTensor> {

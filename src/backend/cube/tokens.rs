@@ -8,14 +8,16 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::KernelError;
 use burn_natten_kernels::tokens::{self, Maps, Matrix, NormInputs};
+use cubecl::client::Client;
+use cubecl::zspace::metadata::Metadata;
 
 use super::linear;
 use super::memory::empty;
 use crate::backend::log_once;
 use crate::backend::tokens::{
-    ConvolutionPlan, NormGradients, NormPlan, TokenGradientOps, TokenOps, convolution,
+    ConvolutionPlan, NormGradients, NormPlan, Thirds, TokenGradientOps, TokenOps, convolution,
     convolution_input, convolution_weight, convolved, flattened, gelu_gradient, norm,
-    norm_gradients, third_of,
+    norm_gradients, third_of, thirds,
 };
 use crate::backend::unfused::Optional;
 
@@ -74,6 +76,44 @@ fn maps(maps: &CubeTensor, plan: ConvolutionPlan) -> Maps<'_> {
     }
 }
 
+/// A third of the last axis as it lies in memory; `None` where a view may not begin there.
+///
+/// Burn's own slices are copies unless they begin where CubeCL's buffers may, at multiples of 512 bytes on CUDA.
+fn third(input: &CubeTensor, part: usize) -> Option<CubeTensor> {
+    // What vectors and TMA want.
+    const CUDA: usize = 16;
+    let alignment = match is_cuda(&input.client) {
+        true => CUDA,
+        false => input.client.properties().memory.alignment as usize,
+    };
+    let mut shape = input.shape();
+    let last = shape.num_dims() - 1;
+    let (channels, stride) = (shape[last] / 3, input.meta.strides()[last]);
+    let third = channels * stride * input.dtype().size();
+    if is_empty(input) || input.meta.is_tiled() || !third.is_multiple_of(alignment) {
+        return None;
+    }
+    shape[last] = channels;
+    let [before, after] = [part, 2 - part].map(|parts| (parts * third) as u64);
+    Some(CubeTensor::new(
+        input.client.clone(),
+        input.handle.clone().offset_start(before).offset_end(after),
+        Metadata::new(shape, input.meta.strides().clone()),
+        input.device.clone(),
+        input.dtype(),
+    ))
+}
+
+#[cfg(feature = "cuda")]
+fn is_cuda(client: &Client) -> bool {
+    burn_natten_kernels::native::device_info(client).is_some()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn is_cuda(_client: &Client) -> bool {
+    false
+}
+
 impl TokenOps for CubeBackend {
     fn token_norm(
         input: CubeTensor,
@@ -117,6 +157,13 @@ impl TokenOps for CubeBackend {
                 Self::float_reshape(output, shape)
             }
             None => convolution::<Self>(input, weight, bias.into_option(), plan),
+        }
+    }
+
+    fn token_thirds(input: CubeTensor) -> Thirds<Self> {
+        match [0, 1, 2].map(|part| third(&input, part)) {
+            [Some(first), Some(second), Some(third)] => Thirds { first, second, third },
+            _ => thirds::<Self>(input),
         }
     }
 

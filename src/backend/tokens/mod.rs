@@ -18,5 +18,5 @@ pub(crate) use extension::{
 #[cfg(feature = "cube")]
 pub(crate) use reference::{
     convolution, convolution_input, convolution_weight, flattened, gelu_gradient, norm,
-    norm_gradients, third_of,
+    norm_gradients, third_of, thirds,
 };

@@ -56,7 +56,12 @@ impl BiasedAttention {
         let [_, height, width, _] = input.dims();
         let [query, key, value] = self.query_key_value(input);
         let heads = na2d(query, key, value, self.options());
-        let heads = heads.narrow(1, 0, height).narrow(2, 0, width);
+        // Not for nothing: of a map that was not padded, gradients would be copied into zeros, once an axis.
+        let is_padded = heads.dims()[1..3] != [height, width];
+        let heads = match is_padded {
+            true => heads.narrow(1, 0, height).narrow(2, 0, width),
+            false => heads,
+        };
         apply(&self.proj, heads.flatten::<4>(3, 4))
     }
 
