@@ -106,6 +106,17 @@ impl Packed {
         self.sequences.iter().map(|sequence| &sequence.problem)
     }
 
+    /// Which axes are causal, of every sequence.
+    pub(crate) fn causal(&self) -> [bool; MAX_RANK] {
+        self.sequences[0].problem.axes.map(|axis| axis.is_causal)
+    }
+
+    /// Some of the sequences, by their numbers, in tensors of all.
+    pub(crate) fn only(&self, is_kept: impl Fn(usize) -> bool) -> Self {
+        let kept = self.sequences.iter().enumerate().filter(|(number, _)| is_kept(*number));
+        Self { sequences: kept.map(|(_, sequence)| *sequence).collect(), line: self.line }
+    }
+
     /// Shape of the packed output.
     pub fn out(&self) -> Shape {
         Shape::out(&self.line)

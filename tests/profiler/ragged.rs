@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use serde_json::Value;
+
 use crate::{json, profiler, stdout};
 
 /// A file of sizes, which is removed in the end.
@@ -64,6 +66,58 @@ fn all_ranks_are_measured() {
 }
 
 #[test]
+fn the_same_work_is_timed_in_uniform_batches() {
+    for (name, sizes, flags, batches) in [
+        (
+            "one_uniform",
+            "20\n7\n20",
+            "--causal 1 -n 4 --heads-kv 2 --dim-value 16",
+            [[7, 7], [20, 2]],
+        ),
+        ("line_uniform", "20\n7\n20", "-w 5 --stride 2 --dilation 2", [[7, 7], [20, 2]]),
+        // A window is no larger than its space.
+        ("plane_uniform", "5 6\n1 9\n5 6", "-w 3 --causal 0 1", [[9, 8], [30, 2]]),
+        ("space_uniform", "2 3 4\n3 3 3\n2 3 4", "-w 3 -n 2", [[24, 3], [27, 3]]),
+    ] {
+        let file = File::new(name, sizes);
+        let flags = format!("{} {flags} -d 8 --backprop --repeats 1 --warmup-steps 1", file.flag());
+        let found = json(&format!("{flags} --uniform"));
+        let [uniform, packed] = ["uniform", "measurements"].map(|key| found[key].as_array());
+        let (uniform, packed) = (uniform.expect("passes"), packed.expect("passes"));
+        let names: Vec<_> = uniform.iter().filter_map(|pass| pass["pass"].as_str()).collect();
+        assert_eq!(names, ["forward", "forward and backward"], "{name}");
+        for (uniform, packed) in uniform.iter().zip(packed) {
+            let sizes = uniform["sizes"].as_array().expect("sizes");
+            let of = |size: &Value, key: &str| size[key].as_f64().expect("a number");
+            let found: Vec<_> = sizes
+                .iter()
+                .map(|size| {
+                    let axes = size["size"].as_array().expect("axes").iter();
+                    let tokens: u64 = axes.map(|length| length.as_u64().unwrap_or(0)).product();
+                    [tokens, size["batch"].as_u64().expect("a count")]
+                })
+                .collect();
+            assert_eq!(found, batches, "{name}");
+            // One sequence has a size of its own, and two share the other.
+            let mut sequences: Vec<_> = sizes.iter().map(|size| of(size, "sequences")).collect();
+            sequences.sort_by(f64::total_cmp);
+            assert_eq!(sequences, [1.0, 2.0], "{name}");
+            let share = |size| of(size, "median") * of(size, "sequences") / of(size, "batch");
+            let (expected, median) = (sizes.iter().map(share).sum::<f64>(), of(uniform, "median"));
+            // Durations are whole nanoseconds.
+            assert!((median - expected).abs() < 1e-8, "{name}: {median}, not {expected}");
+            let ratio = median / of(packed, "median");
+            assert!((of(uniform, "ratio") - ratio).abs() < 1e-9, "{name}");
+        }
+        if name == "line_uniform" {
+            let table = stdout(&format!("{flags} --uniform"));
+            assert!(table.contains("| forward and backward, uniform |"), "{table}");
+            assert!(!stdout(&flags).contains("uniform"));
+        }
+    }
+}
+
+#[test]
 fn what_is_wrong_is_said() {
     let file = File::new("wrong", "4 5\n6\n");
     for (file, flags, expected) in [
@@ -75,6 +129,13 @@ fn what_is_wrong_is_said() {
         (Some(&File::new("many", "1 2 3 4")), "-w 3", "line 1 has 4 numbers, must have 3"),
         (Some(&File::new("dense", "4 5")), "", "--window-size: is missing, give that of 2 axes"),
         (Some(&File::new("both", "4")), "-i 4", "cannot be used with"),
+        (
+            Some(&File::new("counted", "4")),
+            "--uniform --dry-run",
+            "'--uniform' cannot be used with",
+        ),
+        (None, "-i 4 --uniform", "cannot be used with '--uniform'"),
+        (None, "--uniform", "--ragged <FILE>"),
     ] {
         let run = profiler(&format!("{} {flags}", file.map(File::flag).unwrap_or_default()));
         assert_eq!(run.status, Some(2), "{flags}: {}", run.stderr);

@@ -29,9 +29,14 @@ struct LaunchParams {
     pointers: [u64; 2],
     count: i32,
     all: i32,
+    is_ahead: i32,
+    unused: i32,
 }
 
-const _: () = assert!(size_of::<LaunchParams>() == 8 * 2 + 4 * 2);
+const _: () = assert!(size_of::<LaunchParams>() == 8 * 2 + 4 * 4);
+
+/// Sequences for each tile of a CTA up to which a CTA acquires the maps of all sequences ahead of its tiles.
+const AHEAD: usize = 4;
 
 /// What a launch is told of its sequences.
 #[derive(Default)]
@@ -82,7 +87,14 @@ impl Table {
     /// Enqueues a kernel on these sequences, which it finds in a further buffer.
     fn launch_kernel(self, client: &Client, kernel: Kernel, mut buffers: Vec<Buffer>) {
         let Self { first, all, sequences } = self;
-        let params = LaunchParams { pointers: [0; 2], count: first.len() as i32, all: all as i32 };
+        let is_ahead = first.len() <= AHEAD * all.div_ceil(kernel.grid.max(1) as usize);
+        let params = LaunchParams {
+            pointers: [0; 2],
+            count: first.len() as i32,
+            all: all as i32,
+            is_ahead: is_ahead.into(),
+            unused: 0,
+        };
         let word = |pair: &[i32]| {
             let half = |index: usize| u64::from(pair.get(index).map_or(0, |number| *number as u32));
             half(0) | half(1) << 32

@@ -101,6 +101,13 @@ pub struct Args {
     #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
     pub ragged: Option<PathBuf>,
 
+    /// The work of the packed batch in uniform batches too, one for each of its sizes
+    #[arg(long, requires = "ragged", conflicts_with_all = ["dry_run", "unfused"])]
+    // clap asks for no flag that another one rules out.
+    #[arg(conflicts_with_all = crate::ragged::WITHOUT)]
+    #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
+    pub uniform: bool,
+
     /// Both halves apart, scores and sums, with the attention weights in memory
     #[arg(long, conflicts_with_all = crate::unfused::WITHOUT)]
     #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]

@@ -1,8 +1,11 @@
 //! Times of whole calls on a device: the forward pass, and both passes by autodiff.
 
+use std::time::Duration;
+
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_natten::AttentionError;
 use burn_natten::profile::{Repeats, Timing, time};
+use comfy_table::Table;
 use serde_json::{Value, json};
 
 use crate::args::Args;
@@ -16,6 +19,8 @@ use crate::units::{duration, si};
 
 /// Seed of inputs.
 const SEED: u64 = 42;
+/// Rest before a sample where many problems are timed: batches of some milliseconds do not warm a device up.
+const SHORT_REST: Duration = Duration::from_millis(100);
 
 /// What was measured.
 pub struct Found {
@@ -51,13 +56,27 @@ pub fn run(
     call: &impl Call,
     args: &Args,
     device: &Device,
-    [forward, backward]: [u64; 2],
+    flops: [u64; 2],
 ) -> Result<Found, Failure> {
     if cfg!(debug_assertions) {
         eprintln!("warning: not built with --release, so that times say little");
     }
-    let repeats =
+    let passes = times(call, args, device, flops)?;
+    Ok(Found { name: device::describe(args.device, device), passes })
+}
+
+/// The passes of [`run`].
+pub fn times(
+    call: &impl Call,
+    args: &Args,
+    device: &Device,
+    [forward, backward]: [u64; 2],
+) -> Result<Vec<Measurement>, Failure> {
+    let mut repeats =
         Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() };
+    if args.uniform {
+        repeats.idle = SHORT_REST;
+    }
     let mut passes = vec![measure(call, device, ("forward", forward), &repeats)?];
     #[cfg(feature = "autodiff")]
     if args.backprop {
@@ -69,7 +88,7 @@ pub fn run(
         let text = "--backprop: is not in this build, add --features autodiff to cargo's flags";
         return Err(Failure::Usage(text.to_string()));
     }
-    Ok(Found { name: device::describe(args.device, device), passes })
+    Ok(passes)
 }
 
 fn measure(
@@ -98,8 +117,8 @@ fn measure(
     Ok(Measurement { name, timing, flops, memory })
 }
 
-/// Query, key and value, by chance, of so many tokens; tracked on a device that tracks.
-pub fn tensors(args: &Args, tokens: usize, device: &Device) -> [Tensor<4>; 3] {
+/// Query, key and value, by chance, of so many samples and tokens of each; tracked on a device that tracks.
+pub fn tensors(args: &Args, [batch, tokens]: [usize; 2], device: &Device) -> [Tensor<4>; 3] {
     let sizes = sizes(args);
     device.seed(SEED);
     [
@@ -107,7 +126,7 @@ pub fn tensors(args: &Args, tokens: usize, device: &Device) -> [Tensor<4>; 3] {
         (sizes.heads_kv, sizes.head_dim),
         (sizes.heads_kv, sizes.head_dim_v),
     ]
-    .map(|(heads, dim)| random(args, [sizes.batch, tokens, heads, dim], device))
+    .map(|(heads, dim)| random(args, [batch, tokens, heads, dim], device))
 }
 
 /// One of them.
@@ -134,39 +153,57 @@ impl Found {
     /// As a table, or as JSON.
     pub fn print(&self, problem: String, args: &Args) -> String {
         if args.json {
-            let of = |measurement: &Measurement| -> Value {
-                let median = measurement.timing.median().as_secs_f64();
-                let samples =
-                    measurement.timing.samples().iter().map(|sample| sample.as_secs_f64());
-                json!({
-                    "pass": measurement.name,
-                    "median": median,
-                    "samples": samples.collect::<Vec<_>>(),
-                    "flops": measurement.flops as f64 / median,
-                    "memory": measurement.memory,
-                })
-            };
-            return text(json!({
-                "problem": problem,
-                "device": self.name,
-                "measurements": self.passes.iter().map(of).collect::<Vec<_>>(),
-            }));
+            return text(self.json(problem));
         }
-        let facts = [("problem", problem), ("device", self.name.clone())];
-        let header = ["pass", "calls", "median", "quartiles", "FLOP/s", "memory"];
-        let mut rows = table::new(&header, 1);
+        let mut rows = table::new(&HEADER, 1);
         for measurement in &self.passes {
-            let timing = &measurement.timing;
-            let (low, high) = timing.quartiles();
-            rows.add_row([
-                measurement.name.to_string(),
-                timing.calls().to_string(),
-                duration(timing.median()),
-                format!("{} to {}", duration(low), duration(high)),
-                si(measurement.flops as f64 / timing.median().as_secs_f64(), ""),
-                si(measurement.memory as f64, "B"),
-            ]);
+            rows.add_row(measurement.cells());
         }
+        self.with_facts(problem, &rows)
+    }
+
+    /// A table below what it was measured of, and on.
+    pub fn with_facts(&self, problem: String, rows: &Table) -> String {
+        let facts = [("problem", problem), ("device", self.name.clone())];
         format!("{}\n{rows}", table::facts(&facts))
+    }
+
+    /// For machines.
+    pub fn json(&self, problem: String) -> Value {
+        let of = |measurement: &Measurement| -> Value {
+            let median = measurement.timing.median().as_secs_f64();
+            let samples = measurement.timing.samples().iter().map(|sample| sample.as_secs_f64());
+            json!({
+                "pass": measurement.name,
+                "median": median,
+                "samples": samples.collect::<Vec<_>>(),
+                "flops": measurement.flops as f64 / median,
+                "memory": measurement.memory,
+            })
+        };
+        json!({
+            "problem": problem,
+            "device": self.name,
+            "measurements": self.passes.iter().map(of).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Of the table's columns.
+pub const HEADER: [&str; 6] = ["pass", "calls", "median", "quartiles", "FLOP/s", "memory"];
+
+impl Measurement {
+    /// A row of the table.
+    pub fn cells(&self) -> Vec<String> {
+        let timing = &self.timing;
+        let (low, high) = timing.quartiles();
+        vec![
+            self.name.to_string(),
+            timing.calls().to_string(),
+            duration(timing.median()),
+            format!("{} to {}", duration(low), duration(high)),
+            si(self.flops as f64 / timing.median().as_secs_f64(), ""),
+            si(self.memory as f64, "B"),
+        ]
     }
 }

@@ -20,6 +20,8 @@ struct Params {
 struct Maps {
   const TensorMap *row_first, *row_second, *column_first, *column_second, *more_key, *more_value, *statistics;
   static constexpr int COUNT = 7;
+  // Without additional tokens.
+  DEVICE static constexpr bool is_used(int i) { return i < 4 || (INVERSE && i == 6); }
   DEVICE static Maps at(const TensorMap* first) { return {first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6}; }
 };
 

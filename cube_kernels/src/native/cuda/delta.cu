@@ -56,7 +56,7 @@ struct __align__(128) Sequence { Params params; };
 struct Launch {
   const Sequence* sequences;
   const int* first;              // number of the first CTA of each
-  int count, blocks;
+  int count, blocks, is_ahead, unused;
 };
 extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_constant__ Launch launch) {
   int number = blockIdx.x;

@@ -18,5 +18,7 @@ struct Params {
 struct Maps {
   const TensorMap *query, *key, *value, *more_key, *more_value;
   static constexpr int COUNT = 5;
+  // Without additional tokens.
+  DEVICE static constexpr bool is_used(int i) { return i < 3; }
   DEVICE static Maps at(const TensorMap* first) { return {first, first + 1, first + 2, first + 3, first + 4}; }
 };

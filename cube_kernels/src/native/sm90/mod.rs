@@ -28,9 +28,9 @@ pub use forward::{forward, forward_with, is_available, warm_up};
 #[cfg(feature = "cuda")]
 pub use packed::{backward_packed, forward_packed, warm_up_packed};
 pub use plan::{
-    BackwardPlan, backward_candidates, block_candidates, candidates, estimate, plan, plan_backward,
-    plan_tiled, planned, planned_backward, planned_blocks, planned_blocks_backward, planned_packed,
-    planned_packed_backward, unsupported, unsupported_blocks,
+    BackwardPlan, PackedPart, backward_candidates, block_candidates, candidates, estimate, plan,
+    plan_backward, plan_tiled, planned, planned_backward, planned_blocks, planned_blocks_backward,
+    planned_packed, planned_packed_backward, unsupported, unsupported_blocks,
 };
 pub use schedule::{Element, Gradients, Listed, Mask, Pass, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS, delta_source, lists_source};

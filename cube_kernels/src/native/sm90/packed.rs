@@ -1,4 +1,4 @@
-//! Packed batches on a device: one launch a pass for all sequences.
+//! Packed batches on a device: one launch a kernel for all sequences, or for each part that has a schedule of its own.
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
@@ -25,13 +25,18 @@ pub fn forward_packed(
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    let schedule = planned_packed(packed, element, tiling).map_err(KernelError::Problem)?;
-    check_fits([&schedule], packed);
+    let parts = planned_packed(packed, element, tiling).map_err(KernelError::Problem)?;
+    check_fits(parts.iter().map(|part| (&*part.packed, &part.plan)));
     let device = hopper(client)?;
-    let cut = schedule.cut();
-    launches::check_forward(&cut, packed, inputs, outputs)?;
-    let cubin = Program::Attention(schedule).load(&device)?;
-    launches::enqueue_forward(client, &device, (cut, &cubin), packed, inputs, outputs);
+    let mut ready = vec![];
+    for part in &parts {
+        let cut = part.plan.cut();
+        launches::check_forward(&cut, &part.packed, inputs, outputs)?;
+        ready.push((cut, Program::Attention(part.plan).load(&device)?, &part.packed));
+    }
+    for (cut, cubin, packed) in ready {
+        launches::enqueue_forward(client, &device, (cut, &cubin), packed, inputs, outputs);
+    }
     Ok(())
 }
 
@@ -48,20 +53,29 @@ pub fn backward_packed(
     inputs: &Saved<Strided>,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    let plan = planned_packed_backward(packed, element, tiling).map_err(KernelError::Problem)?;
-    check_fits(plan.schedules(), packed);
+    let parts = planned_packed_backward(packed, element, tiling).map_err(KernelError::Problem)?;
+    let schedules =
+        parts.iter().flat_map(|part| part.plan.schedules().map(|one| (&*part.packed, one)));
+    check_fits(schedules);
     let device = hopper(client)?;
-    launches::check_backward(plan.schedules().map(Schedule::cut), packed, inputs, outputs)?;
     let wanted = outputs.as_ref().map(|_, gradient| gradient.is_some());
-    let BackwardPlan { queries, keys, .. } = plan.wanted(&wanted);
-    let parts = Parts {
-        queries: load(&queries, &device)?,
-        keys: load(&keys, &device)?,
-        additional: vec![],
-        delta: Program::Delta(element, packed.line().head_dim_v, true).load(&device)?,
-        bias_sum: None,
-    };
-    launches::enqueue_backward(client, &device, &parts, packed, inputs, outputs);
+    let mut ready = vec![];
+    for part in &parts {
+        let cuts = part.plan.schedules().map(Schedule::cut);
+        launches::check_backward(cuts, &part.packed, inputs, outputs)?;
+        let BackwardPlan { queries, keys, .. } = part.plan.wanted(&wanted);
+        let kernels = Parts {
+            queries: load(&queries, &device)?,
+            keys: load(&keys, &device)?,
+            additional: vec![],
+            delta: Program::Delta(element, packed.line().head_dim_v, true).load(&device)?,
+            bias_sum: None,
+        };
+        ready.push((kernels, &part.packed));
+    }
+    for (kernels, packed) in ready {
+        launches::enqueue_backward(client, &device, &kernels, packed, inputs, outputs);
+    }
     Ok(())
 }
 
@@ -79,20 +93,22 @@ pub fn warm_up_packed(
     is_training: bool,
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    let schedule = planned_packed(packed, element, tiling).map_err(KernelError::Problem)?;
-    Program::Attention(schedule).load(&device)?;
+    for part in planned_packed(packed, element, tiling).map_err(KernelError::Problem)? {
+        Program::Attention(part.plan).load(&device)?;
+    }
     if is_training {
-        let plan =
-            planned_packed_backward(packed, element, tiling).map_err(KernelError::Problem)?;
-        load(&plan.queries, &device)?;
-        load(&plan.keys, &device)?;
+        let parts = planned_packed_backward(packed, element, tiling);
+        for part in parts.map_err(KernelError::Problem)? {
+            load(&part.plan.queries, &device)?;
+            load(&part.plan.keys, &device)?;
+        }
         Program::Delta(element, packed.line().head_dim_v, true).load(&device)?;
     }
     Ok(())
 }
 
-fn check_fits<'a>(schedules: impl IntoIterator<Item = &'a Schedule>, packed: &Packed) {
-    for schedule in schedules {
+fn check_fits<'a>(parts: impl IntoIterator<Item = (&'a Packed, &'a Schedule)>) {
+    for (packed, schedule) in parts {
         let fits = packed.problems().all(|problem| schedule.fits(problem));
         assert!(schedule.is_packed && fits, "{schedule} is no schedule for the packed batch");
     }

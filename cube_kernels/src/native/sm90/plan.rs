@@ -2,6 +2,7 @@
 
 use super::schedule::TILE;
 use super::{Element, Gradients, Mask, Pass, Schedule};
+use std::iter::Sum;
 use std::sync::{LazyLock, Mutex};
 
 use crate::choices::{Choices, remembered};
@@ -13,11 +14,12 @@ use crate::{Axis, MAX_RANK, Problem};
 mod backward;
 mod blocks;
 mod packed;
+mod parts;
 #[cfg(test)]
 mod tests;
 
 pub use blocks::{block_candidates, planned_blocks, planned_blocks_backward, unsupported_blocks};
-pub use packed::{planned_packed, planned_packed_backward};
+pub use packed::{PackedPart, planned_packed, planned_packed_backward};
 
 pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_backward};
 
@@ -329,56 +331,106 @@ fn count(schedule: &Schedule, rows: [usize; MAX_RANK], problem: &Problem) -> (Ti
 /// cores and hide each other's softmax; for reading tiles of columns from the cache; for reading and
 /// writing memory once. The last round of CTAs counts as a whole one.
 pub fn estimate(schedule: &Schedule, problem: &Problem) -> f64 {
-    let device = DeviceModel::H200;
-    // Blocks are counted for each head of the queries; keys' tiles visit those of a group in turn.
-    let heads = (problem.batch * problem.heads) as f64;
-    let passes = if schedule.pass == Pass::Keys { problem.group_size() as f64 } else { 1.0 };
-    let blocks = schedule.blocks as f64;
-    let columns = TILE * schedule.blocks;
-    let count = |rows: [usize; MAX_RANK]| {
-        let (_, count) = count(schedule, rows, problem);
-        let (visited, tiles) = (count.visited as f64, count.q_tiles as f64);
-        // A range of blocks begins and ends within a step of two as often as not.
-        let steps = visited / blocks + tiles * (blocks - 1.0) / 2.0;
-        (tiles * heads / passes, steps * heads)
-    };
-    let (_, mut warpgroup_steps) = count(schedule.row_tile());
-    let (tiles, loads) = count(schedule.cta_tile());
-    if schedule.pass != Pass::Forward {
-        // A warpgroup that works while the others of its CTA skip a step has nobody to hide behind.
-        let all = loads * schedule.warpgroups as f64;
-        warpgroup_steps += ALONE * (all - warpgroup_steps).max(0.0);
+    let load = Load::new(schedule, problem);
+    load.seconds(schedule, load.unevenness(schedule))
+}
+
+/// What a launch of a schedule has to do for a problem, which adds up over the sequences of a packed batch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    /// Tiles of CTAs.
+    tiles: f64,
+    /// Seconds for the steps and tiles of the warpgroups, in equal shares.
+    work: f64,
+    /// Seconds for reading tiles of columns from the cache.
+    cache: f64,
+    /// Seconds for reading and writing memory once.
+    memory: f64,
+}
+
+impl Load {
+    fn new(schedule: &Schedule, problem: &Problem) -> Self {
+        let device = DeviceModel::H200;
+        // Blocks are counted for each head of the queries; keys' tiles visit those of a group in turn.
+        let heads = (problem.batch * problem.heads) as f64;
+        let passes = if schedule.pass == Pass::Keys { problem.group_size() as f64 } else { 1.0 };
+        let blocks = schedule.blocks as f64;
+        let columns = TILE * schedule.blocks;
+        let count = |rows: [usize; MAX_RANK]| {
+            let (_, count) = count(schedule, rows, problem);
+            let (visited, tiles) = (count.visited as f64, count.q_tiles as f64);
+            // A range of blocks begins and ends within a step of two as often as not.
+            let steps = visited / blocks + tiles * (blocks - 1.0) / 2.0;
+            (tiles * heads / passes, steps * heads)
+        };
+        let (_, mut warpgroup_steps) = count(schedule.row_tile());
+        let (tiles, loads) = count(schedule.cta_tile());
+        if schedule.pass != Pass::Forward {
+            // A warpgroup that works while the others of its CTA skip a step has nobody to hide behind.
+            let all = loads * schedule.warpgroups as f64;
+            warpgroup_steps += ALONE * (all - warpgroup_steps).max(0.0);
+        }
+
+        let together = (schedule.warpgroups * schedule.ctas) as f64;
+        let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
+        let depth = one_hot + schedule.multiply_adds();
+        let rate = device.matmul_flops / MULTIPROCESSORS;
+        let products = (2 * TILE * columns * depth) as f64 / rate;
+        let latency = match schedule.pass {
+            Pass::Forward => blocks * SOFTMAX_LATENCY,
+            Pass::Queries | Pass::Keys => BACKWARD_LATENCY,
+        };
+        let step = (products / PRODUCTS).max((products + latency) / together).max(blocks * SOFTMAX);
+        let slots = tiles * schedule.warpgroups as f64;
+        let work = (warpgroup_steps * step + slots * TILE_LATENCY / together) / MULTIPROCESSORS;
+
+        let column_bytes = (2 * columns * (problem.head_dim + problem.head_dim_v)) as f64;
+        let row_dims = match schedule.pass {
+            Pass::Forward => problem.head_dim,
+            Pass::Queries | Pass::Keys => problem.head_dim + problem.head_dim_v,
+        };
+        let row_bytes = (2 * TILE * schedule.warpgroups * row_dims) as f64;
+        let cache = (loads * column_bytes + tiles * row_bytes) / device.l2_bandwidth;
+        let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
+        Self { tiles, work, cache, memory: bytes / device.bandwidth }
     }
 
-    let together = (schedule.warpgroups * schedule.ctas) as f64;
-    let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
-    let depth = one_hot + schedule.multiply_adds();
-    let rate = device.matmul_flops / MULTIPROCESSORS;
-    let products = (2 * TILE * columns * depth) as f64 / rate;
-    let latency = match schedule.pass {
-        Pass::Forward => blocks * SOFTMAX_LATENCY,
-        Pass::Queries | Pass::Keys => BACKWARD_LATENCY,
-    };
-    let step = (products / PRODUCTS).max((products + latency) / together).max(blocks * SOFTMAX);
-    let rounds = tiles / (MULTIPROCESSORS * schedule.ctas as f64);
-    let unevenness = rounds.ceil() / rounds.max(1e-9);
-    let slots = tiles * schedule.warpgroups as f64;
-    let work =
-        (warpgroup_steps * step + slots * TILE_LATENCY / together) / MULTIPROCESSORS * unevenness;
-
-    let column_bytes = (2 * columns * (problem.head_dim + problem.head_dim_v)) as f64;
-    let row_dims = match schedule.pass {
-        Pass::Forward => problem.head_dim,
-        Pass::Queries | Pass::Keys => problem.head_dim + problem.head_dim_v,
-    };
-    let row_bytes = (2 * TILE * schedule.warpgroups * row_dims) as f64;
-    let cache = (loads * column_bytes + tiles * row_bytes) / device.l2_bandwidth;
-    let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
-    let mut time = work.max(cache).max(bytes / device.bandwidth);
-    if schedule.rank > 1 {
-        let fastest = MAX_RANK - 1;
-        time *= 1.0 + SHORT_LINES * (8.0 / schedule.column_tile()[fastest] as f64 - 1.0);
-        time *= 1.0 + if schedule.stack == fastest { FASTEST_STACKED } else { 0.0 };
+    /// So many of it.
+    fn times(self, count: usize) -> Self {
+        let count = count as f64;
+        let Self { tiles, work, cache, memory } = self;
+        Self {
+            tiles: tiles * count,
+            work: work * count,
+            cache: cache * count,
+            memory: memory * count,
+        }
     }
-    time
+
+    /// By how much a last round of CTAs, of which some have nothing to do, prolongs the work.
+    fn unevenness(&self, schedule: &Schedule) -> f64 {
+        let rounds = self.tiles / (MULTIPROCESSORS * schedule.ctas as f64);
+        rounds.ceil() / rounds.max(1e-9)
+    }
+
+    fn seconds(&self, schedule: &Schedule, unevenness: f64) -> f64 {
+        let mut time = (self.work * unevenness).max(self.cache).max(self.memory);
+        if schedule.rank > 1 {
+            let fastest = MAX_RANK - 1;
+            time *= 1.0 + SHORT_LINES * (8.0 / schedule.column_tile()[fastest] as f64 - 1.0);
+            time *= 1.0 + if schedule.stack == fastest { FASTEST_STACKED } else { 0.0 };
+        }
+        time
+    }
+}
+
+impl Sum for Load {
+    fn sum<I: Iterator<Item = Self>>(loads: I) -> Self {
+        loads.fold(Self::default(), |a, b| Self {
+            tiles: a.tiles + b.tiles,
+            work: a.work + b.work,
+            cache: a.cache + b.cache,
+            memory: a.memory + b.memory,
+        })
+    }
 }

@@ -306,7 +306,8 @@ impl Schedule {
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (1, 4 * stages + 2),
             Pass::Queries | Pass::Keys => {
-                (2 * self.row_buffers(), 2 * stages + 2 * self.row_buffers())
+                let slots = if self.is_packed { 4 } else { 2 * self.row_buffers() };
+                (slots, 2 * stages + 2 * self.row_buffers())
             }
         };
         // Warpgroups have tiles of their own where blocks are listed.

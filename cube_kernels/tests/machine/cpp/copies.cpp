@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
+#include <map>
+#include <vector>
 
 namespace machine {
 
@@ -11,8 +12,13 @@ namespace {
 std::map<u32, Barrier> barriers;
 std::deque<Operation> operations;
 bool has_init_fence;
-// Maps in global memory that the thread may use by now.
-std::set<std::pair<u32, const TensorMap*>> acquired;
+// Maps in global memory that some threads have acquired, and when. The fence counts for who comes after it.
+std::map<const TensorMap*, std::vector<std::pair<u32, u32>>> acquired;
+bool is_acquired(const TensorMap* map) {
+  for (const auto& [thread, epoch] : acquired[map])
+    if (thread == me || self().clock.seen[thread] >= epoch) return true;
+  return false;
+}
 
 void perform(size_t index) {
   const auto work = std::move(operations[index].perform);
@@ -182,11 +188,11 @@ void m_proxy_fence() {
 
 void m_tma_acquire(const TensorMap* map) {
   check_global((const u8*)map, sizeof *map, false, "fence.proxy.tensormap");
-  acquired.insert({me, map});
+  acquired[map].push_back({me, epoch_of(me)});
 }
 
 void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at) {
-  if (is_in_buffer(map) && !acquired.count({me, map})) fault("TMA by a map in global memory that the thread has not acquired");
+  if (is_in_buffer(map) && !is_acquired(map)) fault("TMA by a map in global memory that nobody has acquired before");
   check_map(*map, destination);
   u32 bytes = map->element * map->box[0];
   for (int a = 1; a < 5; a++) bytes *= (map->box[a] + map->steps[a] - 1) / map->steps[a];

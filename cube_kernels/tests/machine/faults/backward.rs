@@ -68,8 +68,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "a tile is described where the one before still is",
         On::Line,
-        "constexpr int TILE_SLOTS = 2 * ROW_BUFFERS;",
-        "constexpr int TILE_SLOTS = ROW_BUFFERS;",
+        "TILE_SLOTS = PACKED ? 4 : 2 * ROW_BUFFERS;",
+        "TILE_SLOTS = PACKED ? 4 : ROW_BUFFERS;",
     ),
     fault(
         "a stage is not freed at the end of a pass",

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_natten::{
-    AttentionError, AttentionOptions, Lengths, NeighborhoodOptions, Spaces, Window,
-    try_attention_packed, try_na1d_packed, try_na2d_packed, try_na3d_packed,
+    AttentionError, AttentionOptions, Lengths, NeighborhoodOptions, Spaces, try_attention_packed,
+    try_na1d_packed, try_na2d_packed, try_na3d_packed,
 };
 
 use super::sizes::Job;
@@ -29,7 +29,7 @@ impl passes::Call for Timed<'_> {
     type Inputs = [Tensor<4>; 3];
 
     fn inputs(&self, device: &Device) -> [Tensor<4>; 3] {
-        passes::tensors(self.args, self.job.tokens(), device)
+        passes::tensors(self.args, [1, self.job.tokens()], device)
     }
 
     fn call(&self, inputs: &[Tensor<4>; 3]) -> Result<Vec<Tensor<1>>, AttentionError> {
@@ -64,17 +64,12 @@ impl Timed<'_> {
             NeighborhoodOptions<N>,
         ) -> Result<burn_natten::AttentionOutput, AttentionError>,
     ) -> Result<Tensor<4>, AttentionError> {
-        let last = |sizes: &[usize]| -> [usize; N] {
-            std::array::from_fn(|axis| sizes[sizes.len() - N + axis])
-        };
-        let spaces: Vec<_> = self.job.sizes.iter().map(|size| last(size)).collect();
-        let windows = self.job.windows.iter().flatten().map(|[kernel_size, stride, dilation]| {
-            Window::new(last(kernel_size)).with_stride(last(stride)).with_dilation(last(dilation))
-        });
+        let sequences = || 0..self.job.sizes.len();
+        let spaces = sequences().map(|sequence| self.job.space(sequence)).collect::<Vec<_>>();
+        let windows = sequences().filter_map(|sequence| self.job.window(sequence));
         let spaces = Spaces::new(spaces).with_windows(windows.collect::<Vec<_>>());
-        let causal: [bool; N] = std::array::from_fn(|axis| self.job.is_causal[axis]);
         let options = NeighborhoodOptions::new([2; N])
-            .with_causal(causal)
+            .with_causal(self.job.causal())
             .with_scale(self.args.scale)
             .with_strategy(self.args.strategy);
         let (query, key, value) = (query.clone(), key.clone(), value.clone());

@@ -2,6 +2,7 @@
 
 mod measure;
 mod sizes;
+mod uniform;
 
 pub use sizes::{Job, WITHOUT};
 
@@ -13,5 +14,9 @@ pub fn run(job: &Job, args: &Args) -> Result<String, Failure> {
     if args.dry_run {
         return Ok(job.summary(args));
     }
-    Ok(measure::run(job, args)?.print(job.describe(args), args))
+    let found = measure::run(job, args)?;
+    if args.uniform {
+        return Ok(uniform::run(job, args)?.print(&found, job.describe(args), args));
+    }
+    Ok(found.print(job.describe(args), args))
 }

@@ -95,6 +95,23 @@ impl Job {
         self.sizes.iter().map(|size| size.iter().product::<usize>()).sum()
     }
 
+    /// Tokens along each axis of a sequence.
+    pub fn space<const N: usize>(&self, sequence: usize) -> [usize; N] {
+        last(&self.sizes[sequence])
+    }
+
+    /// The window of a sequence, if there are windows.
+    pub fn window<const N: usize>(&self, sequence: usize) -> Option<Window<N>> {
+        let [kernel_size, stride, dilation] = &self.windows.as_ref()?[sequence];
+        let window = Window::new(last(kernel_size)).with_stride(last(stride));
+        Some(window.with_dilation(last(dilation)))
+    }
+
+    /// Which axes are causal.
+    pub fn causal<const N: usize>(&self) -> [bool; N] {
+        std::array::from_fn(|axis| self.is_causal[axis])
+    }
+
     /// Useful operations of the passes.
     pub fn flops(&self) -> [u64; 2] {
         let sum = |of: fn(&Problem) -> u64| self.problems.iter().map(of).sum();
@@ -143,6 +160,11 @@ impl Job {
             ("FLOP, backward", si(backward as f64, "")),
         ])
     }
+}
+
+/// The last numbers.
+fn last<const N: usize>(sizes: &[usize]) -> [usize; N] {
+    std::array::from_fn(|axis| sizes[sizes.len() - N + axis])
 }
 
 /// The sizes in a file, one a line, its numbers apart by blanks, commas or an x.

@@ -56,7 +56,7 @@ struct Inputs {
 impl Inputs {
     fn new(job: &Job, args: &Args, device: &Device) -> Self {
         let (sizes, tokens) = (job.sizes, job.space.iter().product());
-        let [query, key, value] = passes::tensors(args, tokens, device);
+        let [query, key, value] = passes::tensors(args, [sizes.batch, tokens], device);
         Self {
             query,
             key,

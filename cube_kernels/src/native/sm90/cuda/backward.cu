@@ -114,7 +114,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
        number = SUM_BIAS ? next_tile(number) : gridDim.x + atomicAdd(launch.any().taken, 1)) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
-    barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
+    // Finding a tile of a packed batch takes long. There are slots enough to do so while the rows before it are in use.
+    if constexpr (!PACKED) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
     int index = number;
     launch.find(index, slots[slot]);
@@ -122,7 +123,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
     decode_tile(launch.params(again).space, launch.params(again).shift, BIAS ? launch.params(again).bias.samples : 0, index, slots[slot]);
     step = tile.first;  // so that no register has to hold it meanwhile
     if (tile.steps == 0) continue;
-    launch.acquire(tile);
+    launch.acquire(tile, slots[slot - 1 & TILE_SLOTS - 1]);
+    if constexpr (PACKED) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     load_rows(launch.params(again).space, tile, launch.maps(again), shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
     slot = slot + 1 & TILE_SLOTS - 1;
     for (int pass = 0; pass < passes(launch.params(again)); pass++) {
@@ -522,6 +524,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     for (int i = threadIdx.x; i < ROW_BUFFERS * ROWS_BYTES / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
     shared_proxy_fence();
   }
+  launch.start(((Tile*)(memory + TILE_OFFSET))[TILE_SLOTS - 1]);
   __syncthreads();
   if (role == 0) {
     give_registers();

@@ -13,7 +13,8 @@ constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;
 constexpr int STATISTICS_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
 constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see delta.cu
 constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
-constexpr int TILE_SLOTS = 2 * ROW_BUFFERS;  // results are written when the rows are gone
+// Results are written when the rows are gone. Of a packed batch, the tile behind the next is found meanwhile.
+constexpr int TILE_SLOTS = PACKED ? 4 : 2 * ROW_BUFFERS;
 constexpr int TILES = LISTED ? WARPGROUPS : 1;  // of a slot: listed, each warpgroup has its own
 constexpr int BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * TILES * 128;
 constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * (2 * STAGES + 2 * ROW_BUFFERS);  // of a bias

@@ -65,7 +65,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
     const Space& space = params.space;
     decode_tile(space, params.shift, BIAS ? params.bias.samples : 0, index, tile);
     if (tile.steps == 0) continue;
-    launch.acquire(tile);
+    launch.acquire(tile, *next);
     const Maps maps = launch.maps(tile);
     const int head_kv = tile.head / params.group_size;
     barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
@@ -417,6 +417,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     for (int i = threadIdx.x; i < WARPGROUPS * Q_TILE / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
     shared_proxy_fence();
   }
+  launch.start(*(Tile*)(memory + TILE_OFFSET));
   __syncthreads();
   if (role == 0) {
     give_registers();

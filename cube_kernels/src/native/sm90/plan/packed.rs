@@ -1,11 +1,15 @@
-//! From a packed batch to the schedules of one launch a pass.
+//! From a packed batch to the schedules of its launches: one a pass, or a few where sequences are better off with other tiles.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{BackwardPlan, How, SLOTS, backward, candidates, fastest, slots, spills, unsupported};
+use super::parts::{Candidates, Parts};
+use super::{BackwardPlan, How, Load, SLOTS, backward, candidates, slots, spills, unsupported};
 use crate::choices::{Choices, remembered};
 use crate::native::MAX_STEP;
-use crate::native::sm90::{Element, Gradients, Mask, Pass, Schedule};
+use crate::native::sm90::schedule::TILE;
+use crate::native::sm90::{Element, Mask, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{Axis, MAX_RANK, Packed, Problem};
 
@@ -56,43 +60,82 @@ impl Traits {
     }
 }
 
-/// The next length that schedules are chosen for: within a quarter, so that batches of other lengths neither plan nor compile
-/// anew.
+/// The next length that schedules are chosen for: within an eighth, so that batches of other lengths have little to plan.
 fn bucket(length: usize) -> usize {
-    let quarter = (length.next_power_of_two() / 8).max(1);
-    length.next_multiple_of(quarter)
+    let eighth = (length.next_power_of_two() / 16).max(1);
+    length.next_multiple_of(eighth)
 }
 
-/// The problem that schedules are chosen for: that of the sequence with most work, of about its lengths, as often as it makes up
-/// all of the work.
-fn representative(packed: &Packed) -> Option<Problem> {
-    let work = |problem: &Problem| -> u128 {
-        let along = |axis: &Axis| axis.queries as u128 * axis.kernel_size as u128;
-        problem.axes.iter().map(along).product()
-    };
-    let rank = packed.rank();
-    let most =
-        packed.problems().filter(|problem| problem.rank() == rank).max_by_key(|of| work(of))?;
-    let all: u128 = packed.problems().map(work).sum();
-    let count = (all / work(most).max(1)).max(1);
-    let axes = most.axes.map(|axis| {
-        let is_whole = axis.kernel_size == axis.keys;
-        let (queries, keys) = (bucket(axis.queries), bucket(axis.keys));
-        let kernel_size = if is_whole { keys } else { axis.kernel_size };
-        Axis { queries, keys, kernel_size, origin: 0, ..axis }
-    });
-    // Whole samples of other queries than keys are no batch of three axes; with one or two it makes no difference here.
-    let count = usize::try_from(count).unwrap_or(usize::MAX).min(1 << 10).next_power_of_two();
-    Some(most.with_axes(axes).with_batch(count))
+/// Axes as they are told apart and put in order.
+type Shape = [[usize; 5]; MAX_RANK];
+
+/// What sequences a packed batch has.
+struct Mix {
+    /// Their problems, of about their lengths, and how many there are of each.
+    shapes: Vec<(Problem, usize)>,
+    /// Which of these each sequence is.
+    of: Vec<usize>,
 }
 
-/// What `choose` gives for the representative of a packed batch, once.
-fn chosen<T: Clone>(
-    choices: &Choices<(How, Traits), T>,
-    packed: &Packed,
+impl Mix {
+    fn new(packed: &Packed) -> Self {
+        let shape = |problem: &Problem| -> Shape {
+            problem.axes.map(|axis| {
+                let is_whole = axis.kernel_size == axis.keys;
+                let (queries, keys) = (bucket(axis.queries), bucket(axis.keys));
+                let kernel_size = if is_whole { keys } else { axis.kernel_size };
+                [queries, keys, kernel_size, axis.stride, axis.dilation]
+            })
+        };
+        let all: Vec<_> = packed.problems().map(shape).collect();
+        let mut numbers = BTreeMap::<_, (usize, usize)>::new();
+        for shape in &all {
+            numbers.entry(shape).or_default().1 += 1;
+        }
+        for (number, entry) in numbers.values_mut().enumerate() {
+            entry.0 = number;
+        }
+        let causal = packed.causal();
+        let problem = |shape: &Shape| {
+            let axis = |index: usize| {
+                let [queries, keys, kernel_size, stride, dilation] = shape[index];
+                let axis = Axis::dense(queries, keys, causal[index]);
+                Axis { kernel_size, stride, dilation, origin: 0, ..axis }
+            };
+            packed.line().with_axes(std::array::from_fn::<_, MAX_RANK, _>(axis))
+        };
+        let of = all.iter().map(|shape| numbers[shape].0).collect();
+        let shapes = numbers.iter().map(|(shape, (_, count))| (problem(shape), *count)).collect();
+        Self { shapes, of }
+    }
+
+    /// What choices are remembered by.
+    fn key(&self) -> Vec<([Axis; MAX_RANK], usize)> {
+        self.shapes.iter().map(|(problem, count)| (problem.axes, *count)).collect()
+    }
+}
+
+/// Sequences of a packed batch that share a launch, and what for.
+#[derive(Clone, Debug)]
+pub struct PackedPart<'a, T> {
+    /// The sequences, whose tensors are those of the whole batch.
+    pub packed: Cow<'a, Packed>,
+    /// What computes them.
+    pub plan: T,
+}
+
+/// What choices for a packed batch depend on, besides sizes.
+type Batch = (How, Traits, Vec<([Axis; MAX_RANK], usize)>);
+
+/// The parts of a packed batch, chosen once for batches of about these lengths. `kernels` lists the schedules of each kernel of the
+/// pass for a problem; `plan` makes a plan of one schedule for each of them.
+fn chosen<'a, T: Clone>(
+    choices: &Choices<Batch, Arc<(Vec<usize>, Vec<T>)>>,
+    packed: &'a Packed,
     how: How,
-    choose: impl FnOnce(&Problem, Traits) -> Option<T>,
-) -> Result<T, String> {
+    kernels: impl Fn(&Problem) -> Vec<Vec<Schedule>>,
+    plan: impl Fn(Vec<Schedule>) -> T,
+) -> Result<Vec<PackedPart<'a, T>>, String> {
     if let Some(reason) = packed.problems().find_map(unsupported) {
         return Err(reason);
     }
@@ -102,25 +145,66 @@ fn chosen<T: Clone>(
             "a sequence of the packed batch has a dilation of {dilation}, above {MAX_STEP}"
         ));
     }
-    let problem = representative(packed).ok_or("there is no sequence")?;
-    remembered(choices, &problem, (how, traits), || choose(&problem, traits))
-        .ok_or_else(|| "no schedule fits all sequences".to_string())
+    // Stands for all problems of these axes where schedules are listed: they are then made to do what any sequence needs.
+    let causal = packed.causal();
+    let rank = packed.rank();
+    let axes = std::array::from_fn::<_, MAX_RANK, _>(|index| match index + rank < MAX_RANK {
+        true => Axis::UNIT.with_causal(causal[index]),
+        false => Axis::dense(2 * TILE, 2 * TILE, causal[index]),
+    });
+    let any = packed.line().with_axes(axes);
+    let mix = Mix::new(packed);
+    let choose = || {
+        let kernels = kernels(&any).into_iter().enumerate().map(|(number, all)| {
+            let all: Vec<_> =
+                all.into_iter().filter_map(|one| traits.schedule(one, &any)).collect();
+            let tiled = all.iter().filter(|schedule| Some(schedule.tiling()) == how.1).copied();
+            let tiled: Vec<_> = tiled.collect();
+            let schedules = if tiled.is_empty() { all } else { tiled };
+            let loads = mix.shapes.iter().map(|(problem, count)| {
+                let loads = loads((how, traits, number), problem, &schedules);
+                loads.iter().map(|load| load.times(*count)).collect()
+            });
+            Candidates { loads: loads.collect(), schedules }
+        });
+        let Parts { of, schedules } = Parts::new(&kernels.collect::<Vec<_>>())?;
+        Some(Arc::new((of, schedules.into_iter().map(&plan).collect())))
+    };
+    let chosen = remembered(choices, &any, (how, traits, mix.key()), choose)
+        .ok_or_else(|| "no schedule fits all sequences".to_string())?;
+    let (of, plans) = &*chosen;
+    let part = |(number, plan): (usize, &T)| {
+        let packed = match plans.len() {
+            1 => Cow::Borrowed(packed),
+            _ => Cow::Owned(packed.only(|sequence| of[mix.of[sequence]] == number)),
+        };
+        PackedPart { packed, plan: plan.clone() }
+    };
+    Ok(plans.iter().enumerate().map(part).collect())
 }
 
-/// The schedule of one launch for all sequences, chosen once for batches of about these lengths.
+/// What each schedule has to do for a sequence, counted once.
+fn loads(how: (How, Traits, usize), problem: &Problem, schedules: &[Schedule]) -> Arc<[Load]> {
+    static KNOWN: Choices<(How, Traits, usize, Pass), Arc<[Load]>> = LazyLock::new(Mutex::default);
+    let Some(first) = schedules.first() else { return Arc::default() };
+    let (own, traits, number) = how;
+    let count = || Some(schedules.iter().map(|schedule| Load::new(schedule, problem)).collect());
+    remembered(&KNOWN, problem, (own, traits, number, first.pass), count).unwrap_or_default()
+}
+
+/// The schedules of a packed batch: of one launch for all sequences, or of a few, each for some of them.
 ///
 /// # Errors
 ///
-/// Why there is none.
+/// Why there are none.
 pub fn planned_packed(
     packed: &Packed,
     element: Element,
     tiling: Option<Tiling>,
-) -> Result<Schedule, String> {
-    static KNOWN: Choices<(How, Traits), Schedule> = LazyLock::new(Mutex::default);
-    chosen(&KNOWN, packed, (element, tiling), |problem, traits| {
-        best(candidates(problem, element), problem, traits, tiling)
-    })
+) -> Result<Vec<PackedPart<'_, Schedule>>, String> {
+    static KNOWN: Choices<Batch, Arc<(Vec<usize>, Vec<Schedule>)>> = LazyLock::new(Mutex::default);
+    let kernels = |problem: &Problem| vec![candidates(problem, element)];
+    chosen(&KNOWN, packed, (element, tiling), kernels, |schedules| schedules[0])
 }
 
 /// The same for the gradients.
@@ -132,32 +216,21 @@ pub fn planned_packed_backward(
     packed: &Packed,
     element: Element,
     tiling: Option<Tiling>,
-) -> Result<Arc<BackwardPlan>, String> {
-    static KNOWN: Choices<(How, Traits), Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
-    chosen(&KNOWN, packed, (element, tiling), |problem, traits| {
-        let of = |pass: Pass| -> Option<Vec<Schedule>> {
-            let kernels: Vec<Gradients> = backward::kernels(problem, pass);
-            let schedules = kernels.into_iter().map(|gradients| {
-                let all = backward::backward_candidates(problem, element, pass, gradients);
-                best(all, problem, traits, tiling)
-            });
-            schedules.collect()
+) -> Result<Vec<PackedPart<'_, Arc<BackwardPlan>>>, String> {
+    type Plans = Arc<(Vec<usize>, Vec<Arc<BackwardPlan>>)>;
+    static KNOWN: Choices<Batch, Plans> = LazyLock::new(Mutex::default);
+    let kernels = |problem: &Problem| {
+        let of = |pass: Pass| {
+            let all = backward::kernels(problem, pass).into_iter();
+            all.map(move |sums| backward::backward_candidates(problem, element, pass, sums))
         };
-        let (queries, keys) = (of(Pass::Queries)?, of(Pass::Keys)?);
-        Some(Arc::new(BackwardPlan { queries, keys, additional: vec![] }))
+        of(Pass::Queries).chain(of(Pass::Keys)).collect()
+    };
+    chosen(&KNOWN, packed, (element, tiling), kernels, |schedules| {
+        let (queries, keys) =
+            schedules.into_iter().partition(|schedule| schedule.pass == Pass::Queries);
+        Arc::new(BackwardPlan { queries, keys, additional: vec![] })
     })
-}
-
-fn best(
-    schedules: Vec<Schedule>,
-    problem: &Problem,
-    traits: Traits,
-    tiling: Option<Tiling>,
-) -> Option<Schedule> {
-    let all: Vec<_> =
-        schedules.into_iter().filter_map(|schedule| traits.schedule(schedule, problem)).collect();
-    let tiled = all.iter().filter(|schedule| Some(schedule.tiling()) == tiling).copied();
-    fastest(tiled.collect(), problem).or_else(|| fastest(all, problem))
 }
 
 #[cfg(test)]
@@ -182,9 +255,13 @@ mod tests {
         let of = |sizes: &[[usize; 2]]| {
             images(sizes, |_, length| Axis::neighborhood(length, 7.min(length)))
         };
-        let planned = |packed: &Packed| planned_packed(packed, Element::Bf16, None).expect("fits");
-        let [a, b] = [of(&[[60, 61], [16, 20], [7, 9]]), of(&[[59, 63], [21, 12], [1, 30]])];
-        assert_eq!(representative(&a), representative(&b));
+        let planned = |packed: &Packed| {
+            let parts = planned_packed(packed, Element::Bf16, None).expect("fits");
+            assert_eq!(parts.len(), 1, "there is one tile for images");
+            parts[0].plan
+        };
+        let [a, b] = [of(&[[60, 61], [16, 20], [7, 9]]), of(&[[57, 64], [16, 19], [7, 9]])];
+        assert_eq!(Mix::new(&a).key(), Mix::new(&b).key());
         let schedule = planned(&a);
         assert_eq!(schedule, planned(&b));
         assert!(schedule.is_packed && schedule.mask == Mask::OneHot);
@@ -203,12 +280,67 @@ mod tests {
         });
         let forward = planned_packed(&packed, Element::F16, None).expect("fits");
         let backward = planned_packed_backward(&packed, Element::F16, None).expect("fits");
-        for schedule in backward.schedules().chain([&forward]) {
+        let backward = backward.iter().flat_map(|part| part.plan.schedules());
+        for schedule in backward.chain(forward.iter().map(|part| &part.plan)) {
             assert!(schedule.is_dilated && schedule.is_strided, "{schedule}");
             assert!(packed.problems().all(|problem| schedule.fits(problem)), "{schedule}");
         }
         let wide = images(&[[60, 60]], |_, length| Axis::neighborhood(length, 5).with_dilation(9));
         let refused = planned_packed(&wide, Element::F16, None).expect_err("is refused");
         assert_eq!(refused, "a sequence of the packed batch has a dilation of 9, above 8");
+    }
+
+    /// Videos of which the largest and most others want other tiles.
+    fn videos() -> Packed {
+        let mut tokens = 0;
+        let sizes = [[16, 44, 80], [9, 44, 80], [12, 44, 60], [9, 80, 44], [9, 80, 44]];
+        let sequences = sizes.map(|size| {
+            let windows = [(16, 1), (32, 4), (48, 16)];
+            let axis = |index: usize| {
+                let (kernel_size, stride) = windows[index];
+                Axis::neighborhood(size[index], kernel_size.min(size[index])).with_stride(stride)
+            };
+            let problem = Problem::new([0, 1, 2].map(axis), 32, 128);
+            tokens += problem.queries();
+            Sequence { problem, query: tokens - problem.queries(), key: tokens - problem.queries() }
+        });
+        Packed::new(sequences, [tokens; 2]).expect("one launch")
+    }
+
+    fn seconds(schedule: &Schedule, packed: &Packed) -> f64 {
+        let load: Load = packed.problems().map(|problem| Load::new(schedule, problem)).sum();
+        load.seconds(schedule, load.unevenness(schedule))
+    }
+
+    #[test]
+    fn tiles_are_those_that_suit_all_sequences() {
+        let packed = videos();
+        let parts = planned_packed(&packed, Element::Bf16, None).expect("fits");
+        let taken: f64 = parts.iter().map(|part| seconds(&part.plan, &part.packed)).sum();
+        let largest =
+            packed.only(|number| packed.sequences()[number].problem.queries() == 16 * 44 * 80);
+        let alone = planned_packed(&largest, Element::Bf16, None).expect("fits")[0].plan;
+        assert!(taken < 0.92 * seconds(&alone, &packed), "{taken}");
+    }
+
+    #[test]
+    fn parts_have_each_sequence_once() {
+        let packed = videos();
+        let parts = planned_packed_backward(&packed, Element::Bf16, None).expect("fits");
+        assert!(parts.len() > 1, "videos of 9 and of 16 frames share tiles");
+        let mut found: Vec<_> = parts
+            .iter()
+            .flat_map(|part| part.packed.sequences().iter().map(|sequence| sequence.query))
+            .collect();
+        found.sort_unstable();
+        let mut expected: Vec<_> =
+            packed.sequences().iter().map(|sequence| sequence.query).collect();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        assert!(parts.iter().all(|part| part.packed.line() == packed.line()));
+        // Tiles that are asked for are those of all.
+        let tiling = parts[0].plan.queries[0].tiling();
+        let asked = planned_packed(&packed, Element::Bf16, Some(tiling)).expect("fits");
+        assert!(asked.iter().all(|part| part.plan.tiling() == tiling));
     }
 }
