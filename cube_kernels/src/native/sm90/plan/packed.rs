@@ -127,10 +127,13 @@ pub struct PackedPart<'a, T> {
 /// What choices for a packed batch depend on, besides sizes.
 type Batch = (How, Traits, Vec<([Axis; MAX_RANK], usize)>);
 
+/// What was chosen for each: the part of each shape, and the plan of each part.
+type Chosen<T> = Choices<Batch, Arc<(Vec<usize>, Vec<T>)>>;
+
 /// The parts of a packed batch, chosen once for batches of about these lengths. `kernels` lists the schedules of each kernel of the
 /// pass for a problem; `plan` makes a plan of one schedule for each of them.
 fn chosen<'a, T: Clone>(
-    choices: &Choices<Batch, Arc<(Vec<usize>, Vec<T>)>>,
+    choices: &Chosen<T>,
     packed: &'a Packed,
     how: How,
     kernels: impl Fn(&Problem) -> Vec<Vec<Schedule>>,
@@ -202,7 +205,7 @@ pub fn planned_packed(
     element: Element,
     tiling: Option<Tiling>,
 ) -> Result<Vec<PackedPart<'_, Schedule>>, String> {
-    static KNOWN: Choices<Batch, Arc<(Vec<usize>, Vec<Schedule>)>> = LazyLock::new(Mutex::default);
+    static KNOWN: Chosen<Schedule> = LazyLock::new(Mutex::default);
     let kernels = |problem: &Problem| vec![candidates(problem, element)];
     chosen(&KNOWN, packed, (element, tiling), kernels, |schedules| schedules[0])
 }
@@ -217,8 +220,7 @@ pub fn planned_packed_backward(
     element: Element,
     tiling: Option<Tiling>,
 ) -> Result<Vec<PackedPart<'_, Arc<BackwardPlan>>>, String> {
-    type Plans = Arc<(Vec<usize>, Vec<Arc<BackwardPlan>>)>;
-    static KNOWN: Choices<Batch, Plans> = LazyLock::new(Mutex::default);
+    static KNOWN: Chosen<Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
     let kernels = |problem: &Problem| {
         let of = |pass: Pass| {
             let all = backward::kernels(problem, pass).into_iter();
