@@ -10,6 +10,8 @@ use crate::native::compile::{CompileError, Cubin, Source, compile};
 use crate::native::launch::DeviceInfo;
 
 /// What a program is specialised by.
+// Nearly all are of the largest kind, and a box would be allocated for every launch.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Program {
     /// A kernel of either pass.

@@ -86,7 +86,7 @@ mod tests {
         let Ok(Parsed::Run(args)) = parse(flags.split(' ')) else {
             panic!("the flags are refused")
         };
-        let request = Request::new(&args).ok().expect("fits");
+        let Ok(request) = Request::new(&args) else { panic!("the problem is refused") };
         let (weights, query, key) = (3 * 40 * 4 * 15, 3 * 40 * 4 * 16, 3 * 40 * 2 * 16);
         let qk = Half::Qk.bytes(&request.problem, 2);
         assert_eq!(qk, [2 * (weights + query + key), 2 * (weights + 2 * (query + key))]);
