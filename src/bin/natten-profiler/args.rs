@@ -97,19 +97,19 @@ pub struct Args {
     pub problem: Option<String>,
 
     /// Packed batch: a file with the size of one sequence, image or video a line, as 16 24
-    #[arg(long, value_name = "FILE", conflicts_with_all = crate::ragged::WITHOUT)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = crate::ragged::WITHOUT, conflicts_with_all = TUNING)]
     #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
     pub ragged: Option<PathBuf>,
 
     /// The work of the packed batch in uniform batches too, one for each of its sizes
     #[arg(long, requires = "ragged", conflicts_with_all = ["dry_run", "unfused"])]
     // clap asks for no flag that another one rules out.
-    #[arg(conflicts_with_all = crate::ragged::WITHOUT)]
+    #[arg(conflicts_with_all = crate::ragged::WITHOUT, conflicts_with_all = TUNING)]
     #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
     pub uniform: bool,
 
     /// Both halves apart, scores and sums, with the attention weights in memory
-    #[arg(long, conflicts_with_all = crate::unfused::WITHOUT)]
+    #[arg(long, conflicts_with_all = crate::unfused::WITHOUT, conflicts_with_all = TUNING)]
     #[arg(hide_short_help = true, help_heading = "Problem (one value stands for all axes)")]
     pub unfused: bool,
 
@@ -200,6 +200,9 @@ impl Args {
         if self.backprop { &[Pass::Forward, Pass::Backward] } else { &[Pass::Forward] }
     }
 }
+
+/// Flags that choose among the schedules of one fused problem.
+pub const TUNING: [&str; 5] = ["q_tile", "kv_tile", "optimize", "deterministic", "allow_tf32"];
 
 /// Flags that a problem of the catalogue decides.
 const SHAPE: [&str; 11] = [

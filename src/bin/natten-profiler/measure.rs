@@ -15,6 +15,7 @@ use crate::device;
 use crate::failure::Failure;
 use crate::found::{Machine, Measurement, cost, schedule};
 use crate::memory::Gauge;
+use crate::passes::repeats;
 use crate::request::Request;
 use crate::values::DeviceName;
 
@@ -126,11 +127,6 @@ fn memory(workload: &Workload, pass: Pass, device: &Device) -> Result<u64, Atten
     Ok(bytes)
 }
 
-/// How often to measure, by the flags.
-fn repeats(args: &Args) -> Repeats {
-    Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() }
-}
-
 /// A line on standard error that says what is going on, if someone is watching.
 pub fn progress(steps: u64) -> ProgressBar {
     let bar = ProgressBar::new(steps);
@@ -165,9 +161,9 @@ mod tests {
     fn flags_say_how_often_to_measure() {
         let flags = ["natten-profiler", "-i", "8", "--warmup-steps", "5", "--repeats", "9"];
         let Ok(Parsed::Run(args)) = parse(flags) else { panic!("the flags are refused") };
-        let repeats = repeats(&args);
-        assert_eq!((repeats.warmup, repeats.samples), (5, 9));
+        let found = repeats(&args);
+        assert_eq!((found.warmup, found.samples), (5, 9));
         let Ok(Parsed::Run(args)) = parse(["natten-profiler"]) else { panic!("refused") };
-        assert_eq!(super::repeats(&args), Repeats::default());
+        assert_eq!(repeats(&args), Repeats::default());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, Shape, Tensor};
 use burn_natten::AttentionError;
 use burn_natten::profile::{Repeats, Timing, time};
 use comfy_table::Table;
@@ -18,7 +18,7 @@ use crate::request::{sizes, usage};
 use crate::units::{duration, si};
 
 /// Seed of inputs.
-const SEED: u64 = 42;
+pub const SEED: u64 = 42;
 /// Rest before a sample where many problems are timed: batches of some milliseconds do not warm a device up.
 const SHORT_REST: Duration = Duration::from_millis(100);
 
@@ -72,23 +72,41 @@ pub fn times(
     device: &Device,
     [forward, backward]: [u64; 2],
 ) -> Result<Vec<Measurement>, Failure> {
-    let mut repeats =
-        Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() };
+    let mut repeats = repeats(args);
     if args.uniform {
         repeats.idle = SHORT_REST;
     }
     let mut passes = vec![measure(call, device, ("forward", forward), &repeats)?];
-    #[cfg(feature = "autodiff")]
     if args.backprop {
-        let (device, both) = (device.clone().autodiff(), forward + backward);
+        let (device, both) = (tracking(device)?, forward + backward);
         passes.push(measure(call, &device, ("forward and backward", both), &repeats)?);
     }
-    #[cfg(not(feature = "autodiff"))]
-    if args.backprop {
-        let text = "--backprop: is not in this build, add --features autodiff to cargo's flags";
-        return Err(Failure::Usage(text.to_string()));
-    }
     Ok(passes)
+}
+
+/// How often to measure, by the flags.
+pub fn repeats(args: &Args) -> Repeats {
+    Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() }
+}
+
+/// The device with gradients.
+pub fn tracking(device: &Device) -> Result<Device, Failure> {
+    #[cfg(feature = "autodiff")]
+    return Ok(device.clone().autodiff());
+    #[cfg(not(feature = "autodiff"))]
+    {
+        let _ = device;
+        let text = "--backprop: is not in this build, add --features autodiff to cargo's flags";
+        Err(Failure::Usage(text.to_string()))
+    }
+}
+
+/// An error of the library, which is the device's or that of the flags.
+pub fn failed(error: AttentionError) -> Failure {
+    match error {
+        AttentionError::Execution { .. } => Failure::Run(error.to_string()),
+        error => usage(error),
+    }
 }
 
 fn measure(
@@ -97,10 +115,6 @@ fn measure(
     (name, flops): (&'static str, u64),
     repeats: &Repeats,
 ) -> Result<Measurement, Failure> {
-    let failed = |error: AttentionError| match error {
-        AttentionError::Execution { .. } => Failure::Run(error.to_string()),
-        error => usage(error),
-    };
     let sync = || device.sync().map_err(|error| Failure::Run(error.to_string()));
     device.memory_cleanup();
     sync()?;
@@ -130,9 +144,9 @@ pub fn tensors(args: &Args, [batch, tokens]: [usize; 2], device: &Device) -> [Te
 }
 
 /// One of them.
-pub fn random(args: &Args, shape: [usize; 4], device: &Device) -> Tensor<4> {
+pub fn random<const D: usize>(args: &Args, shape: impl Into<Shape>, device: &Device) -> Tensor<D> {
     let normal = Distribution::Normal(0.0, 1.0);
-    let tensor = Tensor::random(shape, normal, (device, args.dtype.dtype()));
+    let tensor = Tensor::random(shape.into(), normal, (device, args.dtype.dtype()));
     if device.is_autodiff() { tensor.require_grad() } else { tensor }
 }
 

@@ -15,7 +15,7 @@ use crate::request::{self, per_axis, usage};
 use crate::units::{axes, count, si};
 
 /// Flags that packed batches have no use for.
-pub const WITHOUT: [&str; 13] = [
+pub const WITHOUT: [&str; 8] = [
     "input_size",
     "batch_size",
     "problem",
@@ -23,11 +23,6 @@ pub const WITHOUT: [&str; 13] = [
     "bias",
     "block_sparse",
     "native_sparse",
-    "q_tile",
-    "kv_tile",
-    "optimize",
-    "deterministic",
-    "allow_tf32",
     "target",
 ];
 

@@ -4,7 +4,7 @@ use burn_natten::plan::{Sizes, SparsePlan, Target};
 use burn_natten::{Axis, BlockSparse, Context, NativeSparseAttentionOptions, Problem};
 use clap::Args as Flags;
 
-use crate::args::Args;
+use crate::args::{Args, TUNING};
 use crate::failure::Failure;
 use crate::request::{per_axis, sizes, usage};
 use crate::units::axes;
@@ -18,7 +18,7 @@ const HEADING: &str = "Sparse attention";
 pub struct Sparse {
     /// Block-sparse attention: so many blocks of keys for each block of queries, by chance
     #[arg(long, value_name = "N", value_parser = values::at_least::<1>)]
-    #[arg(conflicts_with_all = WITHOUT, conflicts_with_all = ["native_sparse", "window_size"])]
+    #[arg(conflicts_with_all = WITHOUT, conflicts_with_all = TUNING, conflicts_with_all = ["native_sparse", "window_size"])]
     #[arg(hide_short_help = true)]
     pub block_sparse: Option<usize>,
 
@@ -33,7 +33,7 @@ pub struct Sparse {
     pub key_block: Vec<usize>,
 
     /// Native sparse attention: causal, with compressed and selected blocks, and a --window-size
-    #[arg(long, conflicts_with_all = WITHOUT, conflicts_with = "causal", hide_short_help = true)]
+    #[arg(long, conflicts_with_all = WITHOUT, conflicts_with_all = TUNING, conflicts_with = "causal", hide_short_help = true)]
     pub native_sparse: bool,
 
     /// Tokens of a compressed block
@@ -67,18 +67,7 @@ pub struct Sparse {
 }
 
 /// Flags that sparse attention has no use for.
-const WITHOUT: [&str; 10] = [
-    "problem",
-    "stride",
-    "dilation",
-    "add_kv",
-    "bias",
-    "q_tile",
-    "kv_tile",
-    "optimize",
-    "deterministic",
-    "allow_tf32",
-];
+const WITHOUT: [&str; 5] = ["problem", "stride", "dilation", "add_kv", "bias"];
 
 /// A problem of sparse attention.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use burn::tensor::{Device, Distribution, Shape, Tensor};
-use burn_natten::profile::{Peaks, Repeats, Timing, measure_peaks, time};
+use burn::tensor::{Device, Tensor};
+use burn_natten::profile::{Peaks, Timing, measure_peaks, time};
 use burn_natten::{
     AttentionError, NeighborhoodOptions, try_na1d_av, try_na1d_qk, try_na2d_av, try_na2d_qk,
     try_na3d_av, try_na3d_qk,
@@ -14,7 +14,8 @@ use super::Half;
 use crate::args::Args;
 use crate::device;
 use crate::failure::Failure;
-use crate::request::{Request, usage};
+use crate::passes::{SEED, failed, random, repeats, tracking};
+use crate::request::Request;
 
 /// What was measured.
 pub struct Found {
@@ -56,18 +57,6 @@ pub fn run(request: &Request, args: &Args) -> Result<Found, Failure> {
     Ok(Found { name: device::describe(args.device, &device), peaks, passes })
 }
 
-/// The device with gradients.
-fn tracking(device: &Device) -> Result<Device, Failure> {
-    #[cfg(feature = "autodiff")]
-    return Ok(device.clone().autodiff());
-    #[cfg(not(feature = "autodiff"))]
-    {
-        let _ = device;
-        let text = "--backprop: is not in this build, add --features autodiff to cargo's flags";
-        Err(Failure::Usage(text.to_string()))
-    }
-}
-
 fn of_rank(half: Half, request: &Request, args: &Args, device: &Device) -> Result<Timing, Failure> {
     let timing = match (request.problem.rank(), half) {
         (1, Half::Qk) => timed::<1, 4>(half, try_na1d_qk, request, args, device),
@@ -77,10 +66,7 @@ fn of_rank(half: Half, request: &Request, args: &Args, device: &Device) -> Resul
         (_, Half::Qk) => timed::<3, 6>(half, try_na3d_qk, request, args, device),
         (_, Half::Av) => timed::<3, 6>(half, try_na3d_av, request, args, device),
     };
-    timing.map_err(|error| match error {
-        AttentionError::Execution { .. } => Failure::Run(error.to_string()),
-        error => usage(error),
-    })
+    timing.map_err(failed)
 }
 
 fn timed<const N: usize, const D: usize>(
@@ -93,11 +79,9 @@ fn timed<const N: usize, const D: usize>(
     let problem = &request.problem;
     let [first, space] = inputs(half, problem, args, device);
     let options = options::<N>(problem, args);
-    let repeats =
-        Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() };
     // Rows of memory may be longer than those of the tensor, which to flatten would be a copy: what is computed stays here.
     let last = RefCell::new(vec![]);
-    let timing = time(device, &repeats, || {
+    let timing = time(device, &repeats(args), || {
         let out = operator(first.clone(), space.clone(), options.clone())?;
         *last.borrow_mut() = results(out, [&first, &space]);
         Ok(vec![])
@@ -119,7 +103,6 @@ fn inputs<const D: usize>(
     args: &Args,
     device: &Device,
 ) -> [Tensor<D>; 2] {
-    const SEED: u64 = 42;
     device.seed(SEED);
     let axes = &problem.axes[MAX_RANK - problem.rank()..];
     let window = axes.iter().map(|axis| axis.kernel_size).product();
@@ -131,9 +114,7 @@ fn inputs<const D: usize>(
         let space = axes.iter().map(|axis| axis.keys);
         let shape: Vec<_> =
             [problem.batch].into_iter().chain(space).chain([heads, length]).collect();
-        let normal = Distribution::Normal(0.0, 1.0);
-        let tensor = Tensor::random(Shape::from(shape), normal, (device, args.dtype.dtype()));
-        if device.is_autodiff() { tensor.require_grad() } else { tensor }
+        random(args, shape, device)
     })
 }
 

@@ -10,19 +10,8 @@ use crate::failure::Failure;
 use crate::request::Request;
 
 /// Flags that the halves have no use for.
-pub const WITHOUT: [&str; 11] = [
-    "ragged",
-    "block_sparse",
-    "native_sparse",
-    "add_kv",
-    "bias",
-    "q_tile",
-    "kv_tile",
-    "optimize",
-    "deterministic",
-    "allow_tf32",
-    "dry_run",
-];
+pub const WITHOUT: [&str; 6] =
+    ["ragged", "block_sparse", "native_sparse", "add_kv", "bias", "dry_run"];
 
 /// One half.
 #[derive(Clone, Copy, Debug, PartialEq)]
