@@ -61,6 +61,21 @@ pub fn several() -> Vec<Problem> {
     ]
 }
 
+/// Compressed attention: so many queries in a row see the same keys, each group one more.
+fn slanted(groups: usize, keys: usize, queries: usize, dim: usize) -> Problem {
+    problem(&[Axis::dense(groups, keys, true), Axis::dense(queries, 1, false)], dim)
+}
+
+/// Short and long vectors, tiles that are left half empty, queries of the last keys alone, a head of keys for two of queries.
+fn slanted_edges() -> Vec<Problem> {
+    vec![
+        slanted(21, 21, 16, 128).with_batch(1),
+        slanted(7, 150, 16, 64).with_heads(2).with_heads_kv(1).with_additional(70),
+        slanted(3, 70, 64, 128).with_batch(1),
+        slanted(75, 75, 2, 40).with_batch(1),
+    ]
+}
+
 /// Both types and all policies in turn.
 fn in_turn(problems: Vec<Problem>) -> Vec<Case> {
     let turn = |(number, problem)| {
@@ -88,6 +103,17 @@ fn a_few_of_every_kind() {
     // The plane, dilated, strided and causal, and the space with additional tokens.
     let all = several();
     check(&in_turn(vec![all[0], all[4], all[7]]));
+}
+
+#[test]
+fn edges_of_compressed_attention() {
+    check(&in_turn(slanted_edges()[..2].to_vec()));
+}
+
+#[test]
+#[ignore = "minutes"]
+fn edges_of_compressed_attention_in_every_way() {
+    check(&every_way(slanted_edges()));
 }
 
 #[test]

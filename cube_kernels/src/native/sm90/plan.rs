@@ -177,7 +177,7 @@ fn schedules(
     let rank = problem.rank();
     let mut schedules = vec![];
     for shape in shapes {
-        for (q_tile, kv_tile, stack) in tiles(rank) {
+        for (q_tile, kv_tile, stack) in tiles(problem) {
             let schedule = Schedule {
                 pass,
                 gradients,
@@ -246,7 +246,11 @@ fn shapes(dim: usize) -> Vec<Shape> {
 }
 
 /// Tiles of queries and keys and the stacking axis.
-fn tiles(rank: usize) -> Vec<([usize; 3], [usize; 3], usize)> {
+fn tiles(problem: &Problem) -> Vec<([usize; 3], [usize; 3], usize)> {
+    let rank = problem.rank();
+    if let Some(queries) = queries_of_key(problem) {
+        return vec![([1, TILE / queries, queries], [1, TILE, 1], 1)];
+    }
     let shapes: Vec<[usize; MAX_RANK]> = match rank {
         1 => vec![[1, 1, TILE]],
         2 => vec![[1, 8, 8]],
@@ -274,6 +278,17 @@ fn tiles(rank: usize) -> Vec<([usize; 3], [usize; 3], usize)> {
     tiles
 }
 
+/// How many queries there are along the fast axis of a plane where all of them see the one key that it has there, if a tile holds them: the
+/// slanted edge of compressed attention. Squares of columns would be empty but for one in eight.
+fn queries_of_key(problem: &Problem) -> Option<usize> {
+    let [_, slow, fast] = problem.axes;
+    let divides = fast.queries > 1 && TILE.is_multiple_of(fast.queries);
+    let is_one = fast == Axis::dense(fast.queries, 1, false);
+    // A slow axis that repeats or skips keys keeps to squares, which are known to have registers enough.
+    let is_plain = slow.stride == 1 && slow.dilation == 1 && !problem.has_bias;
+    (problem.rank() == 2 && divides && is_one && is_plain).then_some(fast.queries)
+}
+
 /// One-hot coordinates of a block, as the kernel lays them out.
 fn slots(schedule: &Schedule) -> usize {
     let (rows, columns) = (schedule.row_tile(), schedule.column_tile());
@@ -288,7 +303,10 @@ fn mask(schedule: &Schedule, problem: &Problem) -> Mask {
     if sees_all(schedule, problem) {
         return Mask::None;
     }
-    if schedule.rank == 1 { Mask::Linear } else { Mask::OneHot }
+    match schedule.rank == 1 || queries_of_key(problem).is_some() {
+        true => Mask::Linear,
+        false => Mask::OneHot,
+    }
 }
 
 /// Whether every row of a CTA sees every column that the CTA visits.
@@ -415,7 +433,7 @@ impl Load {
 
     fn seconds(&self, schedule: &Schedule, unevenness: f64) -> f64 {
         let mut time = (self.work * unevenness).max(self.cache).max(self.memory);
-        if schedule.rank > 1 {
+        if schedule.rank > 1 && schedule.mask != Mask::Linear {
             let fastest = MAX_RANK - 1;
             time *= 1.0 + SHORT_LINES * (8.0 / schedule.column_tile()[fastest] as f64 - 1.0);
             time *= 1.0 + if schedule.stack == fastest { FASTEST_STACKED } else { 0.0 };

@@ -1,7 +1,7 @@
 // How columns outside a row's window are kept out of it. Compile-time parameter MASK:
 //
 // NONE     every row of a warpgroup sees every column of every block that the warpgroup visits.
-// LINEAR   one axis: comparisons, in the steps that are not visible whole.
+// LINEAR   one axis, or one whose neighbors hide nothing: comparisons, in the steps that are not visible whole.
 // ONE_HOT  two and three axes: one more product on the tensor cores, in every step.
 // BY_ITEM  listed blocks: comparisons, in the last steps, see listed.cuh.
 //
@@ -111,7 +111,12 @@ DEVICE void mask_linear(float (&s)[SCORES], const int (&start)[2], const int (&e
     }
 }
 
-// The windows of the two rows that a lane holds, along the one axis there is.
+// The axis along which LINEAR columns are hidden, and columns from one position along it to the next: a block has all of those
+// of the faster axes, and every row sees them.
+constexpr int LINE = STACK;
+constexpr int LINE_PITCH = (LINE < 1 ? column_extent(1) : 1) * (LINE < 2 ? column_extent(2) : 1);
+
+// The windows of the two rows that a lane holds, along that axis.
 struct LinearRows {
   int start[2], end[2];         // from the tile's first column
   int whole_from, whole_to;     // the columns that all rows of the warpgroup see
@@ -119,13 +124,13 @@ struct LinearRows {
   DEVICE void start_tile(const Space& space, const Tile& tile, int warpgroup, const int (&row)[2][PLACE]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const Window w = window_of<2>(space, tile, row[r][2]);
-      start[r] = w.start - tile.column[2];
-      end[r] = w.end - tile.column[2];
+      const Window w = window_of<LINE>(space, tile, row[r][LINE]);
+      start[r] = (w.start - tile.column[LINE]) * LINE_PITCH;
+      end[r] = (w.end - tile.column[LINE]) * LINE_PITCH;
     }
-    const int first = tile.row[2] + warpgroup * row_extent(2);
-    whole_from = uniform(window_of<2>(space, tile, first + 63).start - tile.column[2]);
-    whole_to = uniform(window_of<2>(space, tile, first).end - tile.column[2]);
+    const int first = tile.row[LINE] + warpgroup * row_extent(LINE);
+    whole_from = uniform(window_of<LINE>(space, tile, first + row_extent(LINE) - 1).start - tile.column[LINE]) * LINE_PITCH;
+    whole_to = uniform(window_of<LINE>(space, tile, first).end - tile.column[LINE]) * LINE_PITCH;
   }
 };
 
