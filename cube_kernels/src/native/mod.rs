@@ -35,6 +35,7 @@ pub mod sm90;
 #[doc(hidden)]
 pub mod stand_in;
 mod statistics;
+pub mod unfused;
 #[cfg(test)]
 mod window_tests;
 

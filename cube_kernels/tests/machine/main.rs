@@ -15,5 +15,6 @@ mod program;
 mod repair;
 mod run;
 mod text;
+mod unfused;
 mod views;
 mod ways;

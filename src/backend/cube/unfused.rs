@@ -1,11 +1,17 @@
-//! The products of the unfused operators: Portable kernels, or else tensor operations.
+//! The products of the unfused operators: kernels on an NVIDIA GPU's tensor cores where they are for the problem, Portable kernels, or else
+//! tensor operations.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+#[cfg(feature = "cuda")]
+use burn_natten_kernels::native::unfused as native;
 use burn_natten_kernels::portable::unfused;
-use burn_natten_kernels::{Operand, Strided};
+use burn_natten_kernels::{KernelError, Operand, Problem, Strided};
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::server::Handle;
 
 use super::memory::{Lay, empty};
 use super::{as_they_lie, is_launched};
@@ -14,10 +20,58 @@ use crate::backend::unfused::{
     Optional, Tokens, UnfusedGradientOps, UnfusedOps, UnfusedPlan, additional_shape, reference,
     space_shape, with_last,
 };
+#[cfg(feature = "cuda")]
+use crate::{Strategy, backend::log_once};
 
 /// Whether kernels are to be launched at all.
 fn has_kernels(plan: &UnfusedPlan) -> bool {
     plan.tier == Tier::Portable && plan.problem.batch > 0
+}
+
+/// The launches of a product.
+struct Kernels<F> {
+    portable: F,
+    #[cfg(feature = "cuda")]
+    native: F,
+}
+
+/// Those of this name.
+macro_rules! kernels {
+    ($product:ident) => {
+        Kernels {
+            portable: unfused::$product,
+            #[cfg(feature = "cuda")]
+            native: native::$product,
+        }
+    };
+}
+
+type Launched = Result<(), KernelError>;
+type Dots = fn(&Client, &Problem, ElemType, f32, &unfused::DotsInputs<'_>, &Handle) -> Launched;
+type Sums =
+    fn(&Client, &Problem, ElemType, &Handle, &unfused::Tokens<&Strided>, &Handle) -> Launched;
+type Spread =
+    fn(&Client, &Problem, ElemType, &Handle, &Strided, &unfused::Tokens<&Handle>) -> Launched;
+
+/// Launches a product by the kernels on tensor cores, unless others were asked for by name, or by Portable ones where these are not for the
+/// problem or the device.
+fn launch<F: Copy>(
+    plan: &UnfusedPlan,
+    kernels: Kernels<F>,
+    by: impl Fn(Lay, F) -> Result<(), KernelError>,
+) -> bool {
+    #[cfg(feature = "cuda")]
+    if plan.strategy == Strategy::Auto {
+        match as_they_lie(|lay| by(lay, kernels.native)) {
+            Ok(()) => return true,
+            // What was to be expected of the problem and the device.
+            Err(
+                KernelError::Device(_) | KernelError::ElementType { .. } | KernelError::Problem(_),
+            ) => {}
+            Err(error) => log_once(format!("using Portable kernels, because {error}")),
+        }
+    }
+    is_launched(plan.strategy, as_they_lie(|lay| by(lay, kernels.portable)))
 }
 
 /// Tokens as kernels take them.
@@ -53,7 +107,7 @@ impl UnfusedOps for CubeBackend {
             let (client, dtype) = (rows.client.clone(), dtype_to_storage_type(rows.dtype()));
             let weights = empty(&rows, with_last(&rows.shape(), plan.slots()), rows.dtype());
             let bias = bias.clone().map(|bias| into_contiguous(bias).handle);
-            let result = as_they_lie(|lay| {
+            let by = |lay: Lay, dots: Dots| {
                 let views = Views::new(lay, &plan, &space, more.as_ref());
                 let rows = lay.view(&rows, Operand::Query.shape(&plan.problem));
                 let inputs = unfused::DotsInputs {
@@ -62,9 +116,9 @@ impl UnfusedOps for CubeBackend {
                     bias: bias.as_ref(),
                 };
                 let (problem, hidden) = (&plan.problem, plan.hidden);
-                unfused::dots(&client, problem, dtype, hidden, &inputs, &weights.handle)
-            });
-            if is_launched(plan.strategy, result) {
+                dots(&client, problem, dtype, hidden, &inputs, &weights.handle)
+            };
+            if launch::<Dots>(&plan, kernels!(dots), by) {
                 return weights;
             }
         }
@@ -79,12 +133,12 @@ impl UnfusedOps for CubeBackend {
             let shape = with_last(&weights.shape(), plan.problem.head_dim);
             let rows = empty(&weights, shape, weights.dtype());
             let weights = into_contiguous(weights.clone()).handle;
-            let result = as_they_lie(|lay| {
+            let by = |lay: Lay, sums: Sums| {
                 let views = Views::new(lay, &plan, &space, more.as_ref());
                 let problem = &plan.problem;
-                unfused::sums(&client, problem, dtype, &weights, &views.tokens(), &rows.handle)
-            });
-            if is_launched(plan.strategy, result) {
+                sums(&client, problem, dtype, &weights, &views.tokens(), &rows.handle)
+            };
+            if launch::<Sums>(&plan, kernels!(sums), by) {
                 return rows;
             }
         }
@@ -101,13 +155,13 @@ impl UnfusedGradientOps for CubeBackend {
             let space = empty(&rows, space_shape(&rows.shape(), problem), rows.dtype());
             let more = additional_shape(problem).map(|shape| empty(&rows, shape, rows.dtype()));
             let weights = into_contiguous(weights.clone()).handle;
-            let result = as_they_lie(|lay| {
+            let by = |lay: Lay, spread: Spread| {
                 let rows = lay.view(&rows, Operand::Query.shape(problem));
                 let additional = more.as_ref().map(|tensor| &tensor.handle);
                 let tokens = unfused::Tokens { space: &space.handle, additional };
-                unfused::spread(&client, problem, dtype, &weights, &rows, &tokens)
-            });
-            if is_launched(plan.strategy, result) {
+                spread(&client, problem, dtype, &weights, &rows, &tokens)
+            };
+            if launch::<Spread>(&plan, kernels!(spread), by) {
                 return Tokens { space, additional: more.into() };
             }
         }

@@ -26,6 +26,7 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 struct Index { unsigned x, y, z; };
 struct uint4 { u32 x, y, z, w; };
+struct uint2 { u32 x, y; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 static inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
@@ -177,6 +178,42 @@ DEVICE u32 shift_left(u32 value, u32 bits) { return bits < 32 ? value << bits : 
 DEVICE u32 shift_right(u32 value, u32 bits) { return bits < 32 ? value >> bits : 0; }
 DEVICE void named_sync(int id, int threads) { m_named(id, threads, 1); }
 DEVICE void named_arrive(int id, int threads) { m_named(id, threads, 0); }
+
+// ---- cuda/mma.cuh: what each lane holds goes to the others by exchanges
+
+DEVICE u32 multiply_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+DEVICE u32 address_of_shared(const void* pointer) { return m_shared_address(pointer); }
+#ifdef BF16
+DEVICE float m_half_of(u32 pair, int which) { return m_narrow((u16)(pair >> 16 * which), BF16); }
+DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (int from = 0; from < 4; from++) {
+    u32 left[4], right[2][2];
+    for (int i = 0; i < 4; i++) left[i] = m_exchange(~0u, a[i], 4 * g + from);
+    for (int e = 0; e < 2; e++) {
+      right[e][0] = m_exchange(~0u, b0, 4 * (2 * t + e) + from);
+      right[e][1] = m_exchange(~0u, b1, 4 * (2 * t + e) + from);
+    }
+    for (int i = 0; i < 2; i++)
+      for (int e = 0; e < 2; e++)
+        for (int half = 0; half < 2; half++)
+          for (int which = 0; which < 2; which++)
+            d[2 * i + e] += m_half_of(left[i + 2 * half], which) * m_half_of(right[e][half], which);
+  }
+}
+#endif
+template <int N> DEVICE void load_matrices(u32 (&r)[N], u32 address) {
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < N; i++) r[i] = m_load<u32>(m_exchange(~0u, address, 8 * i + lane / 4) + 4 * (lane % 4));
+}
+DEVICE void load_transposed(u32 (&r)[4], u32 address) {
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; i++) {
+    u32 halves[2];
+    for (int e = 0; e < 2; e++) halves[e] = m_load<u16>(m_exchange(~0u, address, 8 * i + 2 * (lane % 4) + e) + 2 * (lane / 4));
+    r[i] = halves[0] | halves[1] << 16;
+  }
+}
 
 // ---- sm100: tcgen05, and arithmetic
 

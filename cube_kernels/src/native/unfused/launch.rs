@@ -1,0 +1,323 @@
+//! Launches on a device.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use cubecl::client::Client;
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::server::Handle;
+
+use super::plan::total_heads;
+use super::{Product, Schedule};
+use crate::native::Element;
+use crate::native::compile::{Cubin, Source, compile, has_compiler};
+use crate::native::grid::parameters;
+use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, device_info, launch};
+use crate::portable::unfused::{DotsInputs, Tokens};
+use crate::view::check_buffer;
+use crate::{Axis, KernelError, MAX_RANK, Operand, Problem, Shape, Strided};
+
+/// The least compute capability, Ampere's: it has these products of bfloat16.
+const CAPABILITY: u32 = 80;
+
+/// Whether kernels can be compiled and run on the device of a client.
+pub fn is_available(client: &Client) -> bool {
+    device(client).is_ok() && has_compiler()
+}
+
+fn device(client: &Client) -> Result<DeviceInfo, KernelError> {
+    device_info(client)
+        .filter(|info| info.capability >= CAPABILITY)
+        .ok_or(KernelError::Device("compute capability 8.0 (Ampere)"))
+}
+
+/// [`dots`](crate::portable::unfused::dots()) on tensor cores.
+///
+/// # Errors
+///
+/// If the device cannot run the problem, no kernel is for it, a tensor lies as kernels cannot read it or a buffer is too small; then
+/// nothing was launched.
+pub fn dots(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    hidden: f32,
+    inputs: &DotsInputs<'_>,
+    weights: &Handle,
+) -> Result<(), KernelError> {
+    if let Some(bias) = inputs.bias {
+        check_buffer("bias", bias, dtype.size() * problem.heads * problem.bias_entries())?;
+    }
+    let tensors = Tensors {
+        weights: Buffer::written(weights),
+        rows: Tensor::read("rows", inputs.rows),
+        tokens: Tensor::read("tokens", inputs.tokens.space),
+        bias: inputs.bias,
+    };
+    enqueue(client, problem, Product::Dots, dtype, hidden, tensors)
+}
+
+/// [`sums`](crate::portable::unfused::sums()) on tensor cores.
+///
+/// # Errors
+///
+/// As [`dots`].
+pub fn sums(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    weights: &Handle,
+    tokens: &Tokens<&Strided>,
+    rows: &Handle,
+) -> Result<(), KernelError> {
+    let tensors = Tensors {
+        weights: Buffer::read(weights),
+        rows: Tensor::written("rows", rows, Operand::Query.shape(problem)),
+        tokens: Tensor::read("tokens", tokens.space),
+        bias: None,
+    };
+    enqueue(client, problem, Product::Sums, dtype, 0.0, tensors)
+}
+
+/// [`spread`](crate::portable::unfused::spread()) on tensor cores.
+///
+/// # Errors
+///
+/// As [`dots`].
+pub fn spread(
+    client: &Client,
+    problem: &Problem,
+    dtype: ElemType,
+    weights: &Handle,
+    rows: &Strided,
+    tokens: &Tokens<&Handle>,
+) -> Result<(), KernelError> {
+    let tensors = Tensors {
+        weights: Buffer::read(weights),
+        rows: Tensor::read("rows", rows),
+        tokens: Tensor::written("tokens", tokens.space, Operand::Key.shape(problem)),
+        bias: None,
+    };
+    enqueue(client, problem, Product::Spread, dtype, 0.0, tensors)
+}
+
+struct Tensor {
+    name: &'static str,
+    view: Strided,
+    is_output: bool,
+}
+
+impl Tensor {
+    fn read(name: &'static str, view: &Strided) -> Self {
+        Self { name, view: view.clone(), is_output: false }
+    }
+
+    fn written(name: &'static str, handle: &Handle, shape: Shape) -> Self {
+        Self { name, view: Strided::contiguous(handle.clone(), shape), is_output: true }
+    }
+
+    /// Checked as vectors of 16 bytes.
+    fn check(&self, shape: Shape, size: usize) -> Result<(), KernelError> {
+        self.view.check(self.name, shape, size)?;
+        match self.view.widest(shape, size) * size {
+            16 => Ok(()),
+            _ => {
+                let reason = "its vectors have to begin at multiples of 16 bytes";
+                Err(KernelError::Layout { name: self.name, reason })
+            }
+        }
+    }
+
+    fn buffer(&self) -> Buffer {
+        let of = if self.is_output { Buffer::written } else { Buffer::read };
+        of(&self.view.handle)
+    }
+}
+
+struct Tensors<'a> {
+    weights: Buffer,
+    rows: Tensor,
+    tokens: Tensor,
+    bias: Option<&'a Handle>,
+}
+
+fn enqueue(
+    client: &Client,
+    problem: &Problem,
+    product: Product,
+    dtype: ElemType,
+    hidden: f32,
+    tensors: Tensors<'_>,
+) -> Result<(), KernelError> {
+    let device = device(client)?;
+    let element = match dtype {
+        ElemType::Float(FloatKind::F16) => Element::F16,
+        ElemType::Float(FloatKind::BF16) => Element::Bf16,
+        got => return Err(KernelError::ElementType { known: "f16 and bf16", got }),
+    };
+    let Tensors { weights, rows, tokens, bias } = tensors;
+    let offset = weights.handle.offset_start.unwrap_or(0) as usize;
+    let schedule = Schedule::plan(problem, product, element, bias.is_some(), offset)
+        .map_err(KernelError::Problem)?;
+    check_buffer("weights", &weights.handle, dtype.size() * problem.weights())?;
+    rows.check(Operand::Query.shape(problem), dtype.size())?;
+    tokens.check(Operand::Key.shape(problem), dtype.size())?;
+    let cubin = load(schedule, &device)?;
+    let ctas = schedule.ctas(problem);
+    if ctas == 0 {
+        return Ok(());
+    }
+    let kernel = Kernel {
+        cubin,
+        entry: schedule.entry(),
+        grid: ctas as u32,
+        block: schedule.threads() as u32,
+        shared_memory: schedule.shared_memory() as u32,
+    };
+    let argument = schedule.params(problem, &rows.view, &tokens.view, hidden);
+    let bias = Buffer::read(bias.unwrap_or(&weights.handle));
+    let buffers = vec![weights, rows.buffer(), tokens.buffer(), bias];
+    launch(client, kernel, buffers, vec![argument]);
+    Ok(())
+}
+
+/// The program of a kernel, whose text is written only when it is asked for the first time.
+fn load(schedule: Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, KernelError> {
+    type Known = HashMap<(Schedule, u32), Arc<Cubin>>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let key = (schedule, device.capability);
+    if let Some(cubin) = known().get(&key) {
+        return Ok(cubin.clone());
+    }
+    let options = [
+        format!("--gpu-architecture=sm_{}", device.capability),
+        "--std=c++17".into(),
+        "--use_fast_math".into(),
+        "--ptxas-options=-v".into(),
+    ];
+    let source = Source {
+        name: format!("{schedule:?}_sm_{}", device.capability),
+        code: schedule.source(),
+        options: options.into(),
+    };
+    let cubin = compile(&source, device.driver)?;
+    known().insert(key, cubin.clone());
+    Ok(cubin)
+}
+
+/// The kernels' `Divisor`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Divisor {
+    value: u32,
+    magic: u32,
+    shift: u32,
+    unused: u32,
+}
+
+impl Divisor {
+    /// Of numbers below 2^31: with `shift` the logarithm of the divisor, rounded up, and `magic` what the multiplier is above 2^32.
+    fn new(value: usize) -> Self {
+        let shift = value.next_power_of_two().trailing_zeros();
+        let magic = ((((1u64 << shift) - value as u64) << 32) / value as u64 + 1) as u32;
+        Self { value: value as u32, magic, shift, unused: 0 }
+    }
+}
+
+/// The kernels' `Axis`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AxisParams {
+    length: i32,
+    kernel: i32,
+    stride: i32,
+    unused: i32,
+    dilation: Divisor,
+    tiles: Divisor,
+}
+
+/// The kernels' `Params`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    pointers: [u64; 4],
+    strides: [[i64; 5]; 2],
+    axes: [AxisParams; MAX_RANK],
+    parts: Divisor,
+    positions: Divisor,
+    heads: i32,
+    scale: f32,
+    hidden: f32,
+    unused: i32,
+}
+
+const _: () = assert!(size_of::<Params>() == 8 * (4 + 10) + 4 * (3 * 12 + 8 + 4));
+
+impl Schedule {
+    /// Tokens of a tile along an axis.
+    fn tile_of(&self, index: usize) -> usize {
+        [1, self.tile[0], self.tile[1]][index]
+    }
+
+    /// Tiles of a dilation group along an axis.
+    fn tiles(&self, axis: &Axis, index: usize) -> usize {
+        axis.group(0).0.div_ceil(self.tile_of(index))
+    }
+
+    fn parts(&self, problem: &Problem) -> usize {
+        total_heads(problem, self.product) / self.heads
+    }
+
+    fn ctas(&self, problem: &Problem) -> usize {
+        let [z, y, x] = &problem.axes;
+        let tiles = y.dilation * self.tiles(y, 1) * x.dilation * self.tiles(x, 2);
+        problem.batch * z.queries * tiles * self.parts(problem)
+    }
+
+    fn params(&self, problem: &Problem, rows: &Strided, tokens: &Strided, hidden: f32) -> Argument {
+        let axis = |index: usize| {
+            let axis = &problem.axes[index];
+            AxisParams {
+                length: axis.queries as i32,
+                kernel: axis.kernel_size as i32,
+                stride: axis.stride as i32,
+                unused: 0,
+                dilation: Divisor::new(axis.dilation),
+                tiles: Divisor::new(self.tiles(axis, index)),
+            }
+        };
+        let params = Params {
+            pointers: [0; 4],
+            strides: [rows, tokens].map(|tensor| tensor.strides.map(|stride| stride as i64)),
+            axes: [0, 1, 2].map(axis),
+            parts: Divisor::new(self.parts(problem)),
+            positions: Divisor::new(problem.axes[0].queries),
+            heads: problem.heads as i32,
+            scale: problem.scale as f32,
+            hidden,
+            unused: 0,
+        };
+        // SAFETY: the assertion above counts every byte.
+        unsafe { parameters(params, &[0, 1, 2, 3]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Divisor;
+
+    #[test]
+    fn divisors_divide() {
+        for value in (1..70).chain([255, 256, 1000, 65_537, 1 << 20, (1 << 31) - 1]) {
+            let by = Divisor::new(value);
+            for n in [0, 1, value - 1, value, value + 1, 5 * value + 3, 12_345_678, (1 << 31) - 1] {
+                if n >= 1 << 31 {
+                    continue;
+                }
+                let high = ((n as u64 * u64::from(by.magic)) >> 32) + n as u64;
+                assert_eq!((high >> by.shift) as usize, n / value, "{n} / {value}");
+            }
+        }
+    }
+}

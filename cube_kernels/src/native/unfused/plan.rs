@@ -1,0 +1,322 @@
+//! What a kernel is specialised by, and how it is chosen.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex};
+
+use crate::native::Element;
+use crate::{Axis, MAX_RANK, Problem};
+
+/// A product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// Weights of rows and tokens.
+    Dots,
+    /// Rows of weights and tokens.
+    Sums,
+    /// Tokens of weights and rows.
+    Spread,
+}
+
+/// Most bytes of shared memory: what every device gives a CTA.
+const MAX_SHARED: usize = 99 << 10;
+/// Bytes with which three CTAs and more share a multiprocessor.
+const GOOD_SHARED: usize = 72 << 10;
+/// Longest vectors: a warp has the sums of 16 in registers.
+const MAX_DIM: usize = 128;
+/// Most columns along the fastest axis, over which kernels have no loop.
+const MAX_SPAN: usize = 64;
+/// Warps of a CTA, each with 16 tokens.
+const MAX_WARPS: usize = 8;
+
+/// A kernel: all that its text is specialised by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Schedule {
+    /// What it computes.
+    pub product: Product,
+    /// Of all tensors.
+    pub element: Element,
+    /// Elements of a vector.
+    pub(super) dim: usize,
+    pub(super) kernel: [usize; MAX_RANK],
+    pub(super) causal: [bool; MAX_RANK],
+    pub(super) is_strided: bool,
+    pub(super) has_bias: bool,
+    /// Heads of rows that share one of tokens.
+    pub(super) group: usize,
+    /// Heads of a CTA: of rows, or of tokens where these are the result.
+    pub(super) heads: usize,
+    /// Tokens of a CTA along the two fastest axes, and those of a warp along the fastest.
+    pub(super) tile: [usize; 2],
+    pub(super) band: usize,
+    /// Their counterparts: in shared memory, and those of a warp.
+    pub(super) halo: [usize; 2],
+    pub(super) span: [usize; 2],
+    /// Bytes in which weights are read and written.
+    pub(super) word: usize,
+    /// Whether the weights of a line of tokens lie without gaps.
+    pub(super) is_together: bool,
+}
+
+/// Counterparts of parts and of tiles of an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Extent {
+    /// Most that a part has, rounded up.
+    span: usize,
+    /// Most from the first of a tile to the last that a part of it reads.
+    halo: usize,
+}
+
+/// What an [`Extent`] is worked out from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Cut {
+    axis: Axis,
+    tile: usize,
+    band: usize,
+    /// What spans are multiples of.
+    unit: usize,
+    product: Product,
+}
+
+impl Cut {
+    /// Kept, as an axis may be long.
+    fn extent(self) -> Extent {
+        static KNOWN: LazyLock<Mutex<HashMap<Cut, Extent>>> = LazyLock::new(Mutex::default);
+        let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(extent) = known().get(&self) {
+            return *extent;
+        }
+        let extent = self.count();
+        known().insert(self, extent);
+        extent
+    }
+
+    fn count(self) -> Extent {
+        let Self { axis, tile, band, unit, product } = self;
+        let mut extent = Extent { span: 0, halo: 0 };
+        let mut parts = vec![];
+        // All groups have as many members as the first or as the last.
+        for group in [0, axis.dilation - 1] {
+            let (length, _) = axis.group(group);
+            let seen = |position: usize| match product {
+                Product::Spread => axis.seen_by(group, position.min(length - 1)),
+                _ => axis.keys_seen(group, position.min(length - 1)),
+            };
+            for first in (0..length).step_by(tile) {
+                let start = seen(first).start;
+                extent.halo = extent.halo.max(seen(first + tile - 1).end - start);
+                for part in (first..length.min(first + tile)).step_by(band) {
+                    let from = seen(part).start;
+                    extent.span = extent.span.max(seen(part + band - 1).end - from);
+                    parts.push(from - start);
+                }
+            }
+        }
+        extent.span = extent.span.next_multiple_of(unit);
+        let furthest = parts.into_iter().max().unwrap_or(0);
+        extent.halo = extent.halo.max(furthest + extent.span);
+        extent
+    }
+}
+
+impl Schedule {
+    /// The kernel for a product of a problem whose weights begin `offset` bytes into their memory.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none.
+    pub fn plan(
+        problem: &Problem,
+        product: Product,
+        element: Element,
+        has_bias: bool,
+        offset: usize,
+    ) -> Result<Self, String> {
+        if let Some(reason) = unsupported(problem) {
+            return Err(reason);
+        }
+        let heads = match product {
+            // Of one group at a time, whose heads are not neighbors.
+            Product::Spread if problem.group_size() > 1 => &[1][..],
+            Product::Spread => &[2, 1],
+            _ => &[2, 1],
+        };
+        let [_, y, _] = problem.axes;
+        let longest = |axis: &Axis| axis.group(0).0;
+        // A line where there are no others, or squares.
+        let (tiles, band): (&[[usize; 2]], usize) = match (longest(&y) > 1, product) {
+            (false, _) => (&[[1, 128], [1, 64], [1, 32], [1, 16]], 16),
+            (true, _) => (&[[8, 16], [16, 8], [8, 8], [4, 8], [2, 8]], 8),
+        };
+        let mut found: Option<(usize, Self)> = None;
+        for &heads in
+            heads.iter().filter(|heads| total_heads(problem, product).is_multiple_of(**heads))
+        {
+            for &tile in tiles {
+                let warps = tile[0] * tile[1] / 16 * heads;
+                if warps > MAX_WARPS {
+                    continue;
+                }
+                let schedule =
+                    Self::of(problem, product, element, has_bias, offset, heads, tile, band);
+                let shared = schedule.shared_memory();
+                if schedule.span[1] > MAX_SPAN || shared > MAX_SHARED {
+                    continue;
+                }
+                if shared <= GOOD_SHARED {
+                    return Ok(schedule);
+                }
+                if found.is_none_or(|(least, _)| shared < least) {
+                    found = Some((shared, schedule));
+                }
+            }
+        }
+        let kernel = problem.slot_axes();
+        found
+            .map(|(_, schedule)| schedule)
+            .ok_or_else(|| format!("windows of {kernel:?} are too large"))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn of(
+        problem: &Problem,
+        product: Product,
+        element: Element,
+        has_bias: bool,
+        offset: usize,
+        heads: usize,
+        tile: [usize; 2],
+        band: usize,
+    ) -> Self {
+        let [_, y, x] = problem.axes;
+        // Blocks of 8 columns; sums take two at a time.
+        let unit = if product == Product::Dots { 8 } else { 16 };
+        let along_y = Cut { axis: y, tile: tile[0], band: 16 / band, unit: 1, product }.extent();
+        let along_x = Cut { axis: x, tile: tile[1], band, unit, product }.extent();
+        let kernel = problem.slot_axes();
+        let is_together = kernel[0] == 1 && x.dilation == 1 && heads == problem.heads;
+        let slots = kernel[1] * kernel[2];
+        // What weights begin at multiples of, in bytes, and what as many of them as there are is a multiple of.
+        let row = 2 * heads * slots;
+        let places = match (is_together, product) {
+            (true, Product::Spread) => vec![row],
+            (true, _) => vec![row * tile[1], row * (x.queries % tile[1]), row * x.queries],
+            (false, _) if kernel[0] > 1 => vec![2 * slots],
+            (false, _) => vec![row],
+        };
+        let is_word = |word: &usize| places.iter().chain([&offset]).all(|place| place % word == 0);
+        let word = [16, 8, 4].into_iter().find(is_word).unwrap_or(2);
+        let halo_x = along_x.halo.next_multiple_of(8);
+        Self {
+            product,
+            element,
+            dim: problem.head_dim,
+            kernel,
+            causal: problem.axes.map(|axis| axis.is_causal),
+            is_strided: problem.axes.iter().any(|axis| axis.stride > 1),
+            has_bias,
+            group: problem.group_size(),
+            heads,
+            tile,
+            band,
+            halo: [along_y.halo, halo_x],
+            span: [along_y.span, along_x.span],
+            word,
+            is_together,
+        }
+    }
+
+    /// Threads of a CTA.
+    pub(super) fn threads(&self) -> usize {
+        2 * self.tile[0] * self.tile[1] * self.heads
+    }
+
+    /// Bytes of shared memory: vectors of the halo, and weights of queries.
+    pub(super) fn shared_memory(&self) -> usize {
+        let halo = self.halo[0] * self.halo[1] * self.heads;
+        let queries = match self.product {
+            Product::Spread => halo,
+            _ => self.tile[0] * self.tile[1] * self.heads,
+        };
+        halo * (2 * self.dim + 16) + 2 * queries * self.kernel[1] * self.kernel[2]
+    }
+}
+
+/// Heads of a product's tiles.
+pub(super) fn total_heads(problem: &Problem, product: Product) -> usize {
+    match product {
+        Product::Spread => problem.heads_kv,
+        _ => problem.heads,
+    }
+}
+
+/// Why kernels cannot compute a problem; `None` if they can.
+fn unsupported(problem: &Problem) -> Option<String> {
+    let dim = problem.head_dim;
+    if problem.additional > 0 {
+        return Some("there are additional tokens".into());
+    }
+    if dim == 0 || dim % 16 != 0 || dim > MAX_DIM {
+        return Some(format!("head_dim is {dim}, not a multiple of 16 up to {MAX_DIM}"));
+    }
+    if problem.has_origin() || problem.axes.iter().any(|axis| axis.queries != axis.keys) {
+        return Some("its queries stand elsewhere than keys of the same number".into());
+    }
+    if problem.batch * problem.queries() * problem.heads >= 1 << 30 {
+        return Some("there are 2^30 or more rows of queries".into());
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighborhoods_have_kernels() {
+        let side = Axis::neighborhood(56, 7);
+        let problem = Problem::new([side, side], 2, 32).with_batch(64);
+        for product in [Product::Dots, Product::Sums, Product::Spread] {
+            let schedule = Schedule::plan(&problem, product, Element::Bf16, false, 0).expect("one");
+            assert!(schedule.is_together, "{schedule:?}");
+            assert_eq!(schedule.span, [8, 16]);
+            assert_eq!(schedule.word, if product == Product::Spread { 4 } else { 16 });
+        }
+    }
+
+    /// Whatever a part of a tile reads is in its halo, and what it sees among what it reads.
+    #[test]
+    fn halos_hold_what_is_seen() {
+        for (length, kernel_size, stride, dilation) in [
+            (22, 7, 1, 1),
+            (14, 7, 1, 1),
+            (40, 13, 5, 2),
+            (9, 9, 1, 1),
+            (31, 4, 3, 3),
+            (5, 1, 1, 2),
+        ] {
+            for is_causal in [false, true] {
+                let axis = Axis::neighborhood(length, kernel_size)
+                    .with_stride(stride)
+                    .with_dilation(dilation)
+                    .with_causal(is_causal);
+                for (product, tile, band) in
+                    [(Product::Dots, 16, 8), (Product::Spread, 8, 8), (Product::Spread, 8, 2)]
+                {
+                    let extent = Cut { axis, tile, band, unit: 8, product }.extent();
+                    for token in 0..length {
+                        let (group, position) = (token % dilation, token / dilation);
+                        let seen = |position| match product {
+                            Product::Spread => axis.seen_by(group, position),
+                            _ => axis.keys_seen(group, position),
+                        };
+                        let [part, first] =
+                            [band, tile].map(|size| seen(position / size * size).start);
+                        let at = seen(position);
+                        assert!(at.start >= part && at.end <= part + extent.span, "{axis:?}");
+                        assert!(part - first + extent.span <= extent.halo, "{axis:?}");
+                    }
+                }
+            }
+        }
+    }
+}

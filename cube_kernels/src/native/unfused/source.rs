@@ -1,0 +1,61 @@
+//! The text of a kernel.
+
+use std::fmt::Write;
+
+use super::{Product, Schedule};
+use crate::native::Element;
+
+impl Schedule {
+    /// The entry function.
+    pub(super) fn entry(&self) -> &'static std::ffi::CStr {
+        match self.product {
+            Product::Dots => c"unfused_dots",
+            Product::Sums => c"unfused_sums",
+            Product::Spread => c"unfused_spread",
+        }
+    }
+
+    /// The CUDA C++ of the specialisation.
+    pub fn source(&self) -> String {
+        let mut text = String::new();
+        for (name, value) in self.macros() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "#define {name} {value}");
+        }
+        text += include_str!("../cuda/device.cuh");
+        text += include_str!("../cuda/window.cuh");
+        text += include_str!("../cuda/mma.cuh");
+        text += include_str!("cuda/tile.cuh");
+        text += match self.product {
+            Product::Dots => include_str!("cuda/dots.cu"),
+            Product::Sums => include_str!("cuda/sums.cu"),
+            Product::Spread => include_str!("cuda/spread.cu"),
+        };
+        text
+    }
+
+    fn macros(&self) -> Vec<(&'static str, usize)> {
+        let flag = usize::from;
+        let mut macros = vec![
+            ("BF16", flag(self.element == Element::Bf16)),
+            ("DIM", self.dim),
+            ("STRIDED", flag(self.is_strided)),
+            ("HAS_BIAS", flag(self.has_bias)),
+            ("GROUP", self.group),
+            ("HEADS", self.heads),
+            ("TILE_Y", self.tile[0]),
+            ("TILE_X", self.tile[1]),
+            ("BAND_X", self.band),
+            ("HALO_Y", self.halo[0]),
+            ("HALO_X", self.halo[1]),
+            ("SPAN_Y", self.span[0]),
+            ("SPAN_X", self.span[1]),
+            ("THREADS", self.threads()),
+            ("WORD", self.word),
+            ("TOGETHER", flag(self.is_together)),
+        ];
+        macros.extend(["KERNEL_Z", "KERNEL_Y", "KERNEL_X"].into_iter().zip(self.kernel));
+        macros.extend(["CAUSAL_Z", "CAUSAL_Y", "CAUSAL_X"].into_iter().zip(self.causal.map(flag)));
+        macros
+    }
+}
