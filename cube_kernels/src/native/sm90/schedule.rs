@@ -266,6 +266,22 @@ impl Schedule {
         self.bias.map(|extents| std::array::from_fn(|axis| length(extents, axis)))
     }
 
+    /// Where the second copy of a table of a bias begins, in entries.
+    fn second_copy(entries: usize) -> usize {
+        (entries + 16) / 32 * 32 + 16
+    }
+
+    /// Copies of the table of a bias: backward, where there is room for it, a second one that is read in pairs.
+    fn bias_copies(&self) -> usize {
+        let Some(table) = self.bias_table() else { return 1 };
+        let is_paired = self.pass != Pass::Forward
+            && table[MAX_RANK - 1].is_multiple_of(2)
+            && self.column_tile()[MAX_RANK - 1].is_multiple_of(2);
+        let second = Self::second_copy(table.iter().product()) * size_of::<f32>();
+        let taken = self.shared_memory_with(self.stages) + second;
+        if is_paired && taken <= self.room() { 2 } else { 1 }
+    }
+
     /// Bytes of shared memory for a bias and the sums of its gradient.
     fn bias_bytes(&self) -> usize {
         let (Some(extents), Some(table)) = (self.bias, self.bias_table()) else { return 0 };
@@ -281,7 +297,7 @@ impl Schedule {
             (3, [_, 1, _]) => (z + 1) * y,
             _ => z * (y + 1),
         };
-        let slot = size_of::<f32>() * 8 * ((lines + 2) / 4 * 32 + 8) + 16;
+        let slot = size_of::<f32>() * 64 * lines + 16;
         let sums = floats(extents.iter().product::<usize>() + 32);
         table + 4 * self.warpgroups * (self.sum_slots * slot + sums)
     }
@@ -325,13 +341,20 @@ impl Schedule {
 
     /// Bytes of shared memory.
     pub fn shared_memory(&self) -> usize {
-        self.shared_memory_with(self.stages)
+        let table = self.bias_table().unwrap_or_default().iter().product();
+        let second = if self.bias_copies() > 1 { Self::second_copy(table) } else { 0 };
+        self.shared_memory_with(self.stages) + size_of::<f32>() * second
+    }
+
+    /// Bytes of shared memory that a CTA may have.
+    fn room(&self) -> usize {
+        (SHARED_MEMORY_OF_SM / self.ctas - RESERVED).min(SHARED_MEMORY)
     }
 
     /// The same with as many stages as fit, up to four; `None` if not even two do. Slots for the sums of a bias are one where all of them
     /// leave no room: some would be shared by steps that have little in common.
     pub(super) fn with_stages(mut self) -> Option<Self> {
-        let room = (SHARED_MEMORY_OF_SM / self.ctas - RESERVED).min(SHARED_MEMORY);
+        let room = self.room();
         for slots in [self.sum_slots, 1] {
             self.sum_slots = slots;
             let fits = |stages: &usize| self.shared_memory_with(*stages) <= room;
@@ -415,6 +438,7 @@ impl Schedule {
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
+                ("BIAS_COPIES", self.bias_copies()),
                 ("SUM_BIAS", usize::from(self.gradients.bias)),
                 ("SUM_SLOTS", self.sum_slots),
                 ("FIRST_START", self.gradients.start),

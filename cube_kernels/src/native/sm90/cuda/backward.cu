@@ -163,6 +163,7 @@ struct Consumer {
   Barriers barriers;
   int warp, lane;
   int slot;                     // of the tile
+  int aimed;                    // what the slots of a bias' sums are for
   // What a specialisation does not use takes no registers.
   float scores[SCORES], products[SCORES];
   float first[WITH_FIRST ? FIRST_DIM / 2 : 1], second[WITH_SECOND ? DIM_V / 2 : 1];
@@ -296,12 +297,27 @@ struct Consumer {
   // Has the bias of a head in shared memory. Sums of another head's are at their end then.
   DEVICE void find_bias(const Params& params, const BiasTable& table, int head) {
     const int known = uniform(table.head());
-    if (known == head) return;
+    // By votes, so that the compiler knows that lanes stay together.
+    if (__all_sync(~0u, known == head)) return;
     if (SUM_BIAS && known >= 0) BiasSums::finish(table.is_wrong(), lane);
+    aimed = -1;
     named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
     if (SUM_BIAS && known >= 0) BiasSums::flush(params.bias, known);
     if (head >= 0) table.fill(params.bias, head, params.scale_log2);
     named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+  }
+
+  // Where the slopes of a tile's steps are to go: where those of the tile before went, if blocks are seen from as far.
+  DEVICE void aim_sums_of_tile(const Tile& tile, int first_entry, int step, const BiasTable& table) {
+    const int view = ((first_entry * (SUM_SLOTS + 1) + tile.blocks[FAST]) * (SUM_SLOTS + 1) + tile.blocks[MIDDLE]) * (SUM_SLOTS + 1) + tile.blocks[SLOW];
+    if (__all_sync(~0u, view == aimed)) return;
+    aimed = view;
+    BiasSums::finish(table.is_wrong(), lane);
+    Walk walk;
+    walk.start(tile, 0);
+#pragma unroll 1
+    for (int i = 0; i < uniform(tile.steps); i++, walk.next(tile)) BiasSums::point(i, first_entry + BiasRows::block_at(walk), step + i, lane);
+    __syncwarp();
   }
 
   // A tile whose rows have arrived.
@@ -329,11 +345,14 @@ struct Consumer {
     const BiasTable table = {memory + TABLE_OFFSET};
     float near[SCORES];
     int first_entry = 0;         // of the bias, of the warp's first row
+    int block_entry = 0;         // from there to that of the coming step
     if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, row_at);
     int step = uniform(tile.first);
     Walk walk;
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
+      if constexpr (BIAS) block_entry = BiasRows::block_at(walk);
+      if (BIAS && MASK != ONE_HOT) walk.next(tile);
       if (MASK != ONE_HOT) return;
       if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
       else one_hot.aim(tile, walk);
@@ -349,9 +368,9 @@ struct Consumer {
     // From masked scores and dP, which may still be on its way, to what the gradients are summed from, and the
     // sum of `second`.
     auto has_bias = [&](int i) { return BIAS && (!ADDITIONAL || i < tile.steps); };
-    // Where the slopes of a step are to go.
+    // Where the slopes of a step are to go, if that can change from one to the next.
     auto aim_sums = [&](int i) {
-      if (SUM_BIAS && has_bias(i)) BiasSums::aim(BiasSums::slot_of(i), first_entry + BiasRows::block_at(bias.walk), step + i, table.is_wrong(), lane);
+      if (SUM_BIAS && !AIMED_BY_TILE && has_bias(i)) BiasSums::aim(BiasSums::slot_of(i), first_entry + block_entry, step + i, table.is_wrong(), lane);
     };
     auto weigh = [&](int i) {
       exponentiate(step + i, scale_of(params, scale_log2));
@@ -383,11 +402,9 @@ struct Consumer {
       if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);
       begin_scores(step + i);
       if constexpr (is_early) begin_products(step + i);
-      if constexpr (BIAS) {
-        if (!is_first) bias.next(tile);
-        aim_sums(i);
-        if (BIAS_AHEAD && has_bias(i)) bias.load(table, tile, near);
-      }
+      aim_sums(i);
+      if (BIAS_AHEAD && has_bias(i)) bias.load(table, block_entry, near);
+      const int entries = block_entry;
       aim(i + 1);
       wgmma_wait<is_early ? 1 : 0>();
       pin(scores);
@@ -397,8 +414,8 @@ struct Consumer {
       if (i >= whole) mask_items(scores, params.listed, tile, params.listed.items + list_of(params.listed, tile.list, pass).x + i * BOXES, warp, lane);
 #endif
       if (has_bias(i)) {
-        if (BIAS_AHEAD) add_bias(scores, near);
-        else bias.add(table, tile, scores);
+        if (!BIAS_AHEAD) bias.load(table, entries, near);
+        add_bias(scores, near);
       }
       if constexpr (WITH_FIRST && LATE) begin_products(step + i);
     };
@@ -424,6 +441,7 @@ struct Consumer {
         walk.start(tile, low * BLOCKS);
         if constexpr (BIAS) bias.start_tile(tile, row_at, low, lane);
         if constexpr (SUM_BIAS) first_entry = uniform(bias.entry);
+        if constexpr (SUM_BIAS && AIMED_BY_TILE) aim_sums_of_tile(tile, first_entry, step, table);
         aim(low);
         fire();
         wait_columns(step + low);
@@ -524,6 +542,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     for (int i = threadIdx.x; i < ROW_BUFFERS * ROWS_BYTES / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
     shared_proxy_fence();
   }
+  if constexpr (SUM_BIAS) BiasSums::start(launch.any().bias, launch.any().heads);
   launch.start(((Tile*)(memory + TILE_OFFSET))[TILE_SLOTS - 1]);
   __syncthreads();
   if (role == 0) {
@@ -533,7 +552,6 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
-    if constexpr (SUM_BIAS) BiasSums::start(launch.any().bias, launch.any().heads, consumer.lane);
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.

@@ -14,7 +14,15 @@ DEVICE constexpr int table_extent(int a) {
 }
 constexpr int TABLE_ENTRIES = table_extent(0) * table_extent(1) * table_extent(2);
 constexpr int TABLE_HEADER = 16;  // bytes: the head that the table is of, and whether sums of the gradient are to be completed
-constexpr int TABLE_BYTES = BIAS ? TABLE_HEADER + (TABLE_ENTRIES + 3) / 4 * 16 : 0;
+// Backward kernels may have a second copy, which begins with entry 1, so that a lane reads entries of two adjacent columns at once: from the copy
+// that has them at a multiple of eight bytes. Lanes of neighboring rows read from both; banks are half of all apart.
+#if !defined BIAS_COPIES
+#define BIAS_COPIES 1
+#endif
+constexpr bool PAIRED_ENTRIES = BIAS_COPIES > 1;
+constexpr int SECOND_COPY = (TABLE_ENTRIES + 16) / 32 * 32 + 16;  // where entry 1 is, in entries
+constexpr int TABLE_BYTES = BIAS ? TABLE_HEADER + ((PAIRED_ENTRIES ? SECOND_COPY : 0) + TABLE_ENTRIES + 3) / 4 * 16 : 0;
+static_assert(!PAIRED_ENTRIES || COLUMN_X % 2 == 0 && table_extent(2) % 2 == 0, "blocks and lines begin with the same parity");
 
 // From an entry of the table to another.
 DEVICE constexpr int table_distance(int z, int y, int x) { return (z * table_extent(1) + y) * table_extent(2) + x; }
@@ -50,7 +58,9 @@ struct BiasTable {
         rest /= table_extent(a);
       }
       // Where rows are keys it is the other way round.
-      entries()[i] = exists ? unpack(from[INVERSE ? BIAS_ENTRIES - 1 - place : place]) * factor : 0.f;
+      const float entry = exists ? unpack(from[INVERSE ? BIAS_ENTRIES - 1 - place : place]) * factor : 0.f;
+      entries()[i] = entry;
+      if constexpr (PAIRED_ENTRIES) entries()[SECOND_COPY - 1 + i] = entry;
     }
     if (threadIdx.x == 128) this->head() = head;
   }
@@ -61,6 +71,7 @@ constexpr int BIAS_BARRIER = 8;  // of the consumers
 struct BiasRows {
   Walk walk;
   int entry;                     // of the lane's first row and column, if the tile's first block were the next
+  int from;                      // where the lane reads it
 
   DEVICE void start_tile(const Tile& tile, const int (&row)[2][PLACE], int step, int lane) {
     walk.start(tile, step * BLOCKS);
@@ -68,6 +79,7 @@ struct BiasRows {
 #pragma unroll
     for (int a = 0; a < 3; a++) distance[a] = tile.column[a] - row[0][a] + bias_extent(a) / 2 + cta_extent(a) - 1;
     entry = table_distance(distance[0], distance[1], distance[2]) + table_column(lane % 4 * 2);
+    from = entry + (PAIRED_ENTRIES && entry % 2 ? SECOND_COPY - 1 : 0);
   }
 
   // The entry of the lane's first row and column, if a block were the next.
@@ -75,19 +87,21 @@ struct BiasRows {
   // From there to that of score `i` of a block.
   static DEVICE constexpr int place_of(int i) { return table_column(i / 4 * 8 + i % 2) - table_row(i / 2 % 2 * 8); }
 
-  // What the scores of the step at `walk` get, ahead of them.
-  DEVICE void load(const BiasTable& table, const Tile& tile, float (&near)[SCORES]) const {
-    Walk walk = this->walk;
+  // What the scores of a step get, ahead of them: of the block whose entries are `block` from those of the tile's first one.
+  DEVICE void load(const BiasTable& table, int block, float (&near)[SCORES]) const {
+    const float* at = table.entries() + from + block;
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) {
-      const float* from = table.entries() + entry + block_at(walk);
-#pragma unroll
-      for (int i = 0; i < 32; i++) near[32 * b + i] = from[place_of(i)];
-      walk.next(tile);
+    for (int i = 0; i < 32; i += 2) {
+      if constexpr (PAIRED_ENTRIES) {
+        const float2 pair = *(const float2*)(at + place_of(i));
+        near[i] = pair.x, near[i + 1] = pair.y;
+      } else {
+        near[i] = at[place_of(i)], near[i + 1] = at[place_of(i + 1)];
+      }
     }
   }
 
-  // The same for scores that are there.
+  // The same for scores that are there, of the step at `walk`.
   DEVICE void add(const BiasTable& table, const Tile& tile, float (&s)[SCORES]) const {
     Walk walk = this->walk;
 #pragma unroll

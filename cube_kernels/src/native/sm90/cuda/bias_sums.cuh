@@ -20,8 +20,13 @@ constexpr int LINES = LINES_Y * (PAIRS_ALONG_Z ? COLUMN_Z + 1 : COLUMN_Z);
 DEVICE constexpr int line_of(int j, int second) {
   return PAIRS_ALONG_Z ? (j / BLOCK_LINES + 1 - second) * LINES_Y + j % BLOCK_LINES : j / BLOCK_LINES * LINES_Y + j % BLOCK_LINES + 1 - second;
 }
-constexpr int LINE_PITCH = (LINES + 2) / 4 * 32 + 8;  // of a row; eight banks further than the one before
-constexpr int SLOT_BYTES = 4 * 8 * LINE_PITCH;
+// A lane has four floats of each two lines, all lanes' one behind the other, and of a last line that is left two.
+constexpr int SLOT_BYTES = 4 * 64 * LINES;
+// Where a slot has the sum of a row and a column in a line, in floats.
+DEVICE int place_in_slot(int line, int row, int column) {
+  const int width = LINES % 2 && line == LINES - 1 ? 2 : 4;
+  return line / 2 * 128 + (row * 4 + column / 2) * width + line % 2 * 2 + column % 2;
+}
 constexpr int STATE_BYTES = 16;
 constexpr int SUM_BYTES = SUM_BIAS ? SUM_SLOTS * (SLOT_BYTES + STATE_BYTES) + (BIAS_ENTRIES + 35) / 4 * 16 : 0;  // of a warp
 static_assert(!SUM_BIAS || BLOCKS == 1 && (RANK == 1 || ROW_X == 8 && COLUMN_X == 8), "lines are eight wide");
@@ -33,6 +38,10 @@ DEVICE int first_tile(int tiles) {
 }
 DEVICE int end_of_tiles(int tiles) { return CAUSAL ? tiles : first_tile(tiles) + tiles / gridDim.x + ((int)blockIdx.x < (int)(tiles % gridDim.x)); }
 DEVICE int next_tile(int number) { return number + (CAUSAL ? gridDim.x : 1); }
+
+// Whether every step of a tile has a slot of its own: strides aside, rows that follow each other see at most one column more.
+DEVICE constexpr int most_blocks(int a) { return ((bias_extent(a) + 1) / 2 + cta_extent(a) - 1 + column_extent(a) - 1) / column_extent(a); }
+constexpr bool AIMED_BY_TILE = !STRIDED && SUM_SLOTS >= most_blocks(0) * most_blocks(1) * most_blocks(2);
 
 constexpr int TURNS = (LINES + 3) / 4;  // of a warp whose eight lanes have a line
 
@@ -52,13 +61,23 @@ struct BiasSums {
   // Of this CTA.
   static DEVICE float* row_of(const Bias& bias, int head) { return bias.sums + ((i64)head * bias.rows + blockIdx.x) * BIAS_ENTRIES; }
 
-  // Sets all sums to zero.
-  static DEVICE void start(const Bias& bias, int heads, int lane) {
-    for (int i = lane; i < SUM_SLOTS * SLOT_BYTES / 4; i += 32) slopes(0)[i] = 0.f;
-    if (lane < SUM_SLOTS) state(lane) = {-1, 0, 1 << 30};
-    for (int i = lane; i < BIAS_ENTRIES + 32; i += 32) sums_of(warp())[i] = 0.f;
+  // Sets all sums to zero. Called by all threads, ahead of a barrier.
+  static DEVICE void start(const Bias& bias, int heads) {
+    for (int i = threadIdx.x; i < CONSUMER_WARPS * SUM_BYTES / 4; i += blockDim.x) ((float*)(memory + SUMS_OFFSET))[i] = 0.f;
+    __syncthreads();
+    if (threadIdx.x >= 128 && threadIdx.x % 32 < SUM_SLOTS) state(threadIdx.x % 32) = {-1, 0, 1 << 30};
     for (int head = 0; head < heads; head++)
-      for (int i = threadIdx.x - 128; i < BIAS_ENTRIES; i += 32 * CONSUMER_WARPS) row_of(bias, head)[i] = 0.f;
+      for (int i = threadIdx.x; i < BIAS_ENTRIES; i += blockDim.x) row_of(bias, head)[i] = 0.f;
+  }
+
+  // Calls `work` for each entry, in one of the CTA's consumers. All of a warp's lanes run the same loop, so that the compiler knows them to
+  // be together behind it: where it does not, it keeps what is the same in all lanes in registers of each.
+  template <typename Work> static DEVICE void for_each_entry(Work work) {
+#pragma unroll 1
+    for (int first = 0; first < BIAS_ENTRIES; first += 32 * CONSUMER_WARPS) {
+      const int i = first + threadIdx.x - 128;
+      if (i < BIAS_ENTRIES) work(i);
+    }
   }
 
   // Where the sum of a distance belongs; -1 where no row sees as far.
@@ -75,30 +94,35 @@ struct BiasSums {
 
   // The slot of a tile's step.
   static DEVICE int slot_of(int i) { return i % SUM_SLOTS; }
-  // A lane's places in a slot, which it alone adds to.
-  static DEVICE float* places(int slot, int lane) { return slopes(slot) + lane / 4 * LINE_PITCH + lane % 4 * 2; }
-
   // Makes room for the slopes of a step whose block is at a distance.
   static DEVICE void aim(int slot, int distance, int step, int& is_wrong, int lane) {
     if (uniform(state(slot).distance) == distance) return;
     empty(slot, is_wrong, lane);
-    if (lane == 0) state(slot).distance = distance, state(slot).since = step;
+    point(slot, distance, step, lane);
     __syncwarp();
+  }
+
+  // Has an empty slot take slopes of steps from this one on.
+  static DEVICE void point(int slot, int distance, int step, int lane) {
+    if (lane == 0) state(slot).distance = distance, state(slot).since = step;
   }
 
   // Adds the slopes of a step.
   static DEVICE void put(const float (&s)[SCORES], int slot, int lane) {
-    float pairs[2 * LINES];
+    float4* const to = (float4*)slopes(slot) + lane;
+    float2* const last = (float2*)(slopes(slot) + LINES / 2 * 128) + lane;
+    float sums[2 * LINES];
 #pragma unroll
-    for (int i = 0; i < 2 * LINES; i++) pairs[i] = 0.f;
-#pragma unroll
-    for (int i = 0; i < 32; i++) pairs[2 * line_of(i / 4, i / 2 % 2) + i % 2] += s[i];
-    float* to = places(slot, lane);
-#pragma unroll
-    for (int l = 0; l < LINES; l++) {
-      float2& sum = *(float2*)(to + 8 * l);
-      sum = make_float2(sum.x + pairs[2 * l], sum.y + pairs[2 * l + 1]);
+    for (int l = 0; l + 1 < LINES; l += 2) {
+      const float4 four = to[16 * l];
+      sums[2 * l] = four.x, sums[2 * l + 1] = four.y, sums[2 * l + 2] = four.z, sums[2 * l + 3] = four.w;
     }
+    if constexpr (LINES % 2) sums[2 * LINES - 2] = last->x, sums[2 * LINES - 1] = last->y;
+#pragma unroll
+    for (int i = 0; i < 32; i++) sums[2 * line_of(i / 4, i / 2 % 2) + i % 2] += s[i];
+#pragma unroll
+    for (int l = 0; l + 1 < LINES; l += 2) to[16 * l] = make_float4(sums[2 * l], sums[2 * l + 1], sums[2 * l + 2], sums[2 * l + 3]);
+    if constexpr (LINES % 2) *last = make_float2(sums[2 * LINES - 2], sums[2 * LINES - 1]);
   }
 
   // Adds what a slot holds to the sums, and sets it to zero.
@@ -108,9 +132,9 @@ struct BiasSums {
     __syncwarp();
     if (uniform(state(slot).distance) >= 0 && uniform(state(slot).wrong_from) == 1 << 30) add(slot, is_wrong, lane);
     __syncwarp();
-    float* to = places(slot, lane);
+    float2* to = (float2*)slopes(slot) + lane;
 #pragma unroll 1
-    for (int l = 0; l < LINES; l++) *(float2*)(to + 8 * l) = make_float2(0.f, 0.f);
+    for (int l = 0; l < LINES; l++) to[32 * l] = make_float2(0.f, 0.f);
     if (lane == 0) state(slot).distance = -1;
     __syncwarp();
   }
@@ -122,12 +146,12 @@ struct BiasSums {
     float poison = 0.f;
 #pragma unroll
     for (int t = 0; t < TURNS; t++) {
-      const float* line = slopes(slot) + min_(lane / 8 + 4 * t, LINES - 1) * 8;
+      const int line = min_(lane / 8 + 4 * t, LINES - 1);
       sums[2 * t] = sums[2 * t + 1] = 0.f;
 #pragma unroll
       for (int x = 0; x < 8; x++) {
         const int column = lane + x & 7;
-        const float slope = line[x * LINE_PITCH + column];
+        const float slope = slopes(slot)[place_in_slot(line, x, column)];
         if (column < x) sums[2 * t + 1] += slope;
         else sums[2 * t] += slope;
       }
@@ -174,7 +198,7 @@ struct BiasSums {
   // Adds the sums of all warps to the CTA's row for a head; they start again from zero. Called by all consumers, between two
   // barriers of theirs. Each thread has entries of its own.
   static DEVICE void flush(const Bias& bias, int head) {
-    for (int i = threadIdx.x - 128; i < BIAS_ENTRIES; i += 32 * CONSUMER_WARPS) {
+    for_each_entry([&](int i) {
       float sum = 0.f;
 #pragma unroll
       for (int w = 0; w < CONSUMER_WARPS; w++) {
@@ -182,7 +206,7 @@ struct BiasSums {
         sums_of(w)[i] = 0.f;
       }
       row_of(bias, head)[i] += sum;
-    }
+    });
   }
 
   // The slopes that `add` has left out, pair by pair, when all tiles are done: here it takes no registers from them. `tile` is a

@@ -270,7 +270,7 @@ struct Consumer {
       if (MASK == ONE_HOT) one_hot.fire();
     };
     auto load_bias = [&](int i) {
-      if (BIAS && (!ADDITIONAL || i < tile.steps)) bias.load(table, tile, near);
+      if (BIAS && (!ADDITIONAL || i < tile.steps)) bias.load(table, BiasRows::block_at(bias.walk), near);
     };
     auto weigh = [&](int i) {
       mask_step(scores, linear, tile, i, params.additional, lane);
