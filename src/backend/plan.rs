@@ -61,8 +61,31 @@ impl Plan {
         strategy: Strategy,
         context: Context,
     ) -> Result<Self, AttentionError> {
-        let capabilities = Capabilities::of(device)
-            .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })?;
+        Self::logged(Self::capabilities(device)?, problem, dtype, strategy, context)
+    }
+
+    /// What a device can do.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::UnsupportedBackend`] if it has no operators.
+    pub(crate) fn capabilities(device: &Device) -> Result<Capabilities, AttentionError> {
+        Capabilities::of(device)
+            .ok_or_else(|| AttentionError::UnsupportedBackend { device: format!("{device:?}") })
+    }
+
+    /// What a strategy comes to on a device with these capabilities. Logs what the device is not used for.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Strategy`] if a strategy that was asked for by name cannot run.
+    pub(crate) fn logged(
+        capabilities: Capabilities,
+        problem: Problem,
+        dtype: DType,
+        strategy: Strategy,
+        context: Context,
+    ) -> Result<Self, AttentionError> {
         let (plan, notes) = Self::on(capabilities, problem, dtype, strategy, context)?;
         notes.into_iter().for_each(log_once);
         Ok(plan)

@@ -2,14 +2,12 @@
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Tensor};
-use burn_natten_kernels::{Axis, KeyValue, Operands, Packed, Problem};
+use burn_natten_kernels::{KeyValue, Operands, Problem};
 
-use crate::backend::{AttentionInputs, AttentionOps, Part, Plan};
+use crate::backend::{AttentionInputs, AttentionOps, Plan};
 use crate::options::{AdditionalTokens, AttentionOptions};
-use crate::problem::is_empty;
-use crate::problem::packed::Run;
 use crate::warm_up::prepare;
-use crate::{AttentionError, Context, Strategy};
+use crate::{AttentionError, Context};
 
 /// The additional keys and values, both or neither.
 pub(crate) fn additional_tokens(
@@ -132,47 +130,15 @@ impl<const D: usize> Inputs<D> {
         Ok(self.run_plan(plan))
     }
 
-    /// Runs the sequences of a packed batch, which were made from the shapes of these tensors: `(out, logsumexp)`.
-    pub fn run_packed<const L: usize>(
-        self,
-        (runs, packed): (Vec<Run>, Option<Packed>),
-        options: &AttentionOptions,
-    ) -> Result<(Tensor<D>, Tensor<L>), AttentionError> {
-        // What has nothing to compute is no reason to refuse a strategy.
-        let idle = options.clone().with_strategy(Strategy::Reference);
-        let mut parts = Vec::with_capacity(runs.len());
-        for run in runs {
-            let options = if is_empty(&run.problem) { &idle } else { options };
-            let plan = self.plan(run.problem, options);
-            let plan = plan.map_err(|error| error.of_sequence(run.sequence))?;
-            parts.push(Part { run, plan });
-        }
-        let plan = match packed.as_ref().and_then(|packed| packed.sequences().first()) {
-            // What stands for all of them where one tier is chosen for one launch.
-            Some(first) => self.plan_of(first.problem, options)?,
-            None => self.plan_of(Problem::new([Axis::dense(0, 0, false)], 1, 1), &idle)?,
-        };
-        Ok(self.run_plan(plan.with_parts(parts, packed)))
-    }
-
     fn plan(&self, problem: Problem, options: &AttentionOptions) -> Result<Plan, AttentionError> {
-        let plan = self.plan_of(problem, options)?;
-        prepare(&plan, &self.query.device())?;
+        let context = options.context.unwrap_or_else(Context::current);
+        let (device, dtype) = (self.query.device(), self.query.dtype());
+        let plan = Plan::new(problem, dtype, &device, options.strategy, context)?;
+        prepare(&plan, &device)?;
         Ok(plan)
     }
 
-    /// The same with nothing compiled.
-    fn plan_of(
-        &self,
-        problem: Problem,
-        options: &AttentionOptions,
-    ) -> Result<Plan, AttentionError> {
-        let context = options.context.unwrap_or_else(Context::current);
-        let (device, dtype) = (self.query.device(), self.query.dtype());
-        Plan::new(problem, dtype, &device, options.strategy, context)
-    }
-
-    fn run_plan<const L: usize>(self, plan: Plan) -> (Tensor<D>, Tensor<L>) {
+    pub(super) fn run_plan<const L: usize>(self, plan: Plan) -> (Tensor<D>, Tensor<L>) {
         let operands = Operands::new(
             self.query.into_dispatch(),
             self.key.into_dispatch(),

@@ -6,6 +6,7 @@ pub(crate) mod inputs;
 mod merge;
 mod neighborhood;
 mod packed;
+mod plans;
 mod unfused;
 
 pub use attention::{AttentionOutput, attention, try_attention};

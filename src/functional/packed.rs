@@ -3,6 +3,7 @@ use burn::tensor::Tensor;
 
 use super::attention::AttentionOutput;
 use super::inputs::Inputs;
+use super::plans::Call;
 use crate::packed::{Lengths, Spaces};
 use crate::problem::packed::{sequences, spaces};
 use crate::problem::{Shapes, Windows};
@@ -84,9 +85,13 @@ pub fn try_attention_packed(
     let additional = std::mem::take(&mut options.additional);
     let inputs = Inputs::try_new(query, key, value, additional)?;
     let causal = options.is_causal.then_some(options.alignment);
-    let sequences =
-        inputs.packed(None, |shapes| sequences(shapes, lengths, causal, options.scale))?;
-    let (out, logsumexp) = inputs.run_packed(sequences, &options)?;
+    let mut call = Call::new(&inputs, &options)?;
+    call.with([causal.map_or(0, |alignment| 1 + alignment as usize)]);
+    call.with(lengths.queries().iter().copied());
+    call.with(lengths.keys().iter().copied());
+    let of = |shapes: Shapes<'_>| sequences(shapes, lengths, causal, options.scale);
+    let plan = call.plan(&inputs.query.device(), || inputs.packed(None, of))?;
+    let (out, logsumexp) = inputs.run_plan(plan);
     Ok(AttentionOutput { out, logsumexp })
 }
 
@@ -214,7 +219,18 @@ fn neighborhood_packed<const N: usize>(
     let bias = bias.as_ref().map(|shape| shape.as_slice());
     let windows: Windows<'_> = options.windows();
     let scale = options.common.scale;
-    let sequences = inputs.packed(bias, |shapes| spaces(shapes, packed, windows, scale))?;
-    let (out, logsumexp) = inputs.run_packed(sequences, &options.common)?;
+    let mut call = Call::new(&inputs, &options.common)?;
+    call.with([3 + N]);
+    call.with(packed.as_slice().iter().flatten().copied());
+    for own in packed.windows().into_iter().flatten() {
+        call.with([own.kernel_size, own.stride, own.dilation].into_iter().flatten());
+    }
+    call.with(
+        [windows.kernel_size, windows.stride, windows.dilation].into_iter().flatten().copied(),
+    );
+    call.with(windows.is_causal.iter().map(|is_causal| usize::from(*is_causal)));
+    let of = |shapes: Shapes<'_>| spaces(shapes, packed, windows, scale);
+    let plan = call.plan(&inputs.query.device(), || inputs.packed(bias, of))?;
+    let (out, logsumexp) = inputs.run_plan(plan);
     Ok(AttentionOutput { out, logsumexp })
 }

@@ -224,17 +224,18 @@ pub(super) fn launch_delta(
     workspace: &Workspace,
     launches: usize,
 ) {
-    let kernel = delta_kernel(cubin, delta_blocks(problem) * problem.batch);
-    let params = delta_argument(problem, inputs, launches);
+    let blocks = delta_blocks(problem, false);
+    let kernel = delta_kernel(cubin, blocks * problem.batch);
+    let params = delta_argument(problem, inputs, launches, blocks);
     launch(client, kernel, delta_buffers(inputs, workspace), vec![params]);
 }
 
 const DELTA_THREADS: usize = 256;
 
 /// CTAs of a sample.
-pub(super) fn delta_blocks(problem: &Problem) -> usize {
+pub(super) fn delta_blocks(problem: &Problem, is_packed: bool) -> usize {
     let rows = places(problem).iter().product::<usize>() * problem.heads;
-    (rows * delta::lanes(problem.head_dim_v)).div_ceil(DELTA_THREADS)
+    (rows * delta::lanes(problem.head_dim_v)).div_ceil(DELTA_THREADS * delta::rows(is_packed))
 }
 
 pub(super) fn delta_kernel(cubin: &Arc<Cubin>, blocks: usize) -> Kernel {
@@ -270,6 +271,7 @@ pub(super) fn delta_argument(
     problem: &Problem,
     inputs: &Saved<Strided>,
     launches: usize,
+    blocks: usize,
 ) -> Argument {
     let params = DeltaParams {
         pointers: [0; 6],
@@ -278,7 +280,7 @@ pub(super) fn delta_argument(
         dilation: problem.axes.map(|axis| axis.dilation as i32),
         pitch: problem.axes.map(|axis| pitch(&axis) as i32),
         heads: problem.heads as i32,
-        blocks: delta_blocks(problem) as i32,
+        blocks: blocks as i32,
         launches: launches as i32,
         untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
         padding: 0,

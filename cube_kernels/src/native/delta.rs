@@ -10,9 +10,9 @@ pub(crate) fn source(
     is_packed: bool,
 ) -> (String, String) {
     let (bf16, packed) = (usize::from(element == Element::Bf16), usize::from(is_packed));
-    let lanes = lanes(head_dim_v);
+    let (lanes, rows) = (lanes(head_dim_v), rows(is_packed));
     let macros = format!(
-        "#define BF16 {bf16}\n#define DIM_V {head_dim_v}\n#define LANES {lanes}\n#define PACKED {packed}\n"
+        "#define BF16 {bf16}\n#define DIM_V {head_dim_v}\n#define LANES {lanes}\n#define ROWS {rows}\n#define PACKED {packed}\n"
     );
     let code = concat!(
         include_str!("cuda/device.cuh"),
@@ -27,4 +27,9 @@ pub(crate) fn source(
 /// Threads that share a row of it: each takes 8 elements at a time.
 pub(crate) fn lanes(head_dim_v: usize) -> usize {
     (head_dim_v / 8).next_power_of_two().min(32)
+}
+
+/// Rows that each of these groups of threads has.
+pub(crate) fn rows(is_packed: bool) -> usize {
+    if is_packed { 4 } else { 1 }
 }

@@ -179,6 +179,17 @@ pub enum Argument {
     },
 }
 
+impl Argument {
+    /// Bytes that it takes among the contents of a buffer.
+    pub fn places(&self) -> usize {
+        let bytes = match self {
+            Self::TensorMap(_) => PLACE,
+            Self::Struct { words, .. } => size_of::<u64>() * words.len(),
+        };
+        bytes.next_multiple_of(PLACE)
+    }
+}
+
 /// Enqueues `kernel`, in order with all launches of the calling thread.
 ///
 /// Returns at once. A failure is recorded by CubeCL and reported where results are read.
@@ -311,10 +322,10 @@ unsafe fn fill(
     make_current(ordinal)?;
     let written = with_addresses(server, stream, buffers, |addresses, _| {
         let of = |contents: &Vec<Argument>| -> Result<Vec<u8>, ServerError> {
-            let mut bytes = vec![];
+            let mut bytes = Vec::with_capacity(contents.iter().map(Argument::places).sum());
             for argument in contents {
                 bytes.resize(bytes.len().next_multiple_of(PLACE), 0);
-                value(argument, addresses)?.append_to(&mut bytes);
+                append(argument, addresses, &mut bytes)?;
             }
             Ok(bytes)
         };
@@ -392,25 +403,31 @@ enum Value {
     Words(Vec<u64>),
 }
 
-impl Value {
-    /// Its bytes as the driver passes them to kernels.
-    fn append_to(&self, bytes: &mut Vec<u8>) {
-        match self {
-            Self::Map(map) => {
-                // SAFETY: a map is 128 bytes, all of which the driver wrote.
-                let map = unsafe {
-                    core::slice::from_raw_parts(
-                        (&raw const **map).cast::<u8>(),
-                        size_of::<sys::CUtensorMap>(),
-                    )
-                };
-                bytes.extend_from_slice(map);
-            }
-            Self::Words(words) => {
-                bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+/// Writes the bytes of an argument as the driver passes them to kernels.
+fn append(argument: &Argument, addresses: &[u64], bytes: &mut Vec<u8>) -> Result<(), ServerError> {
+    match argument {
+        Argument::Struct { words, pointers } => {
+            let begin = bytes.len();
+            bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+            for &(word, buffer, offset) in pointers {
+                let at = begin + size_of::<u64>() * word;
+                let address = addresses[buffer] + offset as u64;
+                bytes[at..at + size_of::<u64>()].copy_from_slice(&address.to_ne_bytes());
             }
         }
+        Argument::TensorMap(map) => {
+            let map = encoded(map, addresses)?;
+            // SAFETY: a map is 128 bytes, all of which the driver wrote.
+            let map = unsafe {
+                core::slice::from_raw_parts(
+                    (&raw const map).cast::<u8>(),
+                    size_of::<sys::CUtensorMap>(),
+                )
+            };
+            bytes.extend_from_slice(map);
+        }
     }
+    Ok(())
 }
 
 fn value(argument: &Argument, addresses: &[u64]) -> Result<Value, ServerError> {
@@ -422,13 +439,16 @@ fn value(argument: &Argument, addresses: &[u64]) -> Result<Value, ServerError> {
             }
             Ok(Value::Words(words))
         }
-        Argument::TensorMap(map) => encode(map, addresses[map.buffer] + map.offset as u64)
-            .map(Value::Map)
-            .map_err(|error| failed(&format!("cuTensorMapEncodeTiled of {map:?}"), error)),
+        Argument::TensorMap(map) => Ok(Value::Map(Box::new(encoded(map, addresses)?))),
     }
 }
 
-fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result::DriverError> {
+fn encoded(map: &TensorMap, addresses: &[u64]) -> Result<sys::CUtensorMap, ServerError> {
+    encode(map, addresses[map.buffer] + map.offset as u64)
+        .map_err(|error| failed(&format!("cuTensorMapEncodeTiled of {map:?}"), error))
+}
+
+fn encode(map: &TensorMap, address: u64) -> Result<sys::CUtensorMap, result::DriverError> {
     use sys::CUtensorMapDataType::*;
     use sys::CUtensorMapSwizzle::*;
     let dtype = match map.element {
@@ -441,7 +461,7 @@ fn encode(map: &TensorMap, address: u64) -> Result<Box<sys::CUtensorMap>, result
         64 => CU_TENSOR_MAP_SWIZZLE_64B,
         _ => CU_TENSOR_MAP_SWIZZLE_128B,
     };
-    let mut encoded = Box::new(MaybeUninit::<sys::CUtensorMap>::uninit());
+    let mut encoded = MaybeUninit::<sys::CUtensorMap>::uninit();
     // SAFETY: all arrays have the five (strides: four) elements that the rank promises, and the
     // driver writes the whole map when it succeeds.
     unsafe {

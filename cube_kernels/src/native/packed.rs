@@ -38,6 +38,9 @@ const _: () = assert!(size_of::<LaunchParams>() == 8 * 2 + 4 * 4);
 /// Sequences for each tile of a CTA up to which a CTA acquires the maps of all sequences ahead of its tiles.
 const AHEAD: usize = 4;
 
+/// Words of a tensor map.
+const WORDS: usize = PLACE / size_of::<u64>();
+
 /// What a launch is told of its sequences.
 #[derive(Default)]
 struct Table {
@@ -51,6 +54,12 @@ struct Table {
 impl Table {
     /// Adds a sequence of so many tiles. `places` are the bytes in front of it in each buffer.
     fn push(&mut self, tiles: usize, mut arguments: Vec<Argument>, places: &[usize]) {
+        for number in 0..arguments.len() {
+            // What a kernel takes in any case and has no use for is another map again, which need not be encoded.
+            if is_again(&arguments, number) {
+                arguments[number] = Argument::Struct { words: vec![0; WORDS], pointers: vec![] };
+            }
+        }
         for argument in &mut arguments {
             match argument {
                 Argument::TensorMap(map) => map.offset += places[map.buffer],
@@ -101,9 +110,9 @@ impl Table {
         };
         let words = first.chunks(2).map(word).collect();
         let first = Argument::Struct { words, pointers: vec![] };
-        let begin = bytes_of(&first);
+        let begin = first.places();
         let contents: Vec<_> = [first].into_iter().chain(sequences.into_iter().flatten()).collect();
-        let bytes: usize = contents.iter().map(bytes_of).sum();
+        let bytes: usize = contents.iter().map(Argument::places).sum();
         let table = buffers.len();
         buffers.push(Buffer::filled(&client.empty(bytes), contents));
         // SAFETY: the assertion above counts every byte.
@@ -115,13 +124,14 @@ impl Table {
     }
 }
 
-/// Bytes that an argument takes among the contents of a buffer.
-fn bytes_of(argument: &Argument) -> usize {
-    let bytes = match argument {
-        Argument::TensorMap(_) => PLACE,
-        Argument::Struct { words, .. } => size_of::<u64>() * words.len(),
+/// Whether a tensor map is the same as one before it.
+fn is_again(arguments: &[Argument], number: usize) -> bool {
+    let map = |argument: &Argument| match argument {
+        Argument::TensorMap(map) => Some(*map),
+        Argument::Struct { .. } => None,
     };
-    bytes.next_multiple_of(PLACE)
+    let own = map(&arguments[number]);
+    own.is_some() && arguments[..number].iter().any(|other| map(other) == own)
 }
 
 /// Whether a launch can read and write these packed tensors.
@@ -233,8 +243,9 @@ pub(super) fn enqueue_backward(
     };
     let mut table = Table::default();
     for one in &sequences {
-        let blocks = backward::delta_blocks(&one.sequence.problem);
-        let argument = backward::delta_argument(&one.sequence.problem, &one.inputs, works.len());
+        let problem = &one.sequence.problem;
+        let blocks = backward::delta_blocks(problem, true);
+        let argument = backward::delta_argument(problem, &one.inputs, works.len(), blocks);
         table.push(blocks, vec![argument], &one.delta_places());
     }
     let kernel = backward::delta_kernel(&parts.delta, table.all);

@@ -3,7 +3,7 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use burn_natten_kernels::native::sm100;
-use burn_natten_kernels::{KernelError, Operands, Outputs, Saved, Strided};
+use burn_natten_kernels::{KernelError, Operands, Outputs, Packed, Saved, Strided};
 use cubecl::server::Handle;
 
 use super::Launch;
@@ -16,7 +16,7 @@ pub(super) fn forward(
     operands: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
-    has_one_shape(launch)?;
+    has_one_shape(launch.packed)?;
     let schedule = launch.plan.blackwell().map_err(KernelError::Problem)?;
     sm100::check::check(launch.client, schedule.element)?;
     sm100::forward_with(launch.client, &schedule, &launch.plan.problem, operands, outputs)
@@ -28,14 +28,14 @@ pub(super) fn backward(
     saved: &Saved<Strided>,
     gradients: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    has_one_shape(launch)?;
+    has_one_shape(launch.packed)?;
     let schedules = launch.plan.blackwell_backward().map_err(KernelError::Problem)?;
     sm100::check::check(launch.client, launch.plan.element())?;
     sm100::backward_with(launch.client, &schedules, &launch.plan.problem, saved, gradients)
 }
 
-fn has_one_shape(launch: &Launch<'_>) -> Result<(), KernelError> {
-    match launch.packed {
+fn has_one_shape(packed: Option<&Packed>) -> Result<(), KernelError> {
+    match packed {
         None => Ok(()),
         Some(_) => {
             let kernels = Tier::Blackwell.kernels();
@@ -51,6 +51,7 @@ pub(crate) fn warm_up(plan: &Plan, device: &Device, is_training: bool) -> Result
     match device.clone().without_autodiff().as_dispatch() {
         DispatchDevice::Cube(device) => {
             let client = device.client();
+            has_one_shape(plan.packed.as_deref())?;
             sm100::check::check(&client, plan.element())?;
             sm100::warm_up(&client, &plan.blackwell().map_err(KernelError::Problem)?)?;
             if is_training {

@@ -44,6 +44,10 @@ pub(crate) fn warm_up(plan: &Plan, device: &Device, is_training: bool) -> Result
     match device.clone().without_autodiff().as_dispatch() {
         DispatchDevice::Cube(device) => {
             let client = device.client();
+            if let Some(packed) = &plan.packed {
+                let (element, tiling) = (plan.element(), plan.context.tiling());
+                return sm90::warm_up_packed(&client, packed, element, tiling, is_training);
+            }
             sm90::warm_up(&client, &plan.hopper().map_err(KernelError::Problem)?)?;
             if is_training {
                 let schedules = plan.hopper_backward().map_err(KernelError::Problem)?;

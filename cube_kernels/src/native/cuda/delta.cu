@@ -12,8 +12,9 @@
 //
 // `[batch, heads, queries, 4]`, the queries in the order of their dilation groups, `pitch` places to a group
 // along each axis, so that the queries of a tile are a box of it. Places without a query hold zeros. LANES
-// neighboring lanes have a place. Compile-time parameters: BF16, DIM_V, LANES, PACKED (the sequences of a packed batch, each with
-// parameters of its own in global memory, and CTAs that follow those of the sequence before it).
+// neighboring lanes have ROWS places, all of which they read at once. Compile-time parameters: BF16, DIM_V, LANES, ROWS, PACKED
+// (the sequences of a packed batch, each with parameters of its own in global memory, and CTAs that follow those of the sequence
+// before it: a CTA waits for them in turn, before it reads anything of its rows, of which it has several for that reason).
 //
 // The kernel also sets the counters to zero from which the launches that follow take their tiles.
 
@@ -34,22 +35,54 @@ DEVICE void unpack_pair(u32 bits, float (&values)[2]) {
   values[1] = unpack((u16)(bits >> 16));
 }
 
-DEVICE float dot(const u16* out, const u16* dout, int lane) {
+DEVICE float dot(const uint4& a, const uint4& b) {
+  const u32 words[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
   float sum = 0.f;
 #pragma unroll
-  for (int d = 8 * lane; d < DIM_V; d += 8 * LANES) {
-    const uint4 a = *(const uint4*)(out + d), b = *(const uint4*)(dout + d);
-    const u32 words[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float left[2], right[2];
-      unpack_pair(words[0][i], left);
-      unpack_pair(words[1][i], right);
-      sum = fmaf(left[0], right[0], fmaf(left[1], right[1], sum));
-    }
+  for (int i = 0; i < 4; i++) {
+    float left[2], right[2];
+    unpack_pair(words[0][i], left);
+    unpack_pair(words[1][i], right);
+    sum = fmaf(left[0], right[0], fmaf(left[1], right[1], sum));
   }
   return sum;
 }
+
+// A row of LANES threads: a place and what it is computed from.
+struct Row {
+  bool is_place, exists;         // whether it is one of the statistics, and whether a query is there
+  i64 place, row, out, dout;     // where it lies in each, in elements
+
+  // Of a sample's places, heads are the fastest, as in memory.
+  DEVICE void find(const Params& params, int batch, u32 rest) {
+    const int head = rest % params.heads;
+    rest /= params.heads;
+    int at[3], token[3];
+    exists = true;
+#pragma unroll
+    for (int a = 2; a >= 0; a--) {
+      const u32 extent = params.dilation[a] * params.pitch[a];
+      at[a] = rest % extent;
+      rest /= extent;
+      // Groups of an axis follow each other.
+      const int group = at[a] / params.pitch[a];
+      token[a] = (at[a] - group * params.pitch[a]) * params.dilation[a] + group;
+      exists = exists && token[a] < params.queries[a];
+    }
+    is_place = rest == 0;
+    exists = exists && is_place;
+    auto of = [&](const i64(&strides)[5]) {
+      return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];
+    };
+    const i64 extents[3] = {params.dilation[0] * params.pitch[0], params.dilation[1] * params.pitch[1], params.dilation[2] * params.pitch[2]};
+    place = ((((i64)batch * params.heads + head) * extents[0] + at[0]) * extents[1] + at[1]) * extents[2] + at[2];
+    // The first query is read where there is none, so that no load waits for a branch.
+    out = exists ? of(params.out_strides) : 0;
+    dout = exists ? of(params.dout_strides) : 0;
+    const i64 token_row = ((((i64)batch * params.queries[0] + token[0]) * params.queries[1] + token[1]) * params.queries[2] + token[2]) * params.heads + head;
+    row = exists ? token_row : 0;
+  }
+};
 
 #if PACKED
 struct __align__(128) Sequence { Params params; };
@@ -69,42 +102,39 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
   if (blockIdx.x == 0)
     for (int i = threadIdx.x; i < params.launches; i += 256) params.taken[i] = 0;
   const int batch = block / params.blocks;
-  // Heads are the fastest, as in memory.
-  u32 rest = (block - batch * params.blocks) * (256 / LANES) + threadIdx.x / LANES;
   const int lane = threadIdx.x % LANES;
-  const int head = rest % params.heads;
-  rest /= params.heads;
-  int place[3], token[3];
-  bool exists = true;
+  u32 first = (block - batch * params.blocks) * (ROWS * 256 / LANES) + threadIdx.x / LANES;
+  Row rows[ROWS];
 #pragma unroll
-  for (int a = 2; a >= 0; a--) {
-    const u32 extent = params.dilation[a] * params.pitch[a];
-    place[a] = rest % extent;
-    rest /= extent;
-    // Groups of an axis follow each other.
-    const int group = place[a] / params.pitch[a];
-    token[a] = (place[a] - group * params.pitch[a]) * params.dilation[a] + group;
-    exists = exists && token[a] < params.queries[a];
+  for (int i = 0; i < ROWS; i++) rows[i].find(params, batch, first + i * (256 / LANES));
+  float lse[ROWS], dlse[ROWS], sum[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    lse[i] = params.lse[rows[i].row];
+    dlse[i] = params.dlse[rows[i].row];
+    sum[i] = 0.f;
   }
-  if (rest > 0) return;
-  auto at = [&](const i64(&strides)[5]) {
-    return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];
-  };
-  float sum = exists ? dot(params.out + at(params.out_strides), params.dout + at(params.dout_strides), lane) : 0.f;
-  const u32 lanes = LANES == 32 ? ~0u : ((1u << LANES % 32) - 1) << (threadIdx.x % 32 / LANES * LANES);
 #pragma unroll
-  for (int mask = LANES / 2; mask; mask >>= 1) sum += __shfl_xor_sync(lanes, sum, mask);
-  if (lane == 0) {
-    const i64 row = (((i64)batch * params.queries[0] + token[0]) * params.queries[1] + token[1]) * params.queries[2] + token[2];
-    const float lse = exists ? params.lse[row * params.heads + head] : 0.f;
-    const float dlse = exists ? params.dlse[row * params.heads + head] : 0.f;
-    const i64 extents[3] = {params.dilation[0] * params.pitch[0], params.dilation[1] * params.pitch[1], params.dilation[2] * params.pitch[2]};
-    const i64 plane = extents[0] * extents[1] * extents[2];
-    const i64 index = ((i64)batch * params.heads + head) * plane + (place[0] * extents[1] + place[1]) * extents[2] + place[2];
-    const bool is_blind = lse == NEG_INF;
-    const float base_2 = is_blind ? -NEG_INF : lse * LOG2_E;
+  for (int d = 8 * lane; d < DIM_V; d += 8 * LANES) {
+    uint4 out[ROWS], dout[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      out[i] = *(const uint4*)(params.out + rows[i].out + d);
+      dout[i] = *(const uint4*)(params.dout + rows[i].dout + d);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) sum[i] += dot(out[i], dout[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+    for (int mask = LANES / 2; mask; mask >>= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], mask);
+    if (lane != 0 || !rows[i].is_place) continue;
+    if (!rows[i].exists) lse[i] = dlse[i] = sum[i] = 0.f;
+    const bool is_blind = lse[i] == NEG_INF;
+    const float base_2 = is_blind ? -NEG_INF : lse[i] * LOG2_E;
     const bool is_trusted = is_blind || fabsf(base_2) < params.untrusted;
-    const float delta = is_blind ? 0.f : sum - dlse;
-    params.statistics[index] = make_float4(base_2, delta, is_trusted ? base_2 : __int_as_float(0x7fc00000), delta);
+    const float delta = is_blind ? 0.f : sum[i] - dlse[i];
+    params.statistics[rows[i].place] = make_float4(base_2, delta, is_trusted ? base_2 : __int_as_float(0x7fc00000), delta);
   }
 }
