@@ -8,11 +8,13 @@
 //!
 //! A step is the loss of a batch of random pictures and the gradients of all weights, once without and once with AdamW. The very
 //! first one compiles kernels and, with Burn's feature `autotune`, measures which of Burn's are the fastest; it is timed on its own.
+//! After the times, the same steps are watched for the device's memory.
 //! Then the model's parts are timed one by one, each forward and backward, at the shapes that they have in the step.
 #![recursion_limit = "256"]
 
 #[path = "../catalogue/device.rs"]
 mod device;
+mod memory;
 mod parts;
 mod step;
 
@@ -103,11 +105,18 @@ fn run(args: &Args) -> Result<(), String> {
     let show = |name: &str, times: &step::Times| {
         let (rate, text) = (batch as f64 / times.median.as_secs_f64(), milliseconds(times.median));
         println!("{name:<28}{text:>12}  {rate:8.0} pictures/s, the first {}", seconds(times.first));
+        if let Some(memory::Memory { in_use, reserved }) = times.memory {
+            let [in_use, reserved] = [in_use, reserved].map(gibibytes);
+            println!("{:<28}{in_use:>12}  at most in use, {reserved} reserved", "");
+        }
     };
     let step = step::gradients(&model, shape, args.steps, &training)?;
     show("forward and backward", &step);
     show("and AdamW", &step::update(model.clone(), shape, args.steps, &training)?);
     show("inference", &step::inference(&model.clone().valid(), shape, args.steps, &device)?);
+    if let Some(used) = memory::of_driver(&args.device) {
+        println!("{:<28}{:>12}  of the GPU given away by the driver", "", gibibytes(used << 20));
+    }
 
     println!("\nof forward and backward:");
     let mut known = Duration::ZERO;
@@ -152,6 +161,10 @@ fn timed<R>(device: &Device, work: impl FnOnce() -> R) -> Result<(R, Duration), 
 
 fn milliseconds(time: Duration) -> String {
     format!("{:.3} ms", time.as_secs_f64() * 1e3)
+}
+
+fn gibibytes(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 fn seconds(time: Duration) -> String {

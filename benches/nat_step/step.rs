@@ -8,27 +8,41 @@ use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 use burn_natten::models::nat::Nat;
 use burn_natten::optim::AdamWConfig;
 
+use crate::memory::{self, Memory};
 use crate::timed;
 
 /// Steps between the first and those that are timed.
 const WARM_UP: u32 = 4;
 
-/// The first step, and the median of those that count.
+/// Steps whose memory is watched.
+const WATCHED: u32 = 3;
+
+/// The first step, the median of those that count, and the memory of some more.
 pub struct Times {
     pub first: Duration,
     pub median: Duration,
+    pub memory: Option<Memory>,
 }
 
 impl Times {
-    /// Of `steps` and those before them.
-    fn of(steps: u32, mut step: impl FnMut() -> Result<Duration, String>) -> Result<Self, String> {
+    /// Of `steps`, those before them, and those after.
+    fn of(
+        steps: u32,
+        device: &Device,
+        mut step: impl FnMut() -> Result<Duration, String>,
+    ) -> Result<Self, String> {
         let first = step()?;
         for _ in 0..WARM_UP {
             step()?;
         }
         let mut times = (0..steps).map(|_| step()).collect::<Result<Vec<_>, _>>()?;
         times.sort_unstable();
-        Ok(Self { first, median: times[times.len() / 2] })
+        let mut watched = Ok(());
+        let memory = memory::of(device, || {
+            watched = (0..WATCHED).try_for_each(|_| step().map(drop));
+        })?;
+        watched?;
+        Ok(Self { first, median: times[times.len() / 2], memory })
     }
 }
 
@@ -40,7 +54,7 @@ pub fn gradients(
     device: &Device,
 ) -> Result<Times, String> {
     let images = images(shape, device);
-    Times::of(steps, || {
+    Times::of(steps, device, || {
         let (loss, time) = timed(device, || {
             let loss = loss(model, images.clone());
             drop(loss.backward());
@@ -56,7 +70,7 @@ pub fn update(model: Nat, shape: [usize; 4], steps: u32, device: &Device) -> Res
     let images = images(shape, device);
     let mut optimizer = AdamWConfig::new().init();
     let mut model = Some(model);
-    Times::of(steps, || {
+    Times::of(steps, device, || {
         let now = model.take().ok_or("a step has failed")?;
         let ((next, loss), time) = timed(device, || {
             let loss = loss(&now, images.clone());
@@ -77,7 +91,7 @@ pub fn inference(
     device: &Device,
 ) -> Result<Times, String> {
     let images = images(shape, device);
-    Times::of(steps, || Ok(timed(device, || model.forward(images.clone()))?.1))
+    Times::of(steps, device, || Ok(timed(device, || model.forward(images.clone()))?.1))
 }
 
 fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {

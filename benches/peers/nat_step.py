@@ -27,7 +27,7 @@ from nat_model import MODELS, Block, Nat
 
 TASKS = ["inference", "training", "training + AdamW"]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-COLUMNS = "{:<11} {:>5}  {:<6} {:<8} {:<16} {:>9}  {:>10}  {:>8}  {:>10}"
+COLUMNS = "{:<11} {:>5}  {:<6} {:<8} {:<16} {:>9}  {:>10}  {:>8}  {:>12}  {:>10}"
 # Steps before the first that is timed, besides the very first.
 WARM_UP = 3
 
@@ -109,16 +109,19 @@ def first_step(setting, task):
 
 
 def measure(setting, task, steps):
-    """Milliseconds of the median step, and GiB at most."""
+    """Milliseconds of the median step, and GiB: at most in tensors, and held by the allocator."""
     is_cuda = setting.device == "cuda"
     step = setting.step(task)
     for _ in range(WARM_UP):
         step()
     if is_cuda:
         torch.cuda.synchronize()
+        # What the steps before have left over is not theirs.
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     times = [timing.seconds(step, 1, setting.device) for _ in range(steps)]
-    memory = torch.cuda.max_memory_allocated() / 2**30 if is_cuda else math.nan
+    most = [torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved]
+    memory = [read() / 2**30 if is_cuda else math.nan for read in most]
     return statistics.median(times) * 1e3, memory
 
 
@@ -126,7 +129,7 @@ def run_way(label, prepare, args, limit):
     """Rows of all tasks of one way; `prepare` makes its `Setting`."""
 
     def failed(task, error):
-        text = COLUMNS.format(*label, task, "", "", "", "").rstrip()
+        text = COLUMNS.format(*label, task, "", "", "", "", "").rstrip()
         print(text, "", record.one_line(error), flush=True)
 
     # Whatever a way throws is a result.
@@ -158,7 +161,8 @@ def run_way(label, prepare, args, limit):
             setting.model.zero_grad(set_to_none=True)
             failed(task, error)
             continue
-        row = (f"{label[1] / ms * 1e3:.0f}", f"{ms:.2f}", f"{memory:.2f}", f"{first:.1f}")
+        gib = [f"{size:.2f}" for size in memory]
+        row = (f"{label[1] / ms * 1e3:.0f}", f"{ms:.2f}", *gib, f"{first:.1f}")
         print(COLUMNS.format(*label, task, *row), flush=True)
 
 
@@ -170,8 +174,8 @@ def main():
     torch._dynamo.config.cache_size_limit = 64
     machine = record.machine(args.device, "")
     print(f"{machine['device']}, {machine['driver']}, torch {torch.__version__}, {args.dtype}")
-    header = ("model", "batch", "way", "blocks", "task", "images/s", "ms a step", "peak GiB", "first s")
-    print(COLUMNS.format(*header))
+    label = ("model", "batch", "way", "blocks", "task")
+    print(COLUMNS.format(*label, "images/s", "ms a step", "peak GiB", "reserved GiB", "first s"))
     compiles = {"no": [False], "yes": [True], "both": [False, True]}[args.compile]
     for name in args.model:
         for batch in args.batch:

@@ -1,21 +1,67 @@
-//! Learning rates, and the checkpoints of a training.
+//! Optimizers, learning rates, and the checkpoints of a training.
 
 use std::path::Path;
 
+use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::LrSchedulerConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use burn::module::Module;
-use burn::optim::OptimizerRecord;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Device;
+use clap::ValueEnum;
+use serde::Serialize;
 
 use super::Failure;
 
 /// One in this many steps is for warming up.
 const WARM_UP: usize = 20;
+
+/// Whose AdamW trains.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// This crate's, with the feature `optim`: few kernels, and nothing lost of what a step changes in weights of half types
+    Own,
+    /// Burn's
+    Burn,
+}
+
+impl Default for Optimizer {
+    /// This crate's, where it is built.
+    fn default() -> Self {
+        if cfg!(feature = "optim") { Self::Own } else { Self::Burn }
+    }
+}
+
+impl Optimizer {
+    /// AdamW; gradients of a larger norm than `clipping` are scaled down to it.
+    pub fn adamw(
+        self,
+        weight_decay: f64,
+        clipping: Option<f32>,
+    ) -> Result<ModuleOptimizer, Failure> {
+        let clipping = clipping.map(GradientClippingConfig::Norm);
+        match self {
+            #[cfg(feature = "optim")]
+            Self::Own => Ok(burn_natten::optim::AdamWConfig::new()
+                .with_weight_decay(weight_decay)
+                .with_grad_clipping(clipping)
+                .init()),
+            #[cfg(not(feature = "optim"))]
+            Self::Own => Err(Failure::Usage(
+                "--optimizer own: is not in this build, add --features optim".into(),
+            )),
+            Self::Burn => Ok(burn::optim::AdamWConfig::new()
+                .with_weight_decay(weight_decay as f32)
+                .with_grad_clipping(clipping)
+                .init()),
+        }
+    }
+}
 
 /// Rises for the first steps, then falls along a cosine.
 pub fn schedule(highest: f64, steps: usize) -> Result<ModuleLrScheduler, Failure> {

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use burn::data::dataloader::DataLoader;
 use burn::module::Module;
-use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use burn::train::{InferenceStep, TrainStep};
 use serde::Serialize;
@@ -99,7 +98,7 @@ fn train(
     device.memory_cleanup();
     sync(device)?;
     let gauge = Gauge::new();
-    let (mut model, mut optimizer): (_, ModuleOptimizer) = (model(), train::optimizer().init());
+    let (mut model, mut optimizer) = (model(), train::optimizer()?);
     let mut steps = 0;
     let mut started = Instant::now();
     while steps < args.steps {

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::config::Config;
-use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
-use burn::optim::AdamWConfig;
+use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, FloatDType};
 use burn::train::{ExecutionStrategy, Learner, SupervisedTraining};
 use serde_json::json;
@@ -16,14 +15,14 @@ use crate::Failure;
 use crate::cli::{Train, Training};
 use crate::common::flags::Precision;
 use crate::common::progress::PlainProgress;
-use crate::common::training::{newest_checkpoint, schedule};
+use crate::common::training::{Optimizer, newest_checkpoint, schedule};
 use crate::common::{device, runs};
 use crate::loader::Loader;
 use crate::model::{LanguageModel, LanguageModelConfig};
 use crate::score::BitsPerByte;
 use crate::text::Texts;
 
-const WEIGHT_DECAY: f32 = 0.1;
+const WEIGHT_DECAY: f64 = 0.1;
 /// The largest norm of a weight's gradient that a step follows in full.
 const LARGEST_GRADIENT: f32 = 1.0;
 
@@ -43,6 +42,7 @@ pub fn run(args: &Train) -> Result<(), Failure> {
         "epochs": args.epochs,
         "learning_rate": args.training.learning_rate,
         "seed": args.training.seed,
+        "optimizer": Optimizer::default(),
     });
     let files = runs::folder(&args.output, &run, args.resume)?;
     device.seed(args.training.seed);
@@ -84,10 +84,8 @@ pub fn open(args: &Training) -> Result<(Device, bool), Failure> {
 }
 
 /// What makes steps of gradients.
-pub fn optimizer() -> AdamWConfig {
-    AdamWConfig::new()
-        .with_weight_decay(WEIGHT_DECAY)
-        .with_grad_clipping(Some(GradientClippingConfig::Norm(LARGEST_GRADIENT)))
+pub fn optimizer() -> Result<ModuleOptimizer, Failure> {
+    Optimizer::default().adamw(WEIGHT_DECAY, Some(LARGEST_GRADIENT))
 }
 
 /// Trains up to the last epoch, from the checkpoint of epoch `from` if there is one. Returns bytes a second, too.
@@ -117,7 +115,7 @@ fn train_from(
         training = training.renderer(Box::new(PlainProgress::new()));
     }
     let rates = schedule(args.training.learning_rate, steps)?;
-    let result = training.launch(Learner::new(model, optimizer().init(), rates));
+    let result = training.launch(Learner::new(model, optimizer()?, rates));
     // Closes the dashboard, so that what is printed next stays on the screen.
     drop(result.renderer);
     if let Some(error) = result.error {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::common::flags::{Backend, Precision, learning_rate, whole};
+use crate::common::training::Optimizer;
 
 /// Train a vision transformer of neighborhood attention to classify pictures.
 #[derive(Parser, Clone, Debug)]
@@ -38,6 +39,10 @@ pub struct Args {
     #[arg(long, default_value_t = 2e-3, value_parser = learning_rate)]
     pub learning_rate: f64,
 
+    /// Whose AdamW trains [default: own where built with the feature optim]
+    #[arg(long, value_enum, default_value_t, hide_default_value = true)]
+    pub optimizer: Optimizer,
+
     /// Seed of the weights, of the order of the pictures, of mixed sizes and of the split of --images
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -66,6 +71,15 @@ pub struct Args {
     /// proportions, and --image-size is the longer side
     #[arg(long)]
     pub mixed_sizes: bool,
+
+    /// Train for --steps steps only, from weights and through batches that are the same on every device, without drop path, and
+    /// write the loss of each to a CSV file; `cargo xtask losses` draws such files
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["epochs", "output", "resume"])]
+    pub losses: Option<PathBuf>,
+
+    /// Steps of --losses
+    #[arg(long, default_value_t = 200, requires = "losses", value_parser = whole::<1, { usize::MAX }>)]
+    pub steps: usize,
 }
 
 #[cfg(test)]

@@ -5,13 +5,19 @@
 //! training never saw, a confusion matrix, the trained model, and a picture of what pixels attend
 //! to. `-- --help` lists the flags; `-- --images DIR` trains on your own pictures, and
 //! `-- --mixed-sizes` on pictures of different sizes in one batch, without padding.
+//! On a GPU, `--features cuda,optim -- --device cuda --dtype bf16` has an optimizer that trains in
+//! half types.
 
+#[cfg(test)]
+#[path = "../common/alone.rs"]
+mod alone;
 mod cli;
 #[path = "../common/mod.rs"]
 mod common;
 mod data;
 mod folder;
 mod loader;
+mod losses;
 mod model;
 mod picture;
 mod positions;
@@ -25,6 +31,10 @@ use std::process::ExitCode;
 use cli::Args;
 use common::flags::{Parsed, parse};
 use common::{Failure, finish};
+
+/// The system's own may be what a step waits for: each launch is made by one thread and freed by another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     finish(match parse::<Args>(std::env::args_os()) {

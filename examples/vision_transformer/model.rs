@@ -8,15 +8,20 @@
 //! second spreads it over the picture. Attention itself does not know where a token is; a learned
 //! embedding of each position tells it. Pictures may have any size, and each its own: the embedding
 //! is stretched over it, and windows shrink to what there is.
+//!
+//! Layers are those of this crate where Burn has such layers, too: the gradients of their weights
+//! are sums over all tokens, which take GPUs long otherwise.
 
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
-use burn_natten::nn::{NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig};
+use burn_natten::nn::{
+    LayerNorm, NeighborhoodTransformerBlock, NeighborhoodTransformerBlockConfig, gelu, linear,
+};
 
 use crate::loader::Batch;
 use crate::positions::Positions;
@@ -77,12 +82,11 @@ impl VisionTransformerConfig {
         stem.push(convolution(narrow, narrow, 1, device));
         VisionTransformer {
             stem,
-            activation: Gelu::new(),
             positions: Positions::new(side, narrow, device),
             first: self.stage(0, side, device),
             halve: convolution(narrow, wide, 2, device),
             second: self.stage(1, side.div_ceil(2), device),
-            norm: LayerNormConfig::new(wide).init(device),
+            norm: LayerNorm::new(wide, device),
             head: LinearConfig::new(wide, self.classes).init(device),
         }
     }
@@ -125,7 +129,6 @@ fn convolution(channels: usize, out: usize, stride: usize, device: &Device) -> C
 #[derive(Module, Debug)]
 pub struct VisionTransformer {
     stem: Vec<Conv2d>,
-    activation: Gelu,
     positions: Positions,
     /// Blocks at the resolution of the convolutions.
     pub first: Vec<NeighborhoodTransformerBlock>,
@@ -140,7 +143,7 @@ impl VisionTransformer {
     pub fn forward(&self, images: Tokens) -> Tensor<2> {
         let tokens = apply(&self.first, self.tokens(images));
         let tokens = apply(&self.second, tokens.convolve(&self.halve));
-        self.head.forward(tokens.map(|tokens| self.norm.forward(tokens)).mean())
+        linear(&self.head, tokens.map(|tokens| self.norm.forward(tokens)).mean())
     }
 
     /// What the first block sees.
@@ -148,7 +151,7 @@ impl VisionTransformer {
         let mut features = images;
         for (index, convolution) in self.stem.iter().enumerate() {
             if index > 0 {
-                features = features.map(|features| self.activation.forward(features));
+                features = features.map(gelu);
             }
             features = features.convolve(convolution);
         }

@@ -1,6 +1,7 @@
 //! From flags to a trained model and a report.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::module::Module;
@@ -18,17 +19,21 @@ use crate::loader::{Batch, PictureBatcher};
 use crate::model::VisionTransformerConfig;
 use crate::resample::mix_sizes;
 use crate::tokens::Tokens;
-use crate::{folder, picture, training};
+use crate::{folder, losses, picture, training};
 
 /// Trains, tests, and tells where everything is.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let started = Instant::now();
     let (source, pictures) = read(args)?;
     let model = model_config(args, &pictures)?;
+    if let Some(path) = &args.losses {
+        return losses::run(args, &model, &pictures, path);
+    }
     let device = device::open(args.device, args.dtype)?;
     // The seed decides on the pictures for the test.
     let run = json!({
         "model": model, "data": source, "mixed_sizes": args.mixed_sizes, "seed": args.seed,
-        "dtype": format!("{:?}", args.dtype),
+        "dtype": format!("{:?}", args.dtype), "optimizer": args.optimizer,
     });
     let files = runs::folder(&args.output, &run, args.resume)?;
     let from = match args.resume {
@@ -70,7 +75,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (right, all) = confusion.right();
     println!("\n{}", confusion.table());
     println!("test accuracy  {} ({right} of {all})", report::percent(right, all));
-    println!("training time  {:.1} s", trained.time.as_secs_f64());
+    let time = trained.time.as_secs_f64();
+    match trained.is_stopped {
+        true => println!("training time  {time:.1} s"),
+        false => {
+            let step = 1e3 * time / trained.steps.max(1) as f64;
+            println!(
+                "training time  {time:.1} s, {step:.2} ms for each of {} steps",
+                trained.steps
+            );
+        }
+    }
+    println!("total time     {:.1} s", started.elapsed().as_secs_f64());
     println!("model          {} ({parameters} parameters)", weights.display());
     println!("attention      {}", attention.display());
     Ok(())

@@ -12,7 +12,7 @@ use std::iter::repeat_n;
 
 use burn::nn::conv::Conv2d;
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_natten::nn::NeighborhoodTransformerBlock;
+use burn_natten::nn::{NeighborhoodTransformerBlock, conv2d};
 use burn_natten::packed::{pack, unpack};
 use burn_natten::{Spaces, Window};
 
@@ -56,7 +56,7 @@ impl Tokens {
 
     /// Applies a convolution to each picture; at its edge are zeros, as if it were alone.
     pub fn convolve(self, convolution: &Conv2d) -> Self {
-        self.by_size(|grids| convolution.forward(grids.permute([0, 3, 1, 2])).permute([0, 2, 3, 1]))
+        self.by_size(|grids| conv2d(convolution, grids))
     }
 
     /// Applies a block. Its windows shrink where a picture is smaller than they are.
@@ -119,9 +119,11 @@ mod tests {
     use burn::tensor::Distribution;
 
     use super::*;
+    use crate::alone::alone;
 
     #[test]
     fn layers_see_each_picture_alone() {
+        let _alone = alone();
         let device = Device::flex();
         let sizes = [[4, 4], [4, 4], [3, 5], [1, 2], [4, 4]];
         let pictures =

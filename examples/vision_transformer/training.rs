@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::InMemDataset;
-use burn::optim::AdamWConfig;
 use burn::tensor::Device;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{ExecutionStrategy, Learner, SupervisedTraining};
@@ -19,14 +18,16 @@ use crate::data::Pictures;
 use crate::loader::PictureBatcher;
 use crate::model::{VisionTransformer, VisionTransformerConfig};
 
-const WEIGHT_DECAY: f32 = 0.05;
+pub const WEIGHT_DECAY: f64 = 0.05;
 
 /// A trained model.
 pub struct Trained {
     /// The model, on the device and without gradients.
     pub model: VisionTransformer,
-    /// How long it took.
+    /// How long it took, validation and checkpoints included.
     pub time: Duration,
+    /// Steps in that time, if it went to the last epoch.
+    pub steps: usize,
     /// Whether the user stopped it before the last epoch.
     pub is_stopped: bool,
 }
@@ -69,8 +70,9 @@ pub fn train(
     if !std::io::stdout().is_terminal() {
         training = training.renderer(Box::new(PlainProgress::new()));
     }
-    let optimizer = AdamWConfig::new().with_weight_decay(WEIGHT_DECAY).init();
-    let steps = pictures.train.len().div_ceil(args.batch_size) * args.epochs;
+    let optimizer = args.optimizer.adamw(WEIGHT_DECAY, None)?;
+    let steps_of_epoch = pictures.train.len().div_ceil(args.batch_size);
+    let steps = steps_of_epoch * args.epochs;
     let learner =
         Learner::new(config.init(&device), optimizer, schedule(args.learning_rate, steps)?);
 
@@ -81,6 +83,11 @@ pub fn train(
     drop(result.renderer);
     match result.error {
         Some(error) => Err(Failure::Run(format!("the training failed: {error}"))),
-        None => Ok(Trained { model: result.model, time, is_stopped: result.interrupted.is_some() }),
+        None => Ok(Trained {
+            model: result.model,
+            time,
+            steps: steps - steps_of_epoch * from.unwrap_or(0).min(args.epochs),
+            is_stopped: result.interrupted.is_some(),
+        }),
     }
 }

@@ -3,6 +3,7 @@
 mod check;
 mod compare;
 mod dependencies;
+mod losses;
 mod package;
 mod pictures;
 mod scratch;
@@ -35,6 +36,8 @@ enum Chore {
     Package(package::Flags),
     /// Join results of benches and peers into a table and plots
     Compare(compare::Flags),
+    /// Draw losses of training steps
+    Losses(losses::Flags),
     /// Train the README's example in a crate of its own, outside the workspace
     Scratch,
 }
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Chore::Pictures => pictures::run(),
         Chore::Package(flags) => package::run(&flags),
         Chore::Compare(flags) => compare::run(&flags),
+        Chore::Losses(flags) => losses::run(&flags),
         Chore::Scratch => scratch::run(),
     };
     match outcome {

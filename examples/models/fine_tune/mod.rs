@@ -14,7 +14,6 @@ use std::time::Instant;
 
 use burn::data::dataloader::DataLoader;
 use burn::module::Module;
-use burn::optim::AdamWConfig;
 use burn::tensor::{Device, FloatDType};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{ExecutionStrategy, Learner, SupervisedTraining};
@@ -27,7 +26,7 @@ use crate::cli::FineTune;
 use crate::common::flags::{Backend, Precision};
 use crate::common::progress::PlainProgress;
 use crate::common::report::{self, Confusion};
-use crate::common::training::{newest_checkpoint, schedule};
+use crate::common::training::{Optimizer, newest_checkpoint, schedule};
 use crate::common::{device, runs};
 use crate::recipe::Recipe;
 
@@ -36,7 +35,7 @@ use loader::{Loader, Way};
 use photos::Photos;
 
 /// As good as none: so the authors train further at 384 x 384.
-const WEIGHT_DECAY: f32 = 1e-8;
+const WEIGHT_DECAY: f64 = 1e-8;
 
 /// Trains, validates, and tells where everything is.
 pub fn run(args: &FineTune) -> Result<(), Failure> {
@@ -126,6 +125,7 @@ impl Job<'_> {
             "average": args.average,
             "seed": args.seed,
             "dtype": format!("{dtype:?}"),
+            "optimizer": Optimizer::default(),
         })
     }
 
@@ -173,7 +173,7 @@ impl Job<'_> {
         if !std::io::stdout().is_terminal() {
             training = training.renderer(Box::new(PlainProgress::new()));
         }
-        let optimizer = AdamWConfig::new().with_weight_decay(WEIGHT_DECAY).init();
+        let optimizer = Optimizer::default().adamw(WEIGHT_DECAY, None)?;
         let steps = self.photos.train.len().div_ceil(args.batch_size) * args.epochs;
         let rates = schedule(args.learning_rate, steps)?;
         let result = training.launch(Learner::new(learner, optimizer, rates));

@@ -3,6 +3,7 @@ use burn::tensor::{Distribution, Gradients};
 use burn_natten::packed::pack;
 
 use super::*;
+use crate::alone::alone;
 
 fn random(sizes: &[[usize; 2]], channels: usize, device: &Device) -> Vec<Tensor<3>> {
     let image = |[height, width]: [usize; 2]| {
@@ -22,6 +23,7 @@ fn gradient<const D: usize>(weight: &Param<Tensor<D>>, gradients: &Gradients) ->
 
 #[test]
 fn every_size_of_picture_gives_logits() {
+    let _alone = alone();
     let device = Device::flex();
     for (channels, side, first) in [(1, 8, 8), (3, 24, 24), (3, 25, 13), (1, 70, 18)] {
         assert_eq!(VisionTransformerConfig::first_side(side), first);
@@ -38,6 +40,7 @@ fn every_size_of_picture_gives_logits() {
 /// Alone it is a batch of one, with attention that knows nothing of packing.
 #[test]
 fn a_picture_among_others_is_what_it_is_alone() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     device.seed(5);
     for (side, sizes) in [
