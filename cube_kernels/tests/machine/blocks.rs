@@ -1,14 +1,14 @@
 //! Block-sparse attention.
 
 use burn_natten_kernels::native::sm90::{
-    Element, backward_blocks, forward_blocks, planned_blocks, planned_blocks_backward,
+    Element, Union, backward_blocks, forward_blocks, planned_blocks, planned_blocks_backward,
 };
 use burn_natten_kernels::{Axis, BlockSparse, Problem};
 use cubecl::client::Client;
 use rand::{SeedableRng, rngs::StdRng};
 use test_support::Data;
 use test_support::blocks::{
-    Case, Layout, compute, native_cases, random_native, saved, upload_lists,
+    Case, Layout, compute, native_cases, own_lists, random_native, saved, upload_lists,
 };
 use test_support::compare::{differs, format, half_ulp, magnitude};
 
@@ -59,7 +59,10 @@ fn check(policy: Policy, passes: Passes, cases: &[Case]) {
     for (number, case) in cases.iter().enumerate() {
         let element = [Element::F16, Element::Bf16][number % 2];
         let schedule = planned_blocks(&case.sparse, element).expect("is supported");
-        println!("{}: {schedule}", case.name);
+        match Union::of(&case.sparse, element) {
+            Ok(of) => println!("{}: {of}", case.name),
+            Err(_) => println!("{}: {schedule}", case.name),
+        }
         failures.extend(forward(&machine, &client, element, case).err());
         if passes == Passes::Both {
             let plan = planned_blocks_backward(&case.sparse, element).expect("is supported");
@@ -86,6 +89,15 @@ fn supported(count: usize, seed: u64) -> Vec<Case> {
 #[test]
 fn every_kind_forward() {
     check(Policy::Late, Passes::Forward, &native_cases());
+}
+
+#[test]
+fn lists_for_each_query_forward() {
+    let cases = own_lists();
+    for case in &cases {
+        Union::of(&case.sparse, Element::Bf16).expect("is one");
+    }
+    check(Policy::Late, Passes::Forward, &cases);
 }
 
 /// With heads that share lists, and with heads that fill tiles.

@@ -7,6 +7,7 @@ const HEADERS: [&str; 5] = [
     include_str!("../../src/native/cuda/mma.cuh"),
     include_str!("../../src/native/cuda/tma.cuh"),
     include_str!("../../src/native/sm90/cuda/wgmma.cuh"),
+    include_str!("../../src/native/sm90/cuda/mma.cuh"),
     include_str!("../../src/native/sm100/cuda/tcgen05.cuh"),
 ];
 

@@ -122,11 +122,57 @@ pub fn native_cases() -> Vec<Case> {
             .with_lists(2, 2),
         ),
     ];
+    laid(all, 600)
+}
+
+/// Queries that have lists of their own, or share them with few.
+pub fn own_lists() -> Vec<Case> {
+    let line = |queries, keys, is_causal| Axis::dense(queries, keys, is_causal);
+    let all = vec![
+        (
+            "16 heads, causal",
+            BlockSparse::new(problem(&[line(75, 75, true)], 32, 128).with_heads_kv(2), [1], [64])
+                .with_lists(2, 3),
+        ),
+        (
+            "8 heads, two queries a warp, more keys than queries",
+            BlockSparse::new(problem(&[line(37, 100, false)], 8, 64).with_heads_kv(1), [1], [32])
+                .with_lists(1, 4),
+        ),
+        (
+            "32 heads, keys with a step, queries that see nothing, short values",
+            BlockSparse::new(
+                problem(&[line(21, 30, true).with_origin(-7)], 32, 64)
+                    .with_heads_kv(1)
+                    .with_head_dim_v(32),
+                [1],
+                [16],
+            )
+            .with_step(2)
+            .with_lists(1, 3),
+        ),
+        (
+            "12 heads, rows that are nobody's, lists of two queries, queries behind the keys",
+            BlockSparse::new(
+                problem(&[line(23, 70, true).with_origin(47)], 24, 16)
+                    .with_heads_kv(2)
+                    .with_head_dim_v(48),
+                [2],
+                [16],
+            )
+            .with_lists(2, 6),
+        ),
+    ];
+    laid(all, 700)
+}
+
+/// Lists by chance, and layouts in turn.
+fn laid(all: Vec<(&str, BlockSparse)>, first: u64) -> Vec<Case> {
     let laid = |(seed, (name, sparse)): (usize, (&str, BlockSparse))| {
         let layout = [Layout::Contiguous, Layout::Aligned, Layout::Swapped][seed % 3];
         // Samples of three axes follow each other without a gap.
         let folds = sparse.problem.rank() < 3 || layout != Layout::Swapped;
-        case(name, sparse, if folds { layout } else { Layout::Contiguous }, 600 + seed as u64)
+        case(name, sparse, if folds { layout } else { Layout::Contiguous }, first + seed as u64)
     };
     all.into_iter().enumerate().map(laid).collect()
 }

@@ -31,6 +31,7 @@ impl Schedule {
         text += match self.pass {
             Pass::Forward => concat!(
                 include_str!("../cuda/forward_params.cuh"),
+                include_str!("../cuda/row_sum.cuh"),
                 include_str!("../cuda/forward_repair.cuh"),
                 include_str!("cuda/roles.cuh"),
                 include_str!("cuda/softmax.cuh"),

@@ -6,15 +6,18 @@ use cubecl::server::Handle;
 use super::backward::load;
 use super::forward::hopper;
 use super::program::Program;
-use super::{BackwardPlan, Element, Listed, Schedule, planned_blocks, planned_blocks_backward};
+use super::{
+    BackwardPlan, Element, Listed, Schedule, Union, planned_blocks, planned_blocks_backward, union,
+};
 use crate::native::backward::Parts;
 use crate::native::blocks as launches;
 use crate::{BlockSparse, KernelError, Operands, Outputs, Saved, Strided};
 
-/// [Block-sparse attention](crate::portable::blocks::forward) in f16 or bf16, by the schedule that is [`planned_blocks`].
+/// [Block-sparse attention](crate::portable::blocks::forward) in f16 or bf16: by the kernels of [`Union`] where queries have lists of
+/// their own, or by the schedule that is [`planned_blocks`].
 ///
-/// Returns when the work is enqueued; the first use of a schedule compiles it. Workspace, until the kernels ran: 16 bytes for each list,
-/// and 8 for each box of at most 64 keys that a list names.
+/// Returns when the work is enqueued; the first use of a kernel compiles it. Workspace, until the kernels ran: 8 bytes for each entry of
+/// each query where queries have lists of their own, or 16 for each list, and 8 for each box of at most 64 keys that a list names.
 ///
 /// # Errors
 ///
@@ -27,8 +30,29 @@ pub fn forward_blocks(
     lists: &Handle,
     outputs: &Outputs<Handle>,
 ) -> Result<(), KernelError> {
+    if let Ok(of) = Union::of(sparse, element) {
+        return forward_union(client, &of, sparse, inputs, lists, outputs);
+    }
     let schedule = planned_blocks(sparse, element).map_err(KernelError::Problem)?;
     forward_blocks_with(client, &schedule, sparse, inputs, lists, outputs)
+}
+
+fn forward_union(
+    client: &Client,
+    of: &Union,
+    sparse: &BlockSparse,
+    inputs: &Operands<Strided>,
+    lists: &Handle,
+    outputs: &Outputs<Handle>,
+) -> Result<(), KernelError> {
+    let device = hopper(client)?;
+    union::check_forward(of, sparse, inputs, lists, outputs)?;
+    let programs = union::Programs {
+        lists: Program::UnionLists(*of).load(&device)?,
+        attention: Program::Union(*of).load(&device)?,
+    };
+    union::enqueue_forward(client, &device, &programs, of, sparse, inputs, lists, outputs);
+    Ok(())
 }
 
 /// [`forward_blocks()`] by a given schedule, which has to be one of the problem's candidates.

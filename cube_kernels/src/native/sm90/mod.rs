@@ -17,6 +17,7 @@ mod plan;
 mod program;
 mod schedule;
 mod source;
+mod union;
 
 pub use crate::native::statistics::backward_workspace;
 #[cfg(feature = "cuda")]
@@ -34,3 +35,4 @@ pub use plan::{
 };
 pub use schedule::{Element, Gradients, Listed, Mask, Pass, Schedule};
 pub use source::{ARCHITECTURE, OPTIONS, delta_source, lists_source};
+pub use union::Union;

@@ -43,6 +43,7 @@ impl Schedule {
             Pass::Forward => concat!(
                 include_str!("../cuda/forward_params.cuh"),
                 include_str!("../cuda/packed.cuh"),
+                include_str!("../cuda/row_sum.cuh"),
                 include_str!("../cuda/forward_repair.cuh"),
                 include_str!("cuda/forward.cu"),
             ),

@@ -69,6 +69,8 @@ void m_wgmma(const Wgmma* of, float* d, const u32* const* a, u64 a_matrix, u64 b
 void m_wgmma_fence();
 void m_wgmma_commit();
 void m_wgmma_wait(int pending);
+// d[0..4] += a b of a warp's m16n8k16; a has four registers.
+void m_mma_sync(float* d, const u32* a, u32 b0, u32 b1, Kind kind);
 // Blackwell.
 void m_tmem_alloc(u32 destination, u32 columns);
 void m_tmem_relinquish();
@@ -214,6 +216,23 @@ DEVICE void load_transposed(u32 (&r)[4], u32 address) {
     r[i] = halves[0] | halves[1] << 16;
   }
 }
+
+// ---- sm90/cuda/mma.cuh
+
+// A lane reads what it gets, from the addresses that other lanes have.
+DEVICE void load_matrices(u32 (&m)[4], u32 address) {
+  for (u32 i = 0; i < 4; i++) m[i] = m_load<u32>(m_exchange(~0u, address, 8 * i + threadIdx.x % 32 / 4) + threadIdx.x % 4 * 4);
+}
+DEVICE void load_matrices_turned(u32 (&m)[4], u32 address) {
+  for (u32 i = 0; i < 4; i++) {
+    u32 halves[2];
+    for (u32 e = 0; e < 2; e++) halves[e] = m_load<u16>(m_exchange(~0u, address, 8 * i + threadIdx.x % 4 * 2 + e) + threadIdx.x % 32 / 4 * 2);
+    m[i] = halves[0] | halves[1] << 16;
+  }
+}
+#ifdef BF16
+DEVICE void multiply_add(float* d, const u32* a, u32 b0, u32 b1) { m_mma_sync(d, a, b0, b1, BF16 ? KIND_BF16 : KIND_F16); }
+#endif
 
 // ---- sm100: tcgen05, and arithmetic
 

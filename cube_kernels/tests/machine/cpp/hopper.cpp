@@ -85,6 +85,8 @@ void multiply(const Product& p) {
     }
 }
 
+struct Handed { u32 a[4], b[2]; };
+
 void check_written(const void* at, u32 words) {
   const Fiber& f = self();
   const size_t first = ((const u8*)at - f.stack) / 4;
@@ -140,6 +142,25 @@ void m_wgmma(const Wgmma* of, float* d, const u32* const* a, u64 a_matrix, u64 b
   check_operands(next, me / WARPGROUP);
   g.queue.push_back(next);
   if (launch.policy == EARLY) perform_product();
+}
+// What the lanes of a warp hand to a product, twice: none is a whole product ahead of another.
+void m_mma_sync(float* d, const u32* a, u32 b0, u32 b1, Kind kind) {
+  static std::vector<Handed> handed;
+  static std::vector<u32> turns;
+  handed.resize(2 * launch.block), turns.resize(launch.block);
+  Handed* const of_warp = &handed[2 * (me / WARP * WARP)];
+  const u32 turn = turns[me]++ % 2, lane = me % WARP;
+  of_warp[2 * lane + turn] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  meet_warp(8);
+  for (u32 i = 0; i < 4; i++) {
+    const u32 row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+    float sum = 0.f;
+    for (u32 k = 0; k < 16; k++) {
+      const Handed &left = of_warp[2 * (row % 8 * 4 + k % 8 / 2) + turn], &right = of_warp[2 * (column * 4 + k % 8 / 2) + turn];
+      sum += number(left.a[k / 8 * 2 + row / 8] >> 16 * (k % 2), kind) * number(right.b[k / 8] >> 16 * (k % 2), kind);
+    }
+    d[i] += sum;
+  }
 }
 // Registers that were written before it may be operands of what comes after it.
 void m_wgmma_fence() {

@@ -1,0 +1,235 @@
+//! Block-sparse attention of queries that have lists of their own, or share them with so few that the heads of a group do not fill a tile
+//! of 64 rows: warps have sixteen rows, and what neighbouring queries list is loaded once. See `cuda/union.cuh`.
+
+use std::fmt::{self, Write};
+
+#[cfg(feature = "cuda")]
+mod launch;
+
+#[cfg(feature = "cuda")]
+pub(super) use launch::{Programs, check_forward, enqueue_forward};
+
+use super::plan::unsupported_blocks;
+use super::schedule::{SHARED_MEMORY, TILE};
+use crate::BlockSparse;
+use crate::native::Element;
+
+/// Warps that multiply, and rows of each.
+const WARPS: usize = 8;
+const WARP_ROWS: usize = 16;
+/// Queries of a CTA, which have a bit each.
+const MOST_QUERIES: usize = 32;
+/// Entries of their lists: each is compared with all others.
+const MOST_ENTRIES: usize = 4096;
+/// Longest vectors: beyond them a warp's rows do not fit into its registers.
+const LONGEST: usize = 128;
+/// Blocks in flight. More wait for nothing.
+const MOST_STAGES: usize = 12;
+
+/// What the kernels are specialised by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Union {
+    /// Element type of all tensors but the logsumexp.
+    pub element: Element,
+    /// Length of a query or key vector.
+    pub head_dim: usize,
+    /// Length of a value vector.
+    pub head_dim_v: usize,
+    /// Heads of the queries that share a list, and keys and values.
+    pub group: usize,
+    /// Keys of a block.
+    pub keys: usize,
+    /// Whether a query sees no key behind it.
+    pub is_causal: bool,
+}
+
+impl Union {
+    /// The kernels for a problem, or why there are none.
+    ///
+    /// # Errors
+    ///
+    /// What stands in the way.
+    pub fn of(sparse: &BlockSparse, element: Element) -> Result<Self, String> {
+        if let Some(reason) = unsupported_blocks(sparse) {
+            return Err(reason);
+        }
+        let problem = &sparse.problem;
+        let [_, _, axis] = problem.axes;
+        let [_, _, queries] = sparse.query_block;
+        let [_, _, keys] = sparse.key_block;
+        let group = sparse.heads_of_list();
+        let of = Self {
+            element,
+            head_dim: problem.head_dim,
+            head_dim_v: problem.head_dim_v,
+            group,
+            keys,
+            is_causal: axis.is_causal,
+        };
+        let rows = queries.min(axis.queries).saturating_mul(group);
+        let longest = problem.head_dim.max(problem.head_dim_v);
+        if problem.rank() > 1 {
+            return Err("tokens have several axes".into());
+        }
+        if group != problem.group_size() || group == 0 {
+            return Err("heads of a group have lists of their own".into());
+        }
+        if rows > TILE / 2 {
+            return Err(format!("{rows} rows share a list, more than {}", TILE / 2));
+        }
+        if ![16, 32, TILE].contains(&keys) {
+            return Err(format!("a key_block of {keys} is none of 16, 32 and {TILE}"));
+        }
+        if longest > LONGEST || !(problem.head_dim | problem.head_dim_v).is_multiple_of(16) {
+            return Err(format!("vectors are no multiples of 16 elements up to {LONGEST}"));
+        }
+        if of.queries() > MOST_QUERIES {
+            return Err(format!("a group of {group} heads is smaller than 4"));
+        }
+        let entries = sparse.entries.saturating_mul(of.queries());
+        if entries > MOST_ENTRIES {
+            return Err(format!(
+                "lists of {} neighbouring queries have {entries} entries, more than {MOST_ENTRIES}",
+                of.queries()
+            ));
+        }
+        Ok(of)
+    }
+
+    /// Warps for the heads of a query.
+    const fn parts(&self) -> usize {
+        self.group.div_ceil(WARP_ROWS)
+    }
+
+    /// Queries of a CTA.
+    pub const fn queries(&self) -> usize {
+        let of_warp = if self.group < WARP_ROWS { WARP_ROWS / self.group } else { 1 };
+        WARPS / self.parts() * of_warp
+    }
+
+    /// Threads of a CTA.
+    #[cfg(feature = "cuda")]
+    const fn threads(&self) -> usize {
+        32 * WARPS + 128
+    }
+
+    /// Bytes of a block of keys and values, whose vectors take rows of 128 bytes.
+    const fn stage(&self) -> usize {
+        (self.head_dim.div_ceil(64) + self.head_dim_v.div_ceil(64)) * self.keys * 128
+    }
+
+    /// Blocks in flight: of each an item and two barriers.
+    const fn stages(&self) -> usize {
+        let fit = SHARED_MEMORY / (self.stage() + 8 * 3);
+        if fit < MOST_STAGES { fit } else { MOST_STAGES }
+    }
+
+    /// Bytes of shared memory.
+    #[cfg(feature = "cuda")]
+    const fn shared_memory(&self) -> usize {
+        self.stages() * (self.stage() + 8 * 3)
+    }
+
+    /// Bytes of shared memory of the kernel that joins lists.
+    #[cfg(feature = "cuda")]
+    const fn lists_memory(&self, entries: usize) -> usize {
+        4 * (self.queries() * entries + 4)
+    }
+
+    /// The CUDA C++ of the forward pass.
+    pub fn source(&self) -> String {
+        let mut text = self.macros(&[
+            ("BF16", usize::from(self.element == Element::Bf16)),
+            ("DIM", self.head_dim),
+            ("DIM_V", self.head_dim_v),
+            ("GROUP", self.group),
+            ("STAGES", self.stages()),
+        ]);
+        text += concat!(
+            include_str!("../cuda/device.cuh"),
+            include_str!("../cuda/tma.cuh"),
+            include_str!("cuda/wgmma.cuh"),
+            include_str!("cuda/mma.cuh"),
+            include_str!("cuda/union_seen.cuh"),
+            include_str!("cuda/union.cuh"),
+            include_str!("cuda/score.cuh"),
+            include_str!("../cuda/row_sum.cuh"),
+            include_str!("cuda/finish.cuh"),
+            include_str!("cuda/union_forward.cu"),
+        );
+        text
+    }
+
+    /// Name and CUDA C++ of the kernel that joins lists.
+    pub fn lists_source(&self) -> (String, String) {
+        let name = format!(
+            "sm90_union_lists_q{}_k{}{}",
+            self.queries(),
+            self.keys,
+            if self.is_causal { "_causal_x" } else { "" }
+        );
+        let text = self.macros(&[("QUERIES", self.queries())]);
+        let code = concat!(
+            include_str!("../cuda/device.cuh"),
+            include_str!("cuda/union_seen.cuh"),
+            include_str!("cuda/union_lists.cu"),
+        );
+        (name, text + code)
+    }
+
+    /// What both kernels know, and these.
+    fn macros(&self, more: &[(&str, usize)]) -> String {
+        let both = [("KEYS", self.keys), ("CAUSAL", usize::from(self.is_causal))];
+        let mut text = String::new();
+        for (name, value) in more.iter().chain(&both) {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "#define {name} {value}");
+        }
+        text
+    }
+}
+
+/// The name of the specialisation, and a key for it.
+impl fmt::Display for Union {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm90_union_{}_d{}", self.element.name(), self.head_dim)?;
+        if self.head_dim_v != self.head_dim {
+            write!(f, "v{}", self.head_dim_v)?;
+        }
+        write!(f, "_g{}_k{}_{}s", self.group, self.keys, self.stages())?;
+        f.write_str(if self.is_causal { "_causal_x" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Axis, Problem};
+
+    #[test]
+    fn queries_of_a_cta_have_bits() {
+        let of = |heads: usize| {
+            let problem = Problem::new([Axis::dense(4096, 4096, true)], heads, 128);
+            let sparse = BlockSparse::new(problem.with_heads_kv(1), [1], [64]);
+            Union::of(&sparse.with_lists(1, 16), Element::Bf16)
+                .map(|of| (of.queries(), of.to_string()))
+        };
+        let name = |group| format!("sm90_union_bf16_d128_g{group}_k64_7s_causal_x");
+        assert_eq!(of(8), Ok((16, name(8))));
+        assert_eq!(of(12), Ok((8, name(12))));
+        assert_eq!(of(16), Ok((8, name(16))));
+        assert_eq!(of(32), Ok((4, name(32))));
+        assert_eq!(of(64), Err("64 rows share a list, more than 32".into()));
+    }
+
+    #[test]
+    fn many_entries_are_refused() {
+        let problem = Problem::new([Axis::dense(1 << 16, 1 << 16, true)], 16, 128);
+        let sparse = BlockSparse::new(problem.with_heads_kv(1), [1], [64]);
+        assert!(Union::of(&sparse.with_lists(1, 512), Element::F16).is_ok());
+        assert_eq!(
+            Union::of(&sparse.with_lists(1, 513), Element::F16),
+            Err("lists of 8 neighbouring queries have 4104 entries, more than 4096".into())
+        );
+    }
+}
