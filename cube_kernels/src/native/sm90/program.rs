@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::source::{delta_source, lists_source};
-use super::{ARCHITECTURE, Element, OPTIONS, Schedule};
+use super::{ARCHITECTURE, Element, OPTIONS, Schedule, SelectSchedule};
 use crate::native::bias;
 use crate::native::compile::{CompileError, Cubin, Source, compile};
 use crate::native::launch::DeviceInfo;
@@ -22,6 +22,8 @@ pub(super) enum Program {
     Bias(Element),
     /// What turns lists of blocks into what kernels walk over; of lists that were turned around or not.
     Lists(bool),
+    /// What selects blocks.
+    Select(SelectSchedule),
 }
 
 impl Program {
@@ -39,6 +41,7 @@ impl Program {
             }
             Self::Bias(element) => bias::source(element),
             Self::Lists(is_turned) => lists_source(is_turned),
+            Self::Select(schedule) => (schedule.to_string(), schedule.source()),
         };
         let options = OPTIONS.map(String::from).to_vec();
         let source = Source { name: format!("{name}_{ARCHITECTURE}"), code, options };

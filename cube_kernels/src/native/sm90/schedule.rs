@@ -52,7 +52,7 @@ impl Gradients {
 /// Rows of a warpgroup's tile, and columns of a block.
 pub(super) const TILE: usize = 64;
 /// Shared memory that a CTA can have.
-const SHARED_MEMORY: usize = 227 * 1024;
+pub(super) const SHARED_MEMORY: usize = 227 * 1024;
 /// Shared memory of a multiprocessor, of which every CTA takes [`RESERVED`] besides its own.
 const SHARED_MEMORY_OF_SM: usize = 228 * 1024;
 const RESERVED: usize = 1024;
