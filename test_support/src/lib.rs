@@ -29,6 +29,8 @@ pub mod problems;
 #[cfg(feature = "cube")]
 pub mod rounding;
 #[cfg(feature = "cube")]
+pub mod selection;
+#[cfg(feature = "cube")]
 pub mod tier;
 
 use burn_natten_kernels::{Axis, Operand, Problem};

@@ -2,13 +2,38 @@
 
 use cubecl::server::Handle;
 
+use super::{Selected, Selection};
 use crate::view::check_buffer;
-use crate::{BlockSparse, KernelError};
+use crate::{BlockSparse, KernelError, Strided};
 
 /// Fails if a problem is none that the kernels know, or its lists are too small.
 pub(crate) fn check_lists(sparse: &BlockSparse, lists: &Handle) -> Result<(), KernelError> {
     check_sizes(sparse).map_err(KernelError::Problem)?;
     check_buffer("blocks", lists, size_of::<i32>() * sparse.list_elements())
+}
+
+/// Fails if a selection is none, or a query, compressed keys or lists do not lie in their buffers.
+pub(crate) fn check_selection(
+    selection: &Selection,
+    element: usize,
+    tensors: [&Strided; 2],
+    lists: &Selected<Handle>,
+) -> Result<(), KernelError> {
+    selection.check().map_err(KernelError::Problem)?;
+    let names = ["query", "compressed key"];
+    for ((name, tensor), shape) in names.into_iter().zip(tensors).zip(selection.shapes()) {
+        tensor.check(name, shape, element)?;
+    }
+    let bytes = |entries: usize| size_of::<i32>() * selection.lists() * entries;
+    check_buffer("blocks", &lists.blocks, bytes(selection.num_selected))?;
+    match (&lists.compressed, selection.cmp_top) {
+        (Some(lists), Some(top)) => check_buffer("super-blocks", lists, bytes(top)),
+        (None, None) => Ok(()),
+        _ => {
+            let reason = "there has to be a buffer for lists of super-blocks where cmp_top is set, and nowhere else";
+            Err(KernelError::Problem(reason.into()))
+        }
+    }
 }
 
 fn check_sizes(sparse: &BlockSparse) -> Result<(), String> {

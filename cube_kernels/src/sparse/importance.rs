@@ -15,11 +15,10 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Selected, Selection};
+use super::{Selected, Selection, check_selection};
 use crate::cube::{Input, addresses, buffer, grid, grid_of_cubes};
 use crate::portable::blocks::vectors::{Line, dots};
 use crate::portable::plan::{Launch, block_size};
-use crate::view::check_buffer;
 use crate::{KernelError, Strided};
 
 /// Units of a cube.
@@ -484,29 +483,17 @@ pub fn select_blocks_with(
         let reason = format!("{most} units at most can share a list on this device; got {units}");
         return Err(KernelError::Blueprint(reason));
     }
-    selection.check().map_err(KernelError::Problem)?;
+    check_selection(selection, dtype.size(), [query, key], lists)?;
     let problem = selection.problem();
     let launch = Launch::new(client, &problem, dtype)?;
     let shapes = selection.shapes();
     let (mut vector_size, mut largest) = (launch.vector_size, problem.largest_tensor());
-    for ((name, tensor), shape) in
-        [("query", query), ("compressed key", key)].into_iter().zip(shapes)
-    {
-        tensor.check(name, shape, dtype.size())?;
+    for (tensor, shape) in [query, key].into_iter().zip(shapes) {
         vector_size = vector_size.min(tensor.widest(shape, dtype.size()));
         largest = largest.max(shape.extent(tensor.strides));
     }
     let count = selection.lists();
-    let bytes = |entries: usize| size_of::<i32>() * count * entries;
-    check_buffer("blocks", &lists.blocks, bytes(selection.num_selected))?;
-    if lists.compressed.is_some() != selection.cmp_top.is_some() {
-        let reason = "there has to be a buffer for lists of super-blocks where cmp_top is set, and nowhere else";
-        return Err(KernelError::Problem(reason.into()));
-    }
-    if let (Some(lists), Some(top)) = (&lists.compressed, selection.cmp_top) {
-        check_buffer("super-blocks", lists, bytes(top))?;
-        largest = largest.max(count * top);
-    }
+    largest = largest.max(count * selection.cmp_top.unwrap_or_default());
     largest = largest.max(count * selection.num_selected);
     let address_type = addresses(client, largest)?;
     let launch = Launch { vector_size, address_type, ..launch };
@@ -525,17 +512,6 @@ pub fn select_blocks_with(
     Ok(())
 }
 
-/// Compressed blocks from one block to the next, and how many of them overlap a point.
-fn overlap(selection: &Selection, is_super: bool) -> (usize, usize) {
-    match is_super {
-        true => (selection.cmp_group, 1),
-        false => {
-            let stride = selection.cmp_stride;
-            (selection.slc_block / stride, selection.cmp_block / stride)
-        }
-    }
-}
-
 /// Fails if a block has more compressed ones than a device has room for.
 fn plan(
     launch: &Launch<'_>,
@@ -543,7 +519,7 @@ fn plan(
     units: u32,
     is_super: bool,
 ) -> Result<SelectPlan, KernelError> {
-    let (ratio, reach) = overlap(selection, is_super);
+    let (ratio, reach) = selection.overlap(is_super);
     let group = selection.heads / selection.heads_kv;
     let entries = match is_super {
         true => selection.cmp_top.unwrap_or_default(),
@@ -576,7 +552,7 @@ fn launch_kernel(
     [query, key]: [&Strided; 2],
     lists: &Handle,
 ) {
-    let (ratio, reach) = overlap(selection, plan.is_super);
+    let (ratio, reach) = selection.overlap(plan.is_super);
     let (size, blocks) = match plan.is_super {
         true => (selection.cmp_group, selection.super_blocks()),
         false => (selection.slc_block, selection.blocks()),

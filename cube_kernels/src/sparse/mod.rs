@@ -11,7 +11,8 @@ mod selection;
 mod top;
 
 #[cfg(feature = "cube")]
-pub(crate) use check::check_lists;
+#[cfg_attr(not(feature = "cuda"), allow(unused_imports))]
+pub(crate) use check::{check_lists, check_selection};
 #[cfg(feature = "cube")]
 pub use importance::{select_blocks, select_blocks_with};
 #[cfg(feature = "cube")]

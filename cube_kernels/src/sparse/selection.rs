@@ -185,6 +185,14 @@ impl Selection {
         must(top >= forced, format!("cmp_top has to hold the {forced} forced ones; got {top}"))
     }
 
+    /// Compressed blocks from one block, or super-block, to the next, and how many of them overlap a point.
+    pub(crate) fn overlap(&self, is_super: bool) -> (usize, usize) {
+        match is_super {
+            true => (self.cmp_group, 1),
+            false => (self.slc_block / self.cmp_stride, self.cmp_block / self.cmp_stride),
+        }
+    }
+
     /// Attention of the queries to all compressed keys, which has the same tensors.
     #[cfg_attr(not(feature = "cube"), allow(dead_code))]
     pub(crate) fn problem(&self) -> Problem {

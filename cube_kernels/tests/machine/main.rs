@@ -14,6 +14,7 @@ mod packed;
 mod program;
 mod repair;
 mod run;
+mod selection;
 mod text;
 mod unfused;
 mod views;

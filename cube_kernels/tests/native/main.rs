@@ -20,4 +20,5 @@ mod repeat;
 mod run;
 mod sample;
 mod schedules;
+mod selection;
 mod ways;

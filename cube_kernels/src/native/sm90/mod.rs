@@ -16,6 +16,9 @@ mod plan;
 #[cfg(feature = "cuda")]
 mod program;
 mod schedule;
+#[cfg(feature = "cuda")]
+mod select;
+mod selection;
 mod source;
 mod union;
 
@@ -34,5 +37,8 @@ pub use plan::{
     planned_packed, planned_packed_backward, unsupported, unsupported_blocks,
 };
 pub use schedule::{Element, Gradients, Listed, Mask, Pass, Schedule};
+#[cfg(feature = "cuda")]
+pub use select::select_blocks;
+pub use selection::SelectSchedule;
 pub use source::{ARCHITECTURE, OPTIONS, delta_source, lists_source};
 pub use union::Union;

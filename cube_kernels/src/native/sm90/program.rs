@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::source::{delta_source, lists_source};
-use super::{ARCHITECTURE, Element, OPTIONS, Schedule, Union};
+use super::{ARCHITECTURE, Element, OPTIONS, Schedule, SelectSchedule, Union};
 use crate::native::bias;
 use crate::native::compile::{CompileError, Cubin, Source, compile};
 use crate::native::launch::DeviceInfo;
@@ -26,6 +26,8 @@ pub(super) enum Program {
     Union(Union),
     /// What joins their lists.
     UnionLists(Union),
+    /// What selects blocks.
+    Select(SelectSchedule),
 }
 
 impl Program {
@@ -45,6 +47,7 @@ impl Program {
             Self::Lists(is_turned) => lists_source(is_turned),
             Self::Union(of) => (of.to_string(), of.source()),
             Self::UnionLists(of) => of.lists_source(),
+            Self::Select(schedule) => (schedule.to_string(), schedule.source()),
         };
         let options = OPTIONS.map(String::from).to_vec();
         let source = Source { name: format!("{name}_{ARCHITECTURE}"), code, options };

@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-use super::{Element, Gradients, Pass, Schedule};
+use super::{Element, Gradients, Pass, Schedule, SelectSchedule};
 use crate::native::{blocks, delta};
 
 #[cfg(test)]
@@ -101,6 +101,32 @@ impl Schedule {
             }
         };
         [scores, mask].iter().chain(&sums).map(Wgmma::function).collect()
+    }
+}
+
+impl SelectSchedule {
+    /// The CUDA C++ of the specialisation.
+    pub fn source(&self) -> String {
+        let mut text = String::new();
+        for (name, value) in self.macros() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "#define {name} {value}");
+        }
+        let element = self.element.name();
+        let scores = Wgmma {
+            name: "wgmma_scores",
+            n: 64,
+            types: &format!("k16.f32.{element}.{element}"),
+            a: A::Registers,
+            accumulate: None,
+            tail: ", 1, 1, 0",
+        };
+        text += include_str!("../cuda/device.cuh");
+        text += include_str!("../cuda/tma.cuh");
+        text += include_str!("cuda/wgmma.cuh");
+        text += &scores.function();
+        text += include_str!("cuda/select.cu");
+        text
     }
 }
 

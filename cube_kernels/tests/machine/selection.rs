@@ -1,0 +1,92 @@
+//! The selection of native sparse attention.
+
+use burn_natten_kernels::native::sm90::{Element, select_blocks};
+use burn_natten_kernels::sparse::Selection;
+use test_support::blocks::Layout;
+use test_support::compare::format;
+use test_support::selection::{
+    Lists, Tensors, cases, compare_all, native_cases, reference, run, small,
+};
+
+use crate::run::{Machine, Policy};
+use crate::ways::{client, hopper};
+
+/// The lists that the machine writes.
+fn lists(
+    machine: &Machine,
+    (name, of): (&str, &Selection),
+    element: Element,
+    tensors: &Tensors,
+    layout: Layout,
+) -> Lists {
+    let client = client();
+    run(&client, of, tensors, (format(element), layout), |query, key, lists| {
+        let launch = || select_blocks(&client, of, element, query, key, lists);
+        machine.run(launch).unwrap_or_else(|fault| panic!("{name}: {fault}"))
+    })
+}
+
+fn check(policy: Policy, cases: &[(String, Selection)]) {
+    let Some(machine) = hopper(policy) else { return };
+    for (seed, (name, of)) in cases.iter().enumerate() {
+        let element = [Element::F16, Element::Bf16][seed % 2];
+        let layout = [Layout::Contiguous, Layout::Aligned][seed / 2 % 2];
+        println!("{name}, {layout:?}");
+        let tensors = Tensors::random(of, 60 + seed as u64, format(element));
+        let actual = lists(&machine, (name, of), element, &tensors, layout);
+        compare_all(name, &actual, &reference(of, &tensors));
+    }
+}
+
+/// Some of each kind, the rest of which `--ignored` has.
+#[test]
+fn lists_are_those_of_float64() {
+    let all = native_cases();
+    let some = ["group of 3", "group of 16", "apart, in tiles", "super-blocks"];
+    let some: Vec<_> = all.into_iter().filter(|(name, _)| some.contains(&name.as_str())).collect();
+    assert_eq!(some.len(), 4);
+    check(Policy::Late, &some);
+}
+
+#[test]
+#[ignore = "all problems"]
+fn all_lists_are_those_of_float64() {
+    for policy in Policy::ALL {
+        check(policy, &native_cases());
+    }
+}
+
+#[test]
+fn the_lower_number_wins_among_equals() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    let of = small(200);
+    let [query, key] = of.shapes().map(|shape| vec![0.0; shape.elements()]);
+    let tensors = Tensors { query, key };
+    let of_equals =
+        lists(&machine, ("equals", &of), Element::F16, &tensors, Layout::Contiguous).blocks;
+    assert_eq!(of_equals[of_equals.len() - 1], [0, 1, 2, 3, 11, 12]);
+    let mut late = small(60);
+    (late.cmp_block, late.slc_block, late.num_selected) = (48, 4, 4);
+    let tensors = Tensors::random(&late, 92, format(Element::F16));
+    let of_late =
+        lists(&machine, ("late", &late), Element::F16, &tensors, Layout::Contiguous).blocks;
+    assert_eq!(of_late[2 * 40], [0, 1, 9, 10]);
+}
+
+/// Bit by bit: however many warpgroups there are, and wherever a row lies.
+#[test]
+fn the_last_rows_alone_have_the_same_lists() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    let (_, mut all) = cases()[0];
+    all.batch = 1;
+    let tensors = Tensors::random(&all, 93, format(Element::Bf16));
+    let of_all = lists(&machine, ("all", &all), Element::Bf16, &tensors, Layout::Contiguous).blocks;
+    let mut last = all;
+    last.rows = 7;
+    let row = all.heads * all.head_dim;
+    let query = tensors.query[(all.rows - 7) * row..].to_vec();
+    let tensors = Tensors { query, ..tensors };
+    let of_last =
+        lists(&machine, ("last", &last), Element::Bf16, &tensors, Layout::Contiguous).blocks;
+    assert_eq!(of_last[..], of_all[of_all.len() - of_last.len()..]);
+}
