@@ -1,4 +1,4 @@
-//! The selection of native sparse attention: a Portable kernel, or else tensor operations.
+//! The selection of native sparse attention: a native Hopper kernel, a Portable one, or else tensor operations.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -6,8 +6,16 @@ use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::{DType, FloatDType, IntDType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+#[cfg(feature = "cuda")]
+use burn_natten_kernels::native::sm90;
 use burn_natten_kernels::sparse::{self, Selection};
+#[cfg(feature = "cuda")]
+use burn_natten_kernels::{KernelError, Strided};
+#[cfg(feature = "cuda")]
+use cubecl::server::Handle;
 
+#[cfg(feature = "cuda")]
+use super::memory::Lay;
 use super::memory::empty;
 use super::{as_they_lie, is_launched};
 use crate::Strategy;
@@ -39,6 +47,27 @@ fn selection(plan: &SelectPlan, dtype: DType) -> Option<Selection> {
     Some(selection)
 }
 
+/// Launches the native Hopper kernel, where strategy, type and device have it.
+#[cfg(feature = "cuda")]
+fn by_tensor_cores(
+    query: &CubeTensor,
+    plan: &SelectPlan,
+    selection: &Selection,
+    [query_view, key_view]: [&Strided; 2],
+    lists: &sparse::Selected<Handle>,
+) -> Option<Result<(), KernelError>> {
+    let element = match query.dtype {
+        DType::F16 => sm90::Element::F16,
+        DType::BF16 => sm90::Element::Bf16,
+        _ => return None,
+    };
+    let is_wanted = matches!(plan.strategy, Strategy::Auto | Strategy::Hopper);
+    if !is_wanted || !sm90::is_available(&query.client) {
+        return None;
+    }
+    Some(sm90::select_blocks(&query.client, selection, element, query_view, key_view, lists))
+}
+
 impl SelectOps for CubeBackend {
     fn select_blocks(query: CubeTensor, key: CubeTensor, plan: SelectPlan) -> Selected<Self> {
         let Some(selection) = selection(&plan, query.dtype) else {
@@ -59,14 +88,21 @@ impl SelectOps for CubeBackend {
         let result = as_they_lie(|lay| {
             let [query_view, key_view] = [(&query, shapes[0]), (&key, shapes[1])]
                 .map(|(tensor, shape)| lay.view(tensor, shape));
-            sparse::select_blocks(
-                &query.client,
-                &selection,
-                dtype,
-                &query_view,
-                &key_view,
-                &handles,
-            )
+            let tensors = [&query_view, &key_view];
+            #[cfg(feature = "cuda")]
+            match by_tensor_cores(&query, &plan, &selection, tensors, &handles) {
+                // A contiguous copy will do, and costs little beside the scores.
+                Some(Err(error @ KernelError::Layout { .. })) if matches!(lay, Lay::AsTheyAre) => {
+                    return Err(error);
+                }
+                Some(Err(error)) => {
+                    log_once(format!("blocks are selected by Portable kernels, because {error}"));
+                }
+                Some(Ok(())) => return Ok(()),
+                None => {}
+            }
+            let [query_view, key_view] = tensors;
+            sparse::select_blocks(&query.client, &selection, dtype, query_view, key_view, &handles)
         });
         if !is_launched(plan.strategy, result) {
             return reference::select::<Self>(query, key, &plan);
