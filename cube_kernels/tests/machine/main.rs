@@ -6,6 +6,7 @@
 //! `BURN_NATTEN_REQUIRE_CXX=1`. The few problems and faults that run by themselves take a minute of one core; `--ignored` runs
 //! all of them in some ten.
 
+mod bias;
 mod blackwell;
 mod blocks;
 mod faults;
