@@ -2,7 +2,7 @@
 //! wgmma instruction a call that says what its text says.
 
 /// The headers whose functions `device.h` has: all with assembly.
-const HEADERS: [&str; 5] = [
+const HEADERS: [&str; 6] = [
     include_str!("../../src/native/cuda/device.cuh"),
     include_str!("../../src/native/cuda/mma.cuh"),
     include_str!("../../src/native/cuda/tma.cuh"),
