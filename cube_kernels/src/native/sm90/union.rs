@@ -52,6 +52,11 @@ pub enum UnionKernel {
     Sums,
 }
 
+impl UnionKernel {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Forward, Self::Queries, Self::Parts, Self::Keys, Self::Sums];
+}
+
 /// What the kernels are specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Union {

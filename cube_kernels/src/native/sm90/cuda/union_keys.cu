@@ -69,14 +69,17 @@ struct Work {
 DEVICE void load(const Params& params, const Work& work, u32 shared, const Barriers& barriers, int thread) {
   const int row = thread / 4, lane = thread % 4, rows = work.rows(params), steps = (rows + ROWS - 1) / ROWS;
   int number = row;
-  u32 next = number < rows ? work.visitors[number / GROUP / params.query_block] : 0u;
+  // Two steps ahead: each is a way to memory and back.
+  auto visitor = [&](int number) { return number < rows ? work.visitors[number / GROUP / params.query_block] : 0u; };
+  u32 next = visitor(number), after = visitor(number + ROWS);
 #pragma unroll 1
   for (int step = 0; step < steps; step++) {
     const int stage = stage_of(step), member = number / GROUP, head = work.head_kv * GROUP + number % GROUP;
     const int token = (int)next * params.query_block + member % params.query_block;
     const bool exists = number < rows && token < params.queries;
     number += ROWS;
-    if (number < rows) next = work.visitors[number / GROUP / params.query_block];
+    next = after;
+    after = visitor(number + ROWS);
     const int at = exists ? token : 0;
     const u16* query = vector(params.query, params.query_strides, work.batch, at, head);
     const u16* dout = vector(params.dout, params.dout_strides, work.batch, at, head);

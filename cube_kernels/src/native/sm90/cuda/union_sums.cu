@@ -33,7 +33,7 @@ template <int N> DEVICE bool store(u16* to, const float (&values)[N], int dim, f
   return __all_sync(~0u, finite);
 }
 
-extern "C" __global__ void __launch_bounds__(128) attention_sums(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(128, 4) attention_sums(const __grid_constant__ Params params) {
   const Inverse& of = params.inverse;
   const int lane = threadIdx.x % 32;
   const int fours = (params.keys + 3) / 4, pair = blockIdx.x / fours, token = blockIdx.x % fours * 4 + threadIdx.x / 32, block = token / KEYS;
