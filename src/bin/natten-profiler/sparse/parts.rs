@@ -96,7 +96,9 @@ impl passes::Call for Part<'_> {
     fn inputs(&self, device: &Device) -> Self::Inputs {
         let inputs = passes::tensors(self.args, [self.job.sizes.batch, self.tokens()], device);
         let [query, key, value] = inputs;
+        // What an operation gives is no leaf.
         let leaf = |tensor: Tensor<4>| {
+            let tensor = tensor.detach();
             if device.is_autodiff() { tensor.require_grad() } else { tensor }
         };
         let compressed = |tokens: Tensor<4>| self.compress(tokens.detach()).map(leaf);
