@@ -14,9 +14,11 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use burn_natten_kernels::native::compile::{Source, nvrtc_version};
-use burn_natten_kernels::native::sm90::{Element, OPTIONS, delta_source, lists_source};
+use burn_natten_kernels::native::sm90::{
+    Element, OPTIONS, UnionKernel, delta_source, lists_source,
+};
 use native_report::{Log, compile, print};
-use sweep::{Extent, dims, schedules};
+use sweep::{Extent, dims, schedules, unions};
 
 #[path = "../native_report/mod.rs"]
 mod native_report;
@@ -96,6 +98,13 @@ fn programs(extent: Extent) -> Vec<Program> {
             let (name, code) = delta_source(element, head_dim_v, false);
             programs.push(Program::new(name, code, (0, 0)));
         }
+    }
+    for of in unions(extent) {
+        for kernel in UnionKernel::ALL {
+            programs.push(Program::new(of.name(kernel), of.source(kernel), (0, 0)));
+        }
+        let (name, code) = of.lists_source();
+        programs.push(Program::new(name, code, (0, 0)));
     }
     for is_turned in [false, true] {
         let (name, code) = lists_source(is_turned);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use burn_natten_kernels::native::sm90::{
-    Element, Pass, Schedule, backward_candidates, candidates, estimate, plan, plan_backward,
+    Element, Pass, Schedule, Union, backward_candidates, candidates, estimate, plan, plan_backward,
     planned_blocks, planned_blocks_backward,
 };
 use burn_natten_kernels::{Axis, BlockSparse, MAX_RANK, Problem, catalogue};
@@ -205,6 +205,24 @@ fn blocks(dims: &[usize], is_causal: &[bool]) -> Vec<BlockSparse> {
             BlockSparse::new(space, [6, 8, 8], [6, 8, 8]),
             BlockSparse::new(space, [4, 4, 8], [4, 4, 8]),
         ]);
+    }
+    all
+}
+
+/// Kernels for queries that have lists of their own.
+pub fn unions(extent: Extent) -> Vec<Union> {
+    let (groups, dims): (&[usize], &[usize]) = match extent {
+        Extent::Sample => (&[4, 16], &[128]),
+        _ => (&[1, 3, 4, 8, 12, 16, 32], &[16, 32, 48, 64, 96, 128]),
+    };
+    let mut all = vec![];
+    for (group, dim) in groups.iter().flat_map(|group| dims.iter().map(move |dim| (*group, *dim))) {
+        let problem = Problem::new([Axis::dense(4096, 4096, dim > 32)], group, dim);
+        for (keys, dim_v) in [(64, dim), (32, dim), (16, 64)] {
+            let problem = problem.with_heads_kv(1).with_head_dim_v(dim_v);
+            let sparse = BlockSparse::new(problem, [1], [keys]).with_lists(1, 16);
+            all.push(Union::of(&sparse, Element::Bf16).expect("supported"));
+        }
     }
     all
 }

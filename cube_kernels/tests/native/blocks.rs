@@ -1,8 +1,8 @@
 //! Block-sparse attention.
 
 use burn_natten_kernels::native::sm90::{
-    Element, backward_blocks, backward_blocks_with, block_candidates, forward_blocks,
-    forward_blocks_with, planned_blocks, planned_blocks_backward,
+    Element, Union, backward_blocks, backward_blocks_with, backward_union, block_candidates,
+    forward_blocks, forward_blocks_with, planned_blocks, planned_blocks_backward,
 };
 use burn_natten_kernels::native::sm90::{Gradients, Pass};
 use burn_natten_kernels::{Axis, BlockSparse, Problem};
@@ -10,7 +10,8 @@ use cubecl::client::Client;
 use rand::{SeedableRng, rngs::StdRng};
 use test_support::Data;
 use test_support::blocks::{
-    Case, Layout, native_cases, operands, random_lists, random_native, saved, upload_lists,
+    Case, Layout, native_cases, operands, own_lists, random_lists, random_native, saved,
+    upload_lists,
 };
 use test_support::compare::{device, format};
 use test_support::problems::seed;
@@ -90,6 +91,46 @@ fn random_problems() {
     check_all(&client, &cases);
 }
 
+#[test]
+fn lists_for_each_query() {
+    let Some(client) = device() else { return };
+    let cases = || own_lists().into_iter();
+    let all: Vec<_> =
+        ELEMENTS.into_iter().flat_map(|element| cases().map(move |case| (element, case))).collect();
+    check_all(&client, &all);
+}
+
+/// The blocks of native sparse attention: the first one, which all list, some by chance, and a query's own; inverse lists whole and in
+/// parts.
+#[test]
+fn lists_with_a_block_that_all_have() {
+    let Some(client) = device() else { return };
+    for (number, (group, dim, key_block)) in
+        [(4, 128, 64), (16, 128, 64), (8, 64, 32), (1, 64, 16), (32, 128, 32)]
+            .into_iter()
+            .enumerate()
+    {
+        let problem =
+            Problem::new([Axis::dense(1111, 1111, true)], 2 * group, dim).with_heads_kv(2);
+        let sparse = BlockSparse::new(problem, [1], [key_block]).with_lists(2, 6);
+        let seed = 40 + number as u64;
+        let mut lists = random_lists(&sparse, &mut StdRng::seed_from_u64(seed));
+        for (list, entries) in lists.chunks_mut(6).enumerate() {
+            entries[0] = 0;
+            entries[5] = (list / 2 / key_block) as i32;
+        }
+        let name = format!("{group} {dim} {key_block}");
+        let case = Case { name, sparse, lists, layout: Layout::Contiguous, seed };
+        let element = ELEMENTS[number % 2];
+        check_all(&client, &[(element, case.clone())]);
+        let of = Union::of(&sparse, element).expect("is one");
+        let launched = case.check_backward(&client, element, |saved, lists, gradients| {
+            backward_union(&client, &Union { part: 100, ..of }, &sparse, saved, lists, gradients)
+        });
+        launched.unwrap_or_else(|text| panic!("{of}, in parts: {text}"));
+    }
+}
+
 /// Long lists, many tiles of a CTA, and tiles of falling length.
 #[test]
 fn long_lists() {
@@ -111,22 +152,27 @@ fn long_lists() {
 #[test]
 fn results_repeat_bit_by_bit() {
     let Some(client) = device() else { return };
-    let element = Element::Bf16;
     let problem = Problem::new([Axis::dense(3000, 3000, true)], 8, 128).with_heads_kv(4);
     let sparse = BlockSparse::new(problem, [128], [128]).with_lists(4, 12);
-    let lists = random_lists(&sparse, &mut StdRng::seed_from_u64(10));
+    repeat(&client, &sparse);
+    let problem = problem.with_heads_kv(2);
+    repeat(&client, &BlockSparse::new(problem, [1], [64]).with_lists(2, 12));
+}
+
+fn repeat(client: &Client, sparse: &BlockSparse) {
+    let (element, problem) = (Element::Bf16, sparse.problem);
+    let lists = random_lists(sparse, &mut StdRng::seed_from_u64(10));
     let data = Data::random(&problem, 10, format(element).round);
-    let lists = upload_lists(&client, &lists);
+    let lists = upload_lists(client, &lists);
     let of = || {
-        let outputs = format(element).poisoned_outputs(&client, &problem);
-        let inputs = operands(&client, format(element), &sparse, &data, Layout::Contiguous);
-        forward_blocks(&client, &sparse, element, &inputs, &lists, &outputs).expect("launched");
-        let (out, lse) = format(element).download_outputs(&client, &problem, &outputs);
-        let saved =
-            saved(&client, format(element), &sparse, &data, [&out, &lse], Layout::Contiguous);
-        let gradients = format(element).poisoned_gradients(&client, &problem);
-        backward_blocks(&client, &sparse, element, &saved, &lists, &gradients).expect("launched");
-        let gradients = format(element).download_gradients(&client, &problem, &gradients);
+        let outputs = format(element).poisoned_outputs(client, &problem);
+        let inputs = operands(client, format(element), sparse, &data, Layout::Contiguous);
+        forward_blocks(client, sparse, element, &inputs, &lists, &outputs).expect("launched");
+        let (out, lse) = format(element).download_outputs(client, &problem, &outputs);
+        let saved = saved(client, format(element), sparse, &data, [&out, &lse], Layout::Contiguous);
+        let gradients = format(element).poisoned_gradients(client, &problem);
+        backward_blocks(client, sparse, element, &saved, &lists, &gradients).expect("launched");
+        let gradients = format(element).download_gradients(client, &problem, &gradients);
         let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect::<Vec<_>>();
         let all: Vec<_> = gradients.into_iter().map(|(_, values)| bits(values)).collect();
         (bits(out), bits(lse), all)

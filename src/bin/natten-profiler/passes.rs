@@ -31,7 +31,7 @@ pub struct Found {
 
 /// Some passes together.
 pub struct Measurement {
-    pub name: &'static str,
+    pub name: String,
     pub timing: Timing,
     /// Operations that are useful, in all steps.
     pub flops: u64,
@@ -84,6 +84,16 @@ pub fn times(
     Ok(passes)
 }
 
+/// The forward pass of what has no backward pass.
+pub fn forward(
+    call: &impl Call,
+    args: &Args,
+    device: &Device,
+    flops: u64,
+) -> Result<Measurement, Failure> {
+    measure(call, device, ("forward", flops), &repeats(args))
+}
+
 /// How often to measure, by the flags.
 pub fn repeats(args: &Args) -> Repeats {
     Repeats { warmup: args.warmup_steps, samples: args.repeats, ..Repeats::default() }
@@ -128,7 +138,7 @@ fn measure(
     };
     drop(results);
     let timing = time(device, repeats, || call.call(&inputs)).map_err(failed)?;
-    Ok(Measurement { name, timing, flops, memory })
+    Ok(Measurement { name: name.to_string(), timing, flops, memory })
 }
 
 /// Query, key and value, by chance, of so many samples and tokens of each; tracked on a device that tracks.
@@ -207,12 +217,17 @@ impl Found {
 pub const HEADER: [&str; 6] = ["pass", "calls", "median", "quartiles", "FLOP/s", "memory"];
 
 impl Measurement {
+    /// The same, of a step of several.
+    pub fn of(self, step: &str) -> Self {
+        Self { name: format!("{step}, {}", self.name), ..self }
+    }
+
     /// A row of the table.
     pub fn cells(&self) -> Vec<String> {
         let timing = &self.timing;
         let (low, high) = timing.quartiles();
         vec![
-            self.name.to_string(),
+            self.name.clone(),
             timing.calls().to_string(),
             duration(timing.median()),
             format!("{} to {}", duration(low), duration(high)),

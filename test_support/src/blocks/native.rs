@@ -162,6 +162,15 @@ pub fn own_lists() -> Vec<Case> {
             )
             .with_lists(2, 6),
         ),
+        (
+            "4 heads, four queries a warp, causal",
+            BlockSparse::new(problem(&[line(70, 70, true)], 8, 64).with_heads_kv(2), [1], [32])
+                .with_lists(2, 4),
+        ),
+        (
+            "a head of its own, long lists of few keys",
+            BlockSparse::new(problem(&[line(90, 50, false)], 2, 32), [1], [16]).with_lists(2, 7),
+        ),
     ];
     laid(all, 700)
 }

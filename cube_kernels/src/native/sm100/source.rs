@@ -39,6 +39,7 @@ impl Schedule {
             ),
             Pass::Queries | Pass::Keys => concat!(
                 include_str!("../cuda/backward_params.cuh"),
+                include_str!("../cuda/row_gradients.cuh"),
                 include_str!("../cuda/backward_repair.cuh"),
                 include_str!("cuda/roles.cuh"),
                 include_str!("cuda/backward_rows.cuh"),

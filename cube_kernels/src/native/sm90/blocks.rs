@@ -7,7 +7,8 @@ use super::backward::load;
 use super::forward::hopper;
 use super::program::Program;
 use super::{
-    BackwardPlan, Element, Listed, Schedule, Union, planned_blocks, planned_blocks_backward, union,
+    BackwardPlan, Element, Listed, Schedule, Union, UnionKernel, planned_blocks,
+    planned_blocks_backward, union,
 };
 use crate::native::backward::Parts;
 use crate::native::blocks as launches;
@@ -37,7 +38,12 @@ pub fn forward_blocks(
     forward_blocks_with(client, &schedule, sparse, inputs, lists, outputs)
 }
 
-fn forward_union(
+/// [`forward_blocks()`] by given kernels, which have to be those of the problem.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+pub fn forward_union(
     client: &Client,
     of: &Union,
     sparse: &BlockSparse,
@@ -49,7 +55,7 @@ fn forward_union(
     union::check_forward(of, sparse, inputs, lists, outputs)?;
     let programs = union::Programs {
         lists: Program::UnionLists(*of).load(&device)?,
-        attention: Program::Union(*of).load(&device)?,
+        attention: Program::Union(*of, UnionKernel::Forward).load(&device)?,
     };
     union::enqueue_forward(client, &device, &programs, of, sparse, inputs, lists, outputs);
     Ok(())
@@ -98,7 +104,8 @@ fn boxes(schedule: &Schedule) -> launches::Boxes {
 /// wanted, one that has a buffer, is not launched.
 ///
 /// No atomics on gradients: results repeat bit by bit. Workspace, until the kernels ran: 16 bytes for each query and head, what the
-/// forward pass takes for each of the two kernels, and for keys and values what [`invert`](crate::sparse::invert) takes.
+/// forward pass takes for each of the two kernels, and for keys and values what [`invert`](crate::sparse::invert) takes; where queries
+/// have lists of their own, also sums of long inverse lists in f32, of 65,536 rows of queries or half as many each.
 ///
 /// # Errors
 ///
@@ -111,8 +118,38 @@ pub fn backward_blocks(
     lists: &Handle,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
+    if let Ok(of) = Union::of(sparse, element) {
+        return backward_union(client, &of, sparse, inputs, lists, outputs);
+    }
     let plan = planned_blocks_backward(sparse, element).map_err(KernelError::Problem)?;
     backward_blocks_with(client, &plan, sparse, inputs, lists, outputs)
+}
+
+/// [`backward_blocks()`] by given kernels, which have to be those of the problem.
+///
+/// # Errors
+///
+/// [`KernelError`] if nothing was launched.
+pub fn backward_union(
+    client: &Client,
+    of: &Union,
+    sparse: &BlockSparse,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let device = hopper(client)?;
+    union::check_backward(of, sparse, inputs, lists, outputs)?;
+    let load = |kernel| Program::Union(*of, kernel).load(&device);
+    let programs = union::BackwardPrograms {
+        delta: Program::Delta(of.element, sparse.problem.head_dim_v, false).load(&device)?,
+        lists: Program::UnionLists(*of).load(&device)?,
+        queries: load(UnionKernel::Queries)?,
+        parts: load(UnionKernel::Parts)?,
+        keys: load(UnionKernel::Keys)?,
+        sums: load(UnionKernel::Sums)?,
+    };
+    union::enqueue_backward(client, &device, &programs, of, sparse, inputs, lists, outputs)
 }
 
 /// [`backward_blocks()`] by given schedules, which have to be ones for the problem.

@@ -26,7 +26,10 @@ pub use crate::native::statistics::backward_workspace;
 #[cfg(feature = "cuda")]
 pub use backward::{backward, backward_with, warm_up_backward};
 #[cfg(feature = "cuda")]
-pub use blocks::{backward_blocks, backward_blocks_with, forward_blocks, forward_blocks_with};
+pub use blocks::{
+    backward_blocks, backward_blocks_with, backward_union, forward_blocks, forward_blocks_with,
+    forward_union,
+};
 #[cfg(feature = "cuda")]
 pub use forward::{forward, forward_with, is_available, warm_up};
 #[cfg(feature = "cuda")]
@@ -41,4 +44,4 @@ pub use schedule::{Element, Gradients, Listed, Mask, Pass, Schedule};
 pub use select::select_blocks;
 pub use selection::SelectSchedule;
 pub use source::{ARCHITECTURE, OPTIONS, delta_source, lists_source};
-pub use union::Union;
+pub use union::{Union, UnionKernel};

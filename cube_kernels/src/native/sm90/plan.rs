@@ -18,6 +18,7 @@ mod parts;
 #[cfg(test)]
 mod tests;
 
+pub(super) use blocks::unsupported_lists;
 pub use blocks::{block_candidates, planned_blocks, planned_blocks_backward, unsupported_blocks};
 pub use packed::{PackedPart, planned_packed, planned_packed_backward};
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::source::{delta_source, lists_source};
-use super::{ARCHITECTURE, Element, OPTIONS, Schedule, SelectSchedule, Union};
+use super::{ARCHITECTURE, Element, OPTIONS, Schedule, SelectSchedule, Union, UnionKernel};
 use crate::native::bias;
 use crate::native::compile::{CompileError, Cubin, Source, compile};
 use crate::native::launch::DeviceInfo;
@@ -23,7 +23,7 @@ pub(super) enum Program {
     /// What turns lists of blocks into what kernels walk over; of lists that were turned around or not.
     Lists(bool),
     /// A kernel for queries that have lists of their own.
-    Union(Union),
+    Union(Union, UnionKernel),
     /// What joins their lists.
     UnionLists(Union),
     /// What selects blocks.
@@ -45,7 +45,7 @@ impl Program {
             }
             Self::Bias(element) => bias::source(element),
             Self::Lists(is_turned) => lists_source(is_turned),
-            Self::Union(of) => (of.to_string(), of.source()),
+            Self::Union(of, kernel) => (of.name(kernel), of.source(kernel)),
             Self::UnionLists(of) => of.lists_source(),
             Self::Select(schedule) => (schedule.to_string(), schedule.source()),
         };

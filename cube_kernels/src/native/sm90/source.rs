@@ -51,6 +51,7 @@ impl Schedule {
                 include_str!("../cuda/backward_params.cuh"),
                 include_str!("../cuda/packed.cuh"),
                 include_str!("cuda/backward_layout.cuh"),
+                include_str!("../cuda/row_gradients.cuh"),
                 include_str!("../cuda/backward_repair.cuh"),
                 include_str!("cuda/bias_sums.cuh"),
                 include_str!("cuda/backward.cu"),

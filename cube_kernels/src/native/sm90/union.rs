@@ -7,9 +7,11 @@ use std::fmt::{self, Write};
 mod launch;
 
 #[cfg(feature = "cuda")]
-pub(super) use launch::{Programs, check_forward, enqueue_forward};
+pub(super) use launch::{
+    BackwardPrograms, Programs, check_backward, check_forward, enqueue_backward, enqueue_forward,
+};
 
-use super::plan::unsupported_blocks;
+use super::plan::unsupported_lists;
 use super::schedule::{SHARED_MEMORY, TILE};
 use crate::BlockSparse;
 use crate::native::Element;
@@ -17,14 +19,43 @@ use crate::native::Element;
 /// Warps that multiply, and rows of each.
 const WARPS: usize = 8;
 const WARP_ROWS: usize = 16;
-/// Queries of a CTA, which have a bit each.
-const MOST_QUERIES: usize = 32;
+/// Queries of a warp: those of a CTA have 32 bits.
+const MOST_WARP_QUERIES: usize = 4;
+/// Rows of a list's queries from which on tiles of 64 are not too wasteful.
+const TILED_ROWS: usize = 8;
+/// Rows of queries that a CTA gathers for a block of keys.
+const MOST_VISITORS: usize = 1 << 16;
+/// Entries of the lists of a head: twice as many are counted in 32 bits.
+const MOST_LISTED: usize = 1 << 29;
 /// Entries of their lists: each is compared with all others.
 const MOST_ENTRIES: usize = 4096;
 /// Longest vectors: beyond them a warp's rows do not fit into its registers.
 const LONGEST: usize = 128;
 /// Blocks in flight. More wait for nothing.
 const MOST_STAGES: usize = 12;
+
+/// Rows of a step of the kernel for keys.
+const KEYS_ROWS: usize = 32;
+
+/// The kernels of a pass, besides that which joins lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnionKernel {
+    /// The forward pass.
+    Forward,
+    /// The gradient of queries.
+    Queries,
+    /// How key blocks are shared among CTAs.
+    Parts,
+    /// The gradients of keys and values.
+    Keys,
+    /// The sum of those of parts of a block.
+    Sums,
+}
+
+impl UnionKernel {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Forward, Self::Queries, Self::Parts, Self::Keys, Self::Sums];
+}
 
 /// What the kernels are specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +72,8 @@ pub struct Union {
     pub keys: usize,
     /// Whether a query sees no key behind it.
     pub is_causal: bool,
+    /// Entries of a block's inverse list that a CTA takes: the sums of longer lists are added up by another kernel.
+    pub part: usize,
 }
 
 impl Union {
@@ -50,7 +83,7 @@ impl Union {
     ///
     /// What stands in the way.
     pub fn of(sparse: &BlockSparse, element: Element) -> Result<Self, String> {
-        if let Some(reason) = unsupported_blocks(sparse) {
+        if let Some(reason) = unsupported_lists(sparse) {
             return Err(reason);
         }
         let problem = &sparse.problem;
@@ -65,6 +98,7 @@ impl Union {
             group,
             keys,
             is_causal: axis.is_causal,
+            part: (MOST_VISITORS / queries.min(axis.queries).saturating_mul(group).max(1)).max(1),
         };
         let rows = queries.min(axis.queries).saturating_mul(group);
         let longest = problem.head_dim.max(problem.head_dim_v);
@@ -83,8 +117,11 @@ impl Union {
         if longest > LONGEST || !(problem.head_dim | problem.head_dim_v).is_multiple_of(16) {
             return Err(format!("vectors are no multiples of 16 elements up to {LONGEST}"));
         }
-        if of.queries() > MOST_QUERIES {
-            return Err(format!("a group of {group} heads is smaller than 4"));
+        if group < MOST_WARP_QUERIES && rows >= TILED_ROWS {
+            return Err(format!("{group} heads leave most rows of a warp idle"));
+        }
+        if sparse.query_blocks().saturating_mul(sparse.entries) > MOST_LISTED {
+            return Err(format!("the lists of a head have more than {MOST_LISTED} entries"));
         }
         let entries = sparse.entries.saturating_mul(of.queries());
         if entries > MOST_ENTRIES {
@@ -103,7 +140,11 @@ impl Union {
 
     /// Queries of a CTA.
     pub const fn queries(&self) -> usize {
-        let of_warp = if self.group < WARP_ROWS { WARP_ROWS / self.group } else { 1 };
+        let of_warp = match self.group {
+            WARP_ROWS.. => 1,
+            0..MOST_WARP_QUERIES => MOST_WARP_QUERIES,
+            group => WARP_ROWS / group,
+        };
         WARPS / self.parts() * of_warp
     }
 
@@ -136,28 +177,90 @@ impl Union {
         4 * (self.queries() * entries + 4)
     }
 
-    /// The CUDA C++ of the forward pass.
-    pub fn source(&self) -> String {
+    /// Bytes of a step of rows for keys: vectors, statistics, a limit and two barriers.
+    const fn keys_stage(&self) -> usize {
+        let vectors = self.head_dim.div_ceil(64) + self.head_dim_v.div_ceil(64);
+        KEYS_ROWS * (vectors * 128 + 16 + 4) + 8 * 2
+    }
+
+    /// Steps of rows in flight.
+    const fn keys_stages(&self) -> usize {
+        let fit = (SHARED_MEMORY - self.stage() - 8) / self.keys_stage();
+        if fit < MOST_STAGES { fit } else { MOST_STAGES }
+    }
+
+    /// Bytes of shared memory of the kernel for keys: their block, and steps.
+    #[cfg(feature = "cuda")]
+    const fn keys_memory(&self) -> usize {
+        self.stage() + self.keys_stages() * self.keys_stage() + 8
+    }
+
+    /// Blocks and parts of blocks of a sample and key head at most, and of those parts that are not alone.
+    #[cfg(feature = "cuda")]
+    const fn most_parts(&self, blocks: usize, listed: usize) -> [usize; 2] {
+        [blocks + listed.div_ceil(self.part), 2 * listed / self.part]
+    }
+
+    /// The CUDA C++ of the kernel that has a name.
+    pub fn source(&self, kernel: UnionKernel) -> String {
+        let stages = match kernel {
+            UnionKernel::Keys => self.keys_stages(),
+            _ => self.stages(),
+        };
         let mut text = self.macros(&[
             ("BF16", usize::from(self.element == Element::Bf16)),
             ("DIM", self.head_dim),
             ("DIM_V", self.head_dim_v),
             ("GROUP", self.group),
-            ("STAGES", self.stages()),
+            ("STAGES", stages),
+            ("PART_ENTRIES", self.part),
         ]);
-        text += concat!(
+        const RUNS: &str = concat!(
             include_str!("../cuda/device.cuh"),
             include_str!("../cuda/tma.cuh"),
             include_str!("cuda/wgmma.cuh"),
             include_str!("cuda/mma.cuh"),
             include_str!("cuda/union_seen.cuh"),
-            include_str!("cuda/union.cuh"),
-            include_str!("cuda/score.cuh"),
-            include_str!("../cuda/row_sum.cuh"),
-            include_str!("cuda/finish.cuh"),
-            include_str!("cuda/union_forward.cu"),
+            include_str!("cuda/warp_products.cuh"),
         );
+        const ROWS: &str = include_str!("cuda/union.cuh");
+        text += match kernel {
+            UnionKernel::Forward | UnionKernel::Queries | UnionKernel::Keys => RUNS,
+            UnionKernel::Parts | UnionKernel::Sums => include_str!("../cuda/device.cuh"),
+        };
+        text += match kernel {
+            UnionKernel::Forward | UnionKernel::Queries => ROWS,
+            _ => include_str!("cuda/union_parts.cuh"),
+        };
+        text += match kernel {
+            UnionKernel::Forward => concat!(
+                include_str!("cuda/score.cuh"),
+                include_str!("../cuda/row_sum.cuh"),
+                include_str!("cuda/finish.cuh"),
+                include_str!("cuda/union_forward.cu"),
+            ),
+            UnionKernel::Queries => concat!(
+                include_str!("../cuda/row_gradients.cuh"),
+                include_str!("cuda/finish.cuh"),
+                include_str!("cuda/union_queries.cu"),
+            ),
+            UnionKernel::Keys => {
+                concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/union_keys.cu"))
+            }
+            UnionKernel::Parts => include_str!("cuda/union_parts.cu"),
+            UnionKernel::Sums => concat!(
+                "constexpr int BIAS = 0;\n",
+                include_str!("cuda/union_seen.cuh"),
+                include_str!("../cuda/row_gradients.cuh"),
+                include_str!("cuda/union_sums.cu"),
+            ),
+        };
         text
+    }
+
+    /// The name of a kernel.
+    pub fn name(&self, kernel: UnionKernel) -> String {
+        format!("{self}_{}", format!("{kernel:?}").to_lowercase())
     }
 
     /// Name and CUDA C++ of the kernel that joins lists.
@@ -196,7 +299,7 @@ impl fmt::Display for Union {
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }
-        write!(f, "_g{}_k{}_{}s", self.group, self.keys, self.stages())?;
+        write!(f, "_g{}_k{}_{}s_p{}", self.group, self.keys, self.stages(), self.part)?;
         f.write_str(if self.is_causal { "_causal_x" } else { "" })
     }
 }
@@ -214,7 +317,10 @@ mod tests {
             Union::of(&sparse.with_lists(1, 16), Element::Bf16)
                 .map(|of| (of.queries(), of.to_string()))
         };
-        let name = |group| format!("sm90_union_bf16_d128_g{group}_k64_7s_causal_x");
+        let name =
+            |group| format!("sm90_union_bf16_d128_g{group}_k64_7s_p{}_causal_x", 65536 / group);
+        assert_eq!(of(1), Ok((32, name(1))));
+        assert_eq!(of(4), Ok((32, name(4))));
         assert_eq!(of(8), Ok((16, name(8))));
         assert_eq!(of(12), Ok((8, name(12))));
         assert_eq!(of(16), Ok((8, name(16))));

@@ -29,6 +29,8 @@ struct uint4 { u32 x, y, z, w; };
 struct uint2 { u32 x, y; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+struct int4 { int x, y, z, w; };
+static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -230,6 +232,13 @@ DEVICE void load_matrices_turned(u32 (&m)[4], u32 address) {
     m[i] = halves[0] | halves[1] << 16;
   }
 }
+// Pieces come at once.
+DEVICE void copy_piece(u32 destination, const void* source, bool exists) {
+  const uint4 zeros = {0, 0, 0, 0};
+  m_store(destination, exists ? *(const uint4*)source : zeros);
+}
+DEVICE void arrive_with_pieces(u32 barrier) { m_barrier_arrive(barrier, 0); }
+DEVICE void wait_for_pieces() {}
 #ifdef BF16
 DEVICE void multiply_add(float* d, const u32* a, u32 b0, u32 b1) { m_mma_sync(d, a, b0, b1, BF16 ? KIND_BF16 : KIND_F16); }
 #endif

@@ -166,7 +166,8 @@ impl Job {
     }
 }
 
-fn window(args: &Args) -> usize {
+/// Tokens of the window.
+pub(super) fn window(args: &Args) -> usize {
     args.window_size.first().copied().unwrap_or(512)
 }
 

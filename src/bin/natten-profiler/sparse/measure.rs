@@ -9,19 +9,25 @@ use burn_natten::{
 };
 
 use super::flags::{Job, Task};
+use super::parts;
 use crate::args::Args;
 use crate::device;
 use crate::failure::Failure;
 use crate::passes::{self, Found};
 
-/// Times the forward pass, and both passes by autodiff where the flags ask for the backward pass.
+/// Times the forward pass, and both passes by autodiff where the flags ask for the backward pass; of native sparse attention its steps,
+/// too.
 pub fn run(job: &Job, args: &Args) -> Result<Found, Failure> {
     let device = device::open(args.device, args.dtype)?;
     let target = Target::of(&device).unwrap_or_else(|| args.device.backend.target());
     let plan = job.explain(args, target)?;
     let forward: u64 = plan.steps.iter().map(|step| step.forward.flops).sum();
     let backward: u64 = plan.steps.iter().map(|step| step.backward.flops).sum();
-    passes::run(&Timed { job, args }, args, &device, [forward, backward])
+    let mut found = passes::run(&Timed { job, args }, args, &device, [forward, backward])?;
+    if let Task::Native(options) = &job.task {
+        found.passes.extend(parts::run(job, options, &plan, args, &device)?);
+    }
+    Ok(found)
 }
 
 /// What is timed.

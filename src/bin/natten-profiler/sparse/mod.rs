@@ -2,6 +2,7 @@
 
 mod flags;
 mod measure;
+mod parts;
 mod print;
 
 pub use flags::{Job, Sparse};

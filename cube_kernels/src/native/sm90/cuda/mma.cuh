@@ -20,3 +20,11 @@ DEVICE void multiply_add(float* d, const u32* a, u32 b0, u32 b1) {
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
+
+// Sixteen bytes from memory to shared memory, or zeros. The thread arrives at a barrier when all of those that it has begun are there.
+DEVICE void copy_piece(u32 destination, const void* source, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(exists ? 16 : 0) : "memory");
+}
+DEVICE void arrive_with_pieces(u32 barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
+// Until the thread's own are there.
+DEVICE void wait_for_pieces() { asm volatile("cp.async.wait_all;" ::: "memory"); }

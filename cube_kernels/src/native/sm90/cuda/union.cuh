@@ -10,17 +10,14 @@
 constexpr int WARPS = 8, THREADS = 32 * WARPS + 128;   // a warpgroup for one thread: registers change hands between warpgroups
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 constexpr int PARTS = (GROUP + 15) / 16;               // warps for the heads of a query
-constexpr int WARP_QUERIES = GROUP < 16 ? 16 / GROUP : 1;
+constexpr int WARP_QUERIES = GROUP >= 16 ? 1 : GROUP < 4 ? 4 : 16 / GROUP;  // at most as many as leave a CTA's queries 32 bits
 constexpr int QUERIES = WARPS / PARTS * WARP_QUERIES;  // of a CTA
 constexpr int SCORES = KEYS / 2;                       // a lane's
-constexpr int SWIZZLE = 128;
 
-// What score.cuh, row_sum.cuh and finish.cuh ask for.
+// What score.cuh and row_sum.cuh ask for.
 enum { LINEAR = 1, BY_ITEM = 3 };
 constexpr int MASK = BY_ITEM, BIAS = 0;
-constexpr int PLACE = 2;                               // token and head of a row
 
-DEVICE constexpr int chunks_of(int dim) { return (2 * dim + SWIZZLE - 1) / SWIZZLE; }
 constexpr int K_BYTES = chunks_of(DIM) * KEYS * SWIZZLE, V_BYTES = chunks_of(DIM_V) * KEYS * SWIZZLE;
 constexpr int STAGE = K_BYTES + V_BYTES;
 constexpr int ITEM_OFFSET = STAGES * STAGE, BARRIER_OFFSET = ITEM_OFFSET + 8 * STAGES;
@@ -111,17 +108,17 @@ struct Rows {
   }
 };
 
-// Sets the scores to -inf that an item does not show.
-DEVICE void hide(float (&s)[SCORES], const Rows& rows, u64 item, int lane) {
+// Sets the scores to -inf that an item does not show, of its columns from the first one on.
+template <int N> DEVICE void hide(float (&s)[N], const Rows& rows, u64 item, int first, int lane) {
   const int limit[2] = {rows.limit(item, 0), rows.limit(item, 1)};
   if (!__any_sync(~0u, limit[0] < KEYS || limit[1] < KEYS)) return;
 #pragma unroll
-  for (int j = 0; j < SCORES / 4; j++)
+  for (int j = 0; j < N / 4; j++)
 #pragma unroll
     for (int e = 0; e < 2; e++)
 #pragma unroll
       for (int r = 0; r < 2; r++)
-        if (8 * j + lane % 4 * 2 + e >= limit[r]) s[4 * j + 2 * r + e] = NEG_INF;
+        if (first + 8 * j + lane % 4 * 2 + e >= limit[r]) s[4 * j + 2 * r + e] = NEG_INF;
 }
 
 // The fragments of the rows of a lane, from memory; zeros where there is none.
@@ -133,42 +130,26 @@ template <int N> DEVICE void load_rows(const u16* first, const u16* second, cons
   }
 }
 
-// The place of 16 bytes of a row of a block.
-DEVICE u32 piece(u32 block, int row, int column) { return block + (column / 8 * KEYS + row) * SWIZZLE + ((column % 8 ^ row % 8) << 4); }
-
-// s = a b^T, with the rows of a block as b.
-template <int N> DEVICE void multiply_rows(float (&s)[SCORES], const u32 (&a)[N], u32 block, int lane) {
-#pragma unroll
-  for (int i = 0; i < SCORES; i++) s[i] = 0.f;
-#pragma unroll
-  for (int k = 0; k < N / 4; k++)
-#pragma unroll
-    for (int j = 0; j < KEYS / 16; j++) {
-      u32 b[4];
-      load_matrices(b, piece(block, 16 * j + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-      multiply_add(s + 8 * j, a + 4 * k, b[0], b[1]);
-      multiply_add(s + 8 * j + 4, a + 4 * k, b[2], b[3]);
+// All tiles of a CTA, with a consumer for each warp.
+template <class Consumer, class Params> DEVICE void run(const Params& params, const TensorMap& map_key, const TensorMap& map_value) {
+  const u32 shared = (u32)__cvta_generic_to_shared(memory);
+  const Barriers barriers = {shared + BARRIER_OFFSET};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; s++) {
+      barrier_init(barriers.full(s), 1);
+      barrier_init(barriers.empty(s), WARPS);
     }
-}
-
-// out += p b, with the columns of a block as b.
-template <int N> DEVICE void multiply_columns(float (&out)[N], const u32 (&p)[SCORES / 2], u32 block, int lane) {
-#pragma unroll
-  for (int k = 0; k < KEYS / 16; k++)
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-      u32 b[4];
-      load_matrices_turned(b, piece(block, 16 * k + lane % 16, 2 * j + lane / 16));
-      multiply_add(out + 8 * j, p + 4 * k, b[0], b[1]);
-      multiply_add(out + 8 * j + 4, p + 4 * k, b[2], b[3]);
-    }
-}
-
-// Accumulators as the first operand of another product.
-DEVICE void pack_weights(const float (&s)[SCORES], u32 (&p)[SCORES / 2]) {
-#pragma unroll
-  for (int j = 0; j < SCORES / 4; j++) {
-    p[2 * j] = pack(s[4 * j], s[4 * j + 1]);
-    p[2 * j + 1] = pack(s[4 * j + 2], s[4 * j + 3]);
+    barrier_init_fence();
   }
+  __syncthreads();
+  const int warp = threadIdx.x / 32;
+  if (warp >= WARPS) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 32 * WARPS) produce(params.of, &map_key, &map_value, shared, barriers);
+    return;
+  }
+  take_registers<CONSUMER_REGISTERS>();
+  Consumer consumer = {params, shared, barriers, warp, (int)threadIdx.x % 32};
+  int step = 0;
+  for (int tile = blockIdx.x; tile < params.of.tiles; tile += gridDim.x) step = consumer.consume(tile, step);
 }

@@ -57,8 +57,7 @@ struct Consumer {
     load_rows(at + rows.at[0][0] * token + rows.at[0][1] * head, at + rows.at[1][0] * token + rows.at[1][1] * head, rows.exists, lane, query);
     float out[DIM_V / 2], scores[SCORES];
     u32 weights[SCORES / 2];
-#pragma unroll
-    for (int i = 0; i < DIM_V / 2; i++) out[i] = 0.f;
+    clear(out);
     Softmax softmax;
     softmax.start();
     u32 listed = 0;              // bits of queries that see something
@@ -71,10 +70,12 @@ struct Consumer {
       if (bits & rows.mine) {
         const u32 key = shared + stage * STAGE, value = key + K_BYTES;
         listed |= bits;
-        multiply_rows(scores, query, key, lane);
-        hide(scores, rows, item, lane);
+        clear(scores);
+#pragma unroll
+        for (int k = 0; k < DIM / 16; k++) multiply_rows<KEYS>(scores, query + 4 * k, key, 0, k, lane);
+        hide(scores, rows, item, 0, lane);
         softmax.step(scores, params.scale_log2);
-        pack_weights(scores, weights);
+        pack_left(scores, weights);
         if (__any_sync(~0u, softmax.rescale[0] != 1.f || softmax.rescale[1] != 1.f)) {
 #pragma unroll
           for (int j = 0; j < DIM_V / 8; j++) {
@@ -84,7 +85,7 @@ struct Consumer {
             out[4 * j + 3] *= softmax.rescale[1];
           }
         }
-        multiply_columns(out, weights, value, lane);
+        multiply_columns<KEYS>(out, weights, value, 0, lane);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(barriers.empty(stage));
@@ -117,24 +118,5 @@ struct Consumer {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_forward(const __grid_constant__ TensorMap map_key, const __grid_constant__ TensorMap map_value, const __grid_constant__ Params params) {
-  const u32 shared = (u32)__cvta_generic_to_shared(memory);
-  const Barriers barriers = {shared + BARRIER_OFFSET};
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < STAGES; s++) {
-      barrier_init(barriers.full(s), 1);
-      barrier_init(barriers.empty(s), WARPS);
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-  const int warp = threadIdx.x / 32;
-  if (warp >= WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 32 * WARPS) produce(params.of, &map_key, &map_value, shared, barriers);
-    return;
-  }
-  take_registers<CONSUMER_REGISTERS>();
-  Consumer consumer = {params, shared, barriers, warp, (int)threadIdx.x % 32};
-  int step = 0;
-  for (int tile = blockIdx.x; tile < params.of.tiles; tile += gridDim.x) step = consumer.consume(tile, step);
+  run<Consumer>(params, map_key, map_value);
 }

@@ -6,7 +6,7 @@ use super::{BackwardPlan, backward, unsupported};
 use crate::choices::{Choices, remembered};
 use crate::native::blocks::{LONGEST, LONGEST_SLOW, LONGEST_STEPS};
 use crate::native::sm90::schedule::TILE;
-use crate::native::sm90::{Element, Gradients, Listed, Mask, Pass, Schedule};
+use crate::native::sm90::{Element, Gradients, Listed, Mask, Pass, Schedule, Union};
 use crate::{BlockSparse, MAX_RANK};
 
 /// Columns of the smallest box: rows of shared memory after which the swizzle repeats.
@@ -107,6 +107,13 @@ impl Sides {
 
 /// Why the kernels cannot compute block-sparse attention; `None` if they can.
 pub fn unsupported_blocks(sparse: &BlockSparse) -> Option<String> {
+    // Both types have the same kernels.
+    let tiled = unsupported_tiles(sparse)?;
+    Union::of(sparse, Element::F16).is_err().then_some(tiled)
+}
+
+/// Why no kernel of any kind can.
+pub(in crate::native::sm90) fn unsupported_lists(sparse: &BlockSparse) -> Option<String> {
     let problem = &sparse.problem;
     if let Some(reason) = unsupported(problem) {
         return Some(reason);
@@ -129,6 +136,15 @@ pub fn unsupported_blocks(sparse: &BlockSparse) -> Option<String> {
             ));
         }
     }
+    None
+}
+
+/// Why those with tiles of 64 rows cannot.
+fn unsupported_tiles(sparse: &BlockSparse) -> Option<String> {
+    if let Some(reason) = unsupported_lists(sparse) {
+        return Some(reason);
+    }
+    let problem = &sparse.problem;
     let sides = Sides::new(sparse, Pass::Forward);
     let (rows, columns) = (sides.row_box(), sides.column_box());
     if rows.volume() < LEAST_FILL {
@@ -255,14 +271,15 @@ fn chosen<T: Clone>(
     element: Element,
     choose: impl FnOnce() -> Option<T>,
 ) -> Result<T, String> {
-    if let Some(reason) = unsupported_blocks(sparse) {
+    if let Some(reason) = unsupported_tiles(sparse) {
         return Err(reason);
     }
     remembered(choices, &sparse.problem, how(sparse, element), choose)
         .ok_or_else(|| "no schedule fits".to_string())
 }
 
-/// The schedule of block-sparse attention, chosen once for a problem.
+/// The schedule of block-sparse attention with tiles of 64 rows, chosen once for a problem. Where queries have lists of their own, the
+/// kernels of [`Union`] come before it.
 ///
 /// # Errors
 ///
@@ -329,7 +346,7 @@ mod tests {
         let most = BlockSparse::new(problem, [1], [8]).with_lists(1, 1 << 13);
         assert_eq!(unsupported_blocks(&most), None);
         assert_eq!(
-            reason(&most.with_lists(1, 1 << 14)),
+            planned_blocks(&most.with_lists(1, 1 << 14), Element::F16).expect_err("a reason"),
             "32-bit numbers cannot count up to 2149580800 boxes of listed blocks, or tiles"
         );
         assert_eq!(reason(&most.with_lists(0, 4)), "lists for 0 heads are none for 16 heads");

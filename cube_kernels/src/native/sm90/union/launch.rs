@@ -8,11 +8,15 @@ use cubecl::server::Handle;
 use super::Union;
 use crate::native::Cut;
 use crate::native::compile::Cubin;
-use crate::native::forward;
 use crate::native::grid::{Grid, parameters};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
-use crate::sparse::check_lists;
-use crate::{BlockSparse, KernelError, MAX_RANK, Operands, Outputs, Pass, Strided};
+use crate::native::statistics::statistics_bytes;
+use crate::native::{backward, forward};
+use crate::sparse::{Inverse, check_lists, invert};
+use crate::view::KeyGradients;
+use crate::{
+    BlockSparse, KernelError, KeyValue, MAX_RANK, Operands, Outputs, Pass, Saved, Strided,
+};
 
 /// The programs of a pass.
 pub(in crate::native::sm90) struct Programs {
@@ -250,4 +254,259 @@ pub(in crate::native::sm90) fn enqueue_forward(
     ];
     let kernel = walk.kernel(device, &programs.attention, c"attention_forward");
     launch(client, kernel, buffers, arguments);
+}
+
+/// The programs of a backward pass.
+pub(in crate::native::sm90) struct BackwardPrograms {
+    /// What makes the statistics.
+    pub delta: Arc<Cubin>,
+    /// What joins lists.
+    pub lists: Arc<Cubin>,
+    /// The gradient of queries.
+    pub queries: Arc<Cubin>,
+    /// What cuts inverse lists into parts.
+    pub parts: Arc<Cubin>,
+    /// The gradients of keys and values.
+    pub keys: Arc<Cubin>,
+    /// What adds up those of parts.
+    pub sums: Arc<Cubin>,
+}
+
+/// The `Params` of the kernel for queries, with the kernels' `Union` behind its two addresses.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QueryParams {
+    pointers: [u64; 8],
+    of: [i32; 10],
+    strides: [[i64; 3]; 4],
+    scale: f32,
+    scale_log2: f32,
+}
+
+const _: () = assert!(size_of::<QueryParams>() == 8 * (8 + 12) + 4 * 12);
+
+/// Those of the kernel that finds parts.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PartParams {
+    pointers: [u64; 4],
+    listed: i32,
+    blocks: i32,
+}
+
+const _: () = assert!(size_of::<PartParams>() == 8 * 4 + 4 * 2);
+
+/// Those of the kernels for keys and for their sums.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct KeyParams {
+    pointers: [u64; 11],
+    listed: i32,
+    blocks: i32,
+    strides: [[i64; 3]; 4],
+    queries: i32,
+    keys: i32,
+    heads: i32,
+    heads_kv: i32,
+    query_block: i32,
+    origin: i32,
+    step: i32,
+    scale: f32,
+    scale_log2: f32,
+    padding: i32,
+}
+
+const _: () = assert!(size_of::<KeyParams>() == 8 * (11 + 12) + 4 * 12);
+
+/// Bytes of a part in the table.
+const PART: usize = 16;
+
+/// Whether launches can read and write these tensors and lists.
+///
+/// # Errors
+///
+/// [`KernelError`] that says why not.
+pub(in crate::native::sm90) fn check_backward(
+    of: &Union,
+    sparse: &BlockSparse,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    check_lists(sparse, lists)?;
+    backward::check([cut(of, Pass::Queries)], &sparse.problem, inputs, outputs)
+}
+
+/// Enqueues a backward pass on tensors that are [checked](check_backward).
+///
+/// # Errors
+///
+/// [`KernelError`] if lists cannot be turned around. Nothing was launched then.
+#[allow(clippy::too_many_arguments)]
+pub(in crate::native::sm90) fn enqueue_backward(
+    client: &Client,
+    device: &DeviceInfo,
+    programs: &BackwardPrograms,
+    of: &Union,
+    sparse: &BlockSparse,
+    inputs: &Saved<Strided>,
+    lists: &Handle,
+    outputs: &Operands<Option<Handle>>,
+) -> Result<(), KernelError> {
+    let walk = Walk { of, sparse };
+    let problem = &sparse.problem;
+    let of_keys = KeyGradients { client, problem, size: forward::ELEMENT, is_joint: true };
+    let (dq, of_key) = (&outputs.query, of_keys.own(outputs));
+    if walk.tiles() == 0 || (dq.is_none() && of_key.is_none()) {
+        return Ok(());
+    }
+    // What can fail comes first.
+    let inverse = of_key.is_some().then(|| invert(client, sparse, lists)).transpose()?;
+    let workspace = backward::Workspace {
+        statistics: client.empty(statistics_bytes(problem)),
+        taken: client.empty(size_of::<i32>()),
+        bias: None,
+    };
+    backward::launch_delta(client, &programs.delta, problem, inputs, &workspace, 1);
+    if let Some(dq) = dq {
+        let joined = walk.join(client, &programs.lists, lists);
+        walk.queries(client, device, &programs.queries, inputs, &workspace.statistics, &joined, dq);
+    }
+    if let (Some(of_key), Some(inverse)) = (of_key, inverse) {
+        walk.keys(client, programs, inputs, &workspace.statistics, &inverse, &of_key);
+    }
+    Ok(())
+}
+
+/// Query, key, value and the gradient of the output.
+fn read(inputs: &Saved<Strided>) -> [&Strided; 4] {
+    let Operands { query, key, value, .. } = &inputs.operands;
+    [query, key, value, &inputs.gradients.out]
+}
+
+impl Walk<'_> {
+    fn scales(&self) -> [f32; 2] {
+        let scale = self.sparse.problem.scale;
+        [scale as f32, (scale * std::f64::consts::LOG2_E) as f32]
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn queries(
+        &self,
+        client: &Client,
+        device: &DeviceInfo,
+        cubin: &Arc<Cubin>,
+        inputs: &Saved<Strided>,
+        statistics: &Handle,
+        joined: &Joined,
+        dq: &Handle,
+    ) {
+        let problem = &self.sparse.problem;
+        let tensors = read(inputs);
+        let mut buffers: Vec<Buffer> =
+            tensors.iter().map(|tensor| Buffer::read(&tensor.handle)).collect();
+        buffers.extend([
+            Buffer::read(statistics),
+            Buffer::read(&joined.items),
+            Buffer::read(&joined.counts),
+            Buffer::written(dq),
+        ]);
+        let [scale, scale_log2] = self.scales();
+        let params = QueryParams {
+            pointers: [0; 8],
+            of: self.numbers(),
+            strides: tensors.map(strides),
+            scale,
+            scale_log2,
+        };
+        // SAFETY: the assertion above counts every byte.
+        let params = unsafe { parameters(params, &[7, 0, 1, 2, 3, 4, 5, 6]) };
+        let grid = self.grid(device, Pass::Queries);
+        let arguments = vec![
+            Argument::TensorMap(grid.key_map(1, tensors[1], problem.head_dim)),
+            Argument::TensorMap(grid.key_map(2, tensors[2], problem.head_dim_v)),
+            params,
+        ];
+        launch(client, self.kernel(device, cubin, c"attention_backward"), buffers, arguments);
+    }
+
+    fn keys(
+        &self,
+        client: &Client,
+        programs: &BackwardPrograms,
+        inputs: &Saved<Strided>,
+        statistics: &Handle,
+        inverse: &Inverse,
+        outputs: &KeyValue<Handle>,
+    ) {
+        let Self { of, sparse } = self;
+        let problem = &sparse.problem;
+        let (pairs, blocks) = (problem.batch * problem.heads_kv, sparse.key_blocks());
+        let listed = sparse.query_blocks() * sparse.entries;
+        let [most, most_slots] = of.most_parts(blocks, listed);
+        let sum = size_of::<f32>() * of.keys * (problem.head_dim + problem.head_dim_v);
+        let parts = client.empty(PART * pairs * most);
+        let slots = client.empty(size_of::<i32>() * pairs * blocks);
+        let sums = client.empty((pairs * most_slots).max(1) * sum);
+        let behind = size_of::<u32>() * inverse.starts;
+        let kernel = |cubin: &Arc<Cubin>, entry, grid: usize, block: usize, shared: usize| Kernel {
+            cubin: cubin.clone(),
+            entry,
+            grid: grid as u32,
+            block: block as u32,
+            shared_memory: shared as u32,
+        };
+
+        let params = PartParams { pointers: [0; 4], listed: listed as i32, blocks: blocks as i32 };
+        // SAFETY: the assertion above counts every byte.
+        let params = behind_starts(unsafe { parameters(params, &[0, 1, 2, 2]) }, 3, behind);
+        let buffers =
+            vec![Buffer::written(&parts), Buffer::written(&slots), Buffer::read(&inverse.handle)];
+        let find = kernel(&programs.parts, c"attention_parts", pairs, 256, 2 * 256 * 4);
+        launch(client, find, buffers, vec![params]);
+
+        let tensors = read(inputs);
+        let [scale, scale_log2] = self.scales();
+        let params = KeyParams {
+            pointers: [0; 11],
+            listed: listed as i32,
+            blocks: blocks as i32,
+            strides: tensors.map(strides),
+            queries: problem.queries() as i32,
+            keys: problem.keys() as i32,
+            heads: problem.heads as i32,
+            heads_kv: problem.heads_kv as i32,
+            query_block: sparse.query_block[MAX_RANK - 1].min(problem.queries()) as i32,
+            origin: self.origin(),
+            step: self.step() as i32,
+            scale,
+            scale_log2,
+            padding: 0,
+        };
+        let run = |kernel: Kernel, table: &Handle, sums: Buffer| {
+            let KeyValue { key, value } = outputs;
+            let mut buffers = vec![Buffer::written(key), Buffer::written(value)];
+            buffers.extend(tensors.iter().map(|tensor| Buffer::read(&tensor.handle)));
+            buffers.extend([Buffer::read(statistics), Buffer::read(table), sums]);
+            buffers.push(Buffer::read(&inverse.handle));
+            let pointers = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9];
+            // SAFETY: the assertion above counts every byte.
+            let params = behind_starts(unsafe { parameters(params, &pointers) }, 10, behind);
+            launch(client, kernel, buffers, vec![params]);
+        };
+        let (keys, threads) = (c"attention_backward", of.threads());
+        let attend = kernel(&programs.keys, keys, pairs * most, threads, of.keys_memory());
+        run(attend, &parts, Buffer::written(&sums));
+        let fours = pairs * problem.keys().div_ceil(4);
+        let add = kernel(&programs.sums, c"attention_sums", fours, 128, 0);
+        run(add, &slots, Buffer::read(&sums));
+    }
+}
+
+/// Parameters of which one address is that of inverse lists, so many bytes behind their starts.
+fn behind_starts(mut params: Argument, word: usize, bytes: usize) -> Argument {
+    if let Argument::Struct { pointers, .. } = &mut params {
+        pointers[word].2 = bytes;
+    }
+    params
 }
