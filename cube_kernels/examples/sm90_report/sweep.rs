@@ -110,7 +110,7 @@ fn sweep(schedules: &mut Schedules, all: bool) {
                 .flat_map(move |rank| OPTIONS_OF_AXES.map(|option| problem(*dims, rank, option)))
         })
         .collect();
-    for problem in shifted() {
+    for problem in shifted().into_iter().chain(biased()) {
         add(schedules, planned(&problem, Element::Bf16));
     }
     for (index, problem) in problems.iter().enumerate() {
@@ -176,6 +176,25 @@ fn shifted() -> Vec<Problem> {
             let mut problem = problem(dims, rank, option);
             problem.axes[MAX_RANK - 1] = Axis::dense(200, 128, true);
             problems.push(problem);
+        }
+    }
+    problems
+}
+
+/// Problems with a relative position bias: windows that Swin, NAT and videos have, of which a kernel is specialised by the extents.
+fn biased() -> Vec<Problem> {
+    let dims = [(32, 32), (64, 64), (128, 128), (192, 192)];
+    let options = [Options::Window, Options::Causal, Options::All];
+    let mut problems = vec![];
+    for (dims, rank) in
+        dims.into_iter().flat_map(|dims| (1..=MAX_RANK).map(move |rank| (dims, rank)))
+    {
+        for option in options {
+            let mut problem = problem(dims, rank, option);
+            for axis in &mut problem.axes[MAX_RANK - rank..] {
+                axis.kernel_size = [63, 7, 5][rank - 1];
+            }
+            problems.push(problem.with_bias(true));
         }
     }
     problems

@@ -17,7 +17,7 @@ use super::forward::{ELEMENT, check_layouts, more_strides, words};
 use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use super::statistics::{pitch, places, statistics_bytes};
-use super::{Cut, delta, dense};
+use super::{Cut, delta, dense, runs};
 use crate::view::{KeyGradients, check_gradients, check_saved};
 use crate::{
     KernelError, KeyValue, MAX_RANK, Operand, Operands, Outputs, Pass, Problem, Saved, Shape,
@@ -135,12 +135,9 @@ pub(super) fn enqueue(
             let kernel = grid.kernel(&part.cubin, c"attention_backward");
             let buffers = buffers(inputs, &work.outputs, &workspace, number);
             let bias = workspace.bias.as_ref();
-            launch(
-                client,
-                kernel,
-                buffers,
-                arguments(grid, part.has_additional, inputs, bias, row),
-            );
+            let mut arguments = arguments(grid, part.has_additional, inputs, bias, row);
+            arguments.extend(part.sums_bias.then(|| runs::argument(grid)));
+            launch(client, kernel, buffers, arguments);
             row += if part.sums_bias { grid.ctas() as usize } else { 0 };
         }
         if let (Some(bias), Some(cubin), Some(gradient)) = (&workspace.bias, &parts.bias_sum, dbias)

@@ -17,6 +17,8 @@ pub struct Cut {
     pub kv_tile: [usize; MAX_RANK],
     /// Rows of a CTA.
     pub cta_tile: [usize; MAX_RANK],
+    /// The slowest axis of the order in which tiles and blocks are visited.
+    pub stack: usize,
     /// CTAs that a multiprocessor runs at once.
     pub ctas: usize,
     /// Bytes of a row of shared memory, of which vectors take as many as they need: what TMA swizzles.

@@ -8,7 +8,7 @@ use super::compile::Cubin;
 use super::forward::ELEMENT;
 use super::launch::{Argument, DeviceInfo, Kernel, MapElement, TensorMap};
 use super::statistics::{STATISTICS, pitch, places};
-use super::{Cut, Element};
+use super::{Cut, Element, runs};
 use crate::{Axis, KernelError, MAX_RANK, Pass, Problem, Shape, Strided, window};
 
 #[cfg(test)]
@@ -92,13 +92,19 @@ impl Grid<'_> {
         self.cut.dilates_in_kernel(&self.problem.axes[index], index)
     }
 
+    /// The dilation groups that this launch covers along an axis.
+    pub(crate) fn covered(&self, index: usize) -> std::ops::Range<usize> {
+        let first = if self.in_kernel(index) { 0 } else { self.residues[index] };
+        first..first + self.groups(index)
+    }
+
     /// Dilation groups that this launch covers along an axis.
     fn groups(&self, index: usize) -> usize {
         if self.in_kernel(index) { self.problem.axes[index].dilation } else { 1 }
     }
 
     /// Tiles of a CTA in the longest group.
-    fn tiles_of(&self, index: usize) -> usize {
+    pub(crate) fn tiles_of(&self, index: usize) -> usize {
         let axis = &self.problem.axes[index];
         let length = match self.cut.pass {
             Pass::Forward | Pass::Queries => axis.queries,
@@ -139,7 +145,8 @@ impl Grid<'_> {
 
     /// Number of CTAs.
     pub(crate) fn ctas(&self) -> u32 {
-        self.tiles().min(self.multiprocessors * self.cut.ctas).max(1) as u32
+        let most = if self.cut.samples_first { runs::MOST } else { usize::MAX };
+        self.tiles().min(self.multiprocessors * self.cut.ctas).clamp(1, most) as u32
     }
 
     /// (sample, head) pairs that advance together through space. One group of heads, whose columns are

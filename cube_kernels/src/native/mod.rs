@@ -29,6 +29,8 @@ mod launch;
 mod limits;
 #[cfg(feature = "cuda")]
 mod packed;
+#[cfg(feature = "cuda")]
+mod runs;
 pub mod sm100;
 pub mod sm90;
 #[cfg(feature = "cuda")]

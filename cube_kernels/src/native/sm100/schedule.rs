@@ -204,6 +204,7 @@ impl Schedule {
             q_tile: self.q_tile,
             kv_tile: self.kv_tile,
             cta_tile: self.cta_tile(),
+            stack: self.stack,
             ctas: 1,
             swizzle: 128,
             samples_first: false,

@@ -110,8 +110,8 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 // `slots` is where consumers find the tile that the rows belong to, in turn; one without steps is the end.
 DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barriers& barriers) {
   int step = 0, slot = 0;
-  for (int number = SUM_BIAS ? first_tile(launch.tiles()) : blockIdx.x; number < (SUM_BIAS ? end_of_tiles(launch.tiles()) : launch.tiles());
-       number = SUM_BIAS ? next_tile(number) : gridDim.x + atomicAdd(launch.any().taken, 1)) {
+  for (int number = SUM_BIAS ? BiasSums::run()[0] : blockIdx.x; number < (SUM_BIAS ? BiasSums::run()[1] : launch.tiles());
+       number = SUM_BIAS ? number + 1 : gridDim.x + atomicAdd(launch.any().taken, 1)) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
     // Finding a tile of a packed batch takes long. There are slots enough to do so while the rows before it are in use.
@@ -507,7 +507,11 @@ attention_backward(const __grid_constant__ Launch launch) {
 attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid_constant__ TensorMap map_row_second,
                    const __grid_constant__ TensorMap map_column_first, const __grid_constant__ TensorMap map_column_second,
                    const __grid_constant__ TensorMap map_more_key, const __grid_constant__ TensorMap map_more_value,
-                   const __grid_constant__ TensorMap map_statistics, const __grid_constant__ Params params) {
+                   const __grid_constant__ TensorMap map_statistics, const __grid_constant__ Params params
+#if SUM_BIAS
+                   , const __grid_constant__ Runs runs
+#endif
+                   ) {
   const Maps maps = {&map_row_first, &map_row_second, &map_column_first, &map_column_second, &map_more_key, &map_more_value, &map_statistics};
   const Launch launch = {params, maps};
 #endif
@@ -526,6 +530,9 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     }
     barrier_init_fence();
     if constexpr (BIAS) BiasTable{memory + TABLE_OFFSET}.start();
+#if SUM_BIAS
+    for (int i = 0; i < 2; i++) BiasSums::run()[i] = runs.first[blockIdx.x + i];
+#endif
 #if !PACKED
     tma_prefetch(maps.row_first);
     tma_prefetch(maps.row_second);

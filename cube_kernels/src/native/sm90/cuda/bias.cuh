@@ -13,7 +13,7 @@ DEVICE constexpr int table_extent(int a) {
   return bias_extent(a) + 2 * (cta_extent(a) - 1) + column_extent(a) - 1 + (BLOCKS > 1 && a == SLOW ? column_extent(a) : 0);
 }
 constexpr int TABLE_ENTRIES = table_extent(0) * table_extent(1) * table_extent(2);
-constexpr int TABLE_HEADER = 16;  // bytes: the head that the table is of, and whether sums of the gradient are to be completed
+constexpr int TABLE_HEADER = 16;  // bytes: the head that the table is of, whether sums of the gradient are to be completed, and the CTA's tiles, see bias_sums.cuh
 // Backward kernels may have a second copy, which begins with entry 1, so that a lane reads entries of two adjacent columns at once: from the copy
 // that has them at a multiple of eight bytes. Lanes of neighboring rows read from both; banks are half of all apart.
 #if !defined BIAS_COPIES

@@ -31,13 +31,8 @@ constexpr int STATE_BYTES = 16;
 constexpr int SUM_BYTES = SUM_BIAS ? SUM_SLOTS * (SLOT_BYTES + STATE_BYTES) + (BIAS_ENTRIES + 35) / 4 * 16 : 0;  // of a warp
 static_assert(!SUM_BIAS || BLOCKS == 1 && (RANK == 1 || ROW_X == 8 && COLUMN_X == 8), "lines are eight wide");
 
-// A CTA has the same tiles every time: neighbors, or, where they differ in length, some of every length.
-DEVICE int first_tile(int tiles) {
-  const int rest = tiles % gridDim.x;
-  return CAUSAL ? blockIdx.x : tiles / gridDim.x * blockIdx.x + min_(blockIdx.x, rest);
-}
-DEVICE int end_of_tiles(int tiles) { return CAUSAL ? tiles : first_tile(tiles) + tiles / gridDim.x + ((int)blockIdx.x < (int)(tiles % gridDim.x)); }
-DEVICE int next_tile(int number) { return number + (CAUSAL ? gridDim.x : 1); }
+// A CTA has the same tiles every time, one behind the other: of each CTA the first, and behind the last CTA their number, see runs.rs.
+struct Runs { int first[512]; };
 
 // Whether every step of a tile has a slot of its own: strides aside, rows that follow each other see at most one column more.
 DEVICE constexpr int most_blocks(int a) { return ((bias_extent(a) + 1) / 2 + cta_extent(a) - 1 + column_extent(a) - 1) / column_extent(a); }
@@ -60,6 +55,9 @@ struct BiasSums {
   static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES + SUM_SLOTS * (SLOT_BYTES + STATE_BYTES)); }
   // Of this CTA.
   static DEVICE float* row_of(const Bias& bias, int head) { return bias.sums + ((i64)head * bias.rows + blockIdx.x) * BIAS_ENTRIES; }
+
+  // The CTA's first tile, and that behind its last one.
+  static DEVICE int* run() { return (int*)(memory + TABLE_OFFSET + 8); }
 
   // Sets all sums to zero. Called by all threads, ahead of a barrier.
   static DEVICE void start(const Bias& bias, int heads) {
@@ -214,7 +212,7 @@ struct BiasSums {
   static DEVICE void recount(const Params& params, Tile& tile, int lane) {
     int first = 0;
 #pragma unroll 1
-    for (int index = first_tile(params.space.tiles); index < end_of_tiles(params.space.tiles); index = next_tile(index)) {
+    for (int index = run()[0]; index < run()[1]; index++) {
       named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
       if (threadIdx.x == 128) decode_tile(params.space, params.shift, params.bias.samples, index, tile);
       named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
