@@ -15,6 +15,7 @@ typedef long long i64;
 #define __global__
 #define __device__
 #define __forceinline__
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __grid_constant__
