@@ -1,4 +1,4 @@
-// Products of a warp on tensor cores, and the loads from shared memory that feed them (sm_80 and newer). Lane `4 g + t` holds, of a
+// Products of a warp on tensor cores, the loads from shared memory that feed them, and the copies that fill it (sm_80 and newer). Lane `4 g + t` holds, of a
 // matrix of 16 rows of 16 elements, rows g and g + 8 at columns 2 t and 2 t + 1, and 8 columns on.
 
 // d[16 x 8] += a[16 x 16] b[16 x 8]; sums are f32. In d a lane holds two columns of row g, and two of row g + 8.
@@ -27,6 +27,15 @@ DEVICE void load_transposed(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
+
+// Copies from global to shared memory that go on until `wait_for_copies`: 16 bytes, zeros where nothing is there; 4, 8 or 16 bytes.
+DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+template <int BYTES> DEVICE void copy_word(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // The upper word of a product of two words.
 DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }

@@ -24,6 +24,8 @@ const GOOD_SHARED: usize = 84 << 10;
 /// Shared memory of a multiprocessor of a large GPU, and what each of its CTAs takes besides.
 const MULTIPROCESSOR: usize = 227 << 10;
 const RESERVED: usize = 1 << 10;
+/// Warps of a multiprocessor with which one or the other has something to do.
+const GOOD_WARPS: usize = 16;
 /// Registers of a multiprocessor.
 const REGISTERS: usize = 1 << 16;
 /// Longest vectors: a warp has the sums of 16 in registers.
@@ -244,13 +246,18 @@ impl Schedule {
         }
     }
 
-    /// Threads of a CTA. A warp has two parts, for which it works out but once where they are, unless it keeps their sums from one
-    /// position along the slowest axis to the next, or from one head to the next.
+    /// Threads of a CTA. Where enough CTAs share a multiprocessor, a warp has two parts, for which it works out but once where they are,
+    /// unless it keeps their sums from one position along the slowest axis to the next, or from one head to the next.
     pub(super) fn threads(&self) -> usize {
         let parts = self.tile[0] * self.tile[1] / 16 * self.heads;
         let is_once = self.kernel[0] == 1 && (self.product != Product::Spread || self.group == 1);
-        let warps = if is_once && parts >= 8 { parts / 2 } else { parts };
-        32 * warps
+        let has_two = is_once && parts >= 8 && self.ctas_by_memory() * parts / 2 >= GOOD_WARPS;
+        32 * if has_two { parts / 2 } else { parts }
+    }
+
+    /// CTAs whose shared memory a multiprocessor has.
+    fn ctas_by_memory(&self) -> usize {
+        MULTIPROCESSOR / (self.shared_memory() + RESERVED)
     }
 
     /// Whether lines of weights move in whole vectors wherever they begin.
@@ -262,7 +269,7 @@ impl Schedule {
     pub(super) fn ctas_at_once(&self) -> usize {
         let registers = if self.dim <= 64 { 96 } else { 160 };
         let by_registers = REGISTERS / (registers * self.threads());
-        (MULTIPROCESSOR / (self.shared_memory() + RESERVED)).min(by_registers).clamp(1, 16)
+        self.ctas_by_memory().min(by_registers).clamp(1, 16)
     }
 
     /// Bytes of shared memory: vectors of the halo, weights of queries, and as many as are read behind them for nothing.

@@ -6,13 +6,25 @@
 
 constexpr int STAGE = HEADS * HALO_Y * HALO_X * PITCH;
 
+// Vectors of a part's queries; of one that is not there those of another.
+DEVICE void load_queries(const Params& params, const Tile& tile, const Part& part, u32 (&a)[DIM / 16][4]) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const Row row(tile, part, i);
+    const int at_y = min_(tile.y.first + row.y, tile.y.length - 1), at_x = min_(tile.x.first + row.x, tile.x.length - 1);
+    const u16* const vector = rows_of(params, tile) + vector_at(params, tile, params.row_strides, tile.z.first, at_y, at_x, tile.head + part.h) +
+                              2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) a[k][i] = *(const u32*)(vector + 16 * k), a[k][2 + i] = *(const u32*)(vector + 16 * k + 8);
+  }
+}
+
 // The products of one part, into the slots of one position along the slowest axis; `bias` is the bias of the part's head there.
-DEVICE void multiply(const Params& params, const Tile& tile, const Halo& halo, u16* stage, const Part& part, const u16* bias) {
+DEVICE void multiply(const Params& params, const Tile& tile, const Halo& halo, u16* stage, const Part& part, const u32 (&a)[DIM / 16][4], const u16* bias) {
   const int lane = threadIdx.x % 32, pair = 2 * (lane % 4);
   const int from_y = window<CAUSAL_Y>(params.axes[1], tile.y.first + part.y, tile.y.length).start;
   const int from_x = window<CAUSAL_X>(params.axes[2], tile.x.first + part.x, tile.x.length).start;
 
-  u32 a[DIM / 16][4];
   // Where the slots of a lane's two columns of each row would be in the first line; in which lines a column is seen; which it is.
   u16* slots[2][2];
   Lines lines[2][BLOCKS][2];
@@ -24,11 +36,6 @@ DEVICE void multiply(const Params& params, const Tile& tile, const Halo& halo, u
   for (int i = 0; i < 2; i++) {
     const Row row(tile, part, i);
     const Seen seen(params, tile, row, from_y, from_x);
-    const int at_y = min_(tile.y.first + row.y, tile.y.length - 1), at_x = min_(tile.x.first + row.x, tile.x.length - 1);
-    const u16* const vector =
-        rows_of(params, tile) + vector_at(params, tile, params.row_strides, tile.z.first, at_y, at_x, tile.head + part.h) + pair;
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++) a[k][i] = *(const u32*)(vector + 16 * k), a[k][2 + i] = *(const u32*)(vector + 16 * k + 8);
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       const int column = seen.column(pair + e);
@@ -96,7 +103,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) unfused_dots(const _
   const Halo box = {tile.y.first, tile.x.first, tile.y.there(TILE_Y), tile.x.there(TILE_X)};
   const Window planes = window<CAUSAL_Z>(params.axes[0], tile.z.first, tile.z.length);
   u16* const stage = (u16*)(memory + STAGE);
-  const int warp = threadIdx.x / 32;
+  constexpr int PER_WARP = PARTS / WARPS;
+  u32 queries[PER_WARP][DIM / 16][4];
+#pragma unroll
+  for (int i = 0; i < PER_WARP; i++) load_queries(params, tile, Part(threadIdx.x / 32 + i * WARPS), queries[i]);
 #pragma unroll 1
   for (int plane = 0; plane < KERNEL_Z; plane++) {
     const bool is_seen = !CAUSAL_Z || planes.start + plane < planes.end;
@@ -108,14 +118,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) unfused_dots(const _
       const u16 hidden = (u16)pack(params.hidden, 0.f);
       for (int i = threadIdx.x; i < TILE_Y * TILE_X * HEADS * SLOTS; i += THREADS) stage[i] = hidden;
     }
+    wait_for_copies();
     __syncthreads();
-#pragma unroll 1
-    for (int number = warp; is_seen && number < PARTS; number += WARPS) {
-      const Part part(number);
-      if (!part.is_in(tile)) continue;
+#pragma unroll
+    for (int i = 0; i < PER_WARP; i++) {
+      const Part part(threadIdx.x / 32 + i * WARPS);
+      if (!is_seen || !part.is_in(tile)) continue;
       const int along_z = planes.start + plane - tile.z.first + KERNEL_Z - 1;
       const int table = ((tile.head + part.h) * (2 * KERNEL_Z - 1) + along_z) * (2 * KERNEL_Y - 1) * (2 * KERNEL_X - 1);
-      multiply(params, tile, halo, stage, part, params.bias + table);
+      multiply(params, tile, halo, stage, part, queries[i], params.bias + table);
     }
     __syncthreads();
     move_weights<TILE_Y, TILE_X, true>(params, tile, box, (u8*)stage, tile.z.first, tile.head, plane);

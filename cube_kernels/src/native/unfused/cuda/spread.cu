@@ -107,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) unfused_spread(const
     if (turn > 0) __syncthreads();
     move_weights<HALO_Y, HALO_X, false>(params, tile, halo, stage, z, tile.head * GROUP + member, plane);
     load_halo(params, tile, halo, rows_of(params, tile), params.row_strides, memory, z, [&](int h) { return (tile.head + h) * GROUP + member; });
+    wait_for_copies();
     __syncthreads();
     // A warp has one part where there are several turns.
 #pragma unroll 1

@@ -86,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) unfused_sums(const _
     if (plane > 0) __syncthreads();
     move_weights<TILE_Y, TILE_X, false>(params, tile, box, stage, tile.z.first, tile.head, plane);
     load_halo(params, tile, halo, tokens_of(params, tile), params.token_strides, memory, planes.start + plane, [&](int h) { return (tile.head + h) / GROUP; });
+    wait_for_copies();
     __syncthreads();
     // A warp has one part where there are several positions along the slowest axis.
 #pragma unroll 1

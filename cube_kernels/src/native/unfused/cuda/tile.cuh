@@ -130,7 +130,7 @@ DEVICE int vector_at(const Params& params, const Tile& tile, const int (&strides
 DEVICE u16* rows_of(const Params& params, const Tile& tile) { return params.rows + tile.batch * params.row_samples; }
 DEVICE u16* tokens_of(const Params& params, const Tile& tile) { return params.tokens + tile.batch * params.token_samples; }
 
-// Vectors of the halo, of the tokens at position z of a sample; zeros in places behind it. `head(h)` is the head of plane h. A warp
+// Copies vectors of the halo, of the tokens at position z of a sample; zeros to places behind it. `head(h)` is the head of plane h. A warp
 // takes a line at a time.
 template <class Head>
 DEVICE void load_halo(const Params& params, const Tile& tile, const Halo& halo, const u16* sample, const int (&strides)[4], u8* to, int z, Head head) {
@@ -148,18 +148,12 @@ DEVICE void load_halo(const Params& params, const Tile& tile, const Halo& halo, 
     places[turn] = opaque(h * HALO_Y * HALO_X * PITCH + x * PITCH + 16 * vector);
   }
   const u16* line = sample + vector_at(params, tile, strides, z, halo.y + warp, halo.x, 0);
-  u8* shared = to + warp * HALO_X * PITCH;
+  u32 shared = address_of_shared(to) + warp * HALO_X * PITCH;
 #pragma unroll 2
   for (int y = warp; y < HALO_Y; y += WARPS, line += step_y, shared += WARPS * HALO_X * PITCH) {
-    uint4 values[TURNS];
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-      values[turn] = make_uint4(0, 0, 0, 0);
-      if (y < halo.count_y && is_in[turn]) values[turn] = *(const uint4*)(line + offsets[turn]);
-    }
-#pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-      if (COUNT % 32 == 0 || lane + 32 * turn < COUNT) *(uint4*)(shared + places[turn]) = values[turn];
+      if (COUNT % 32 == 0 || lane + 32 * turn < COUNT) copy_or_zero(shared + places[turn], line + offsets[turn], y < halo.count_y && is_in[turn]);
     }
   }
 }
@@ -187,6 +181,15 @@ DEVICE i64 row_at(const Params& params, const Tile& tile, int z, int y, int x) {
   return ((i64)line * params.axes[2].length + tile.x.place(params.axes[2], x)) * params.heads;
 }
 
+template <bool Store> DEVICE void move_word(Word* global, Word* shared) {
+  if (Store) *global = *shared;
+#if WORD >= 4
+  else copy_word<WORD>(address_of_shared(shared), global);
+#else
+  else *shared = *global;
+#endif
+}
+
 // Moves the weights of a box of EXTENT_Y x EXTENT_X queries, of which there are `count`, in the slots of one position along the slowest
 // axis: `[y, x, HEADS, SLOTS]` in shared memory, where a line of the box takes whole words. `head` is the first one.
 template <int EXTENT_Y, int EXTENT_X, bool Store>
@@ -211,8 +214,9 @@ DEVICE void move_weights(const Params& params, const Tile& tile, const Halo& box
     const bool is_inside = from >= (const u8*)params.weights && from + 16 * vectors <= (const u8*)(params.weights + params.elements);
     if (is_inside) {
 #pragma unroll 4
-      for (int i = lane; i < vectors; i += 32) *(uint4*)(to + 16 * i) = *(const uint4*)(from + 16 * i);
+      for (int i = lane; i < vectors; i += 32) copy_word<16>(address_of_shared(to) + 16 * i, from + 16 * i);
     } else {
+#pragma unroll 1
       for (int i = lane; i < box.count_x * HEADS * SLOTS; i += 32) *(u16*)(to + shift + 2 * i) = line[i];
     }
   }
@@ -225,8 +229,7 @@ DEVICE void move_weights(const Params& params, const Tile& tile, const Halo& box
       Word* const shared = (Word*)(stage + y * PIECE);
 #pragma unroll 4
       for (int word = lane; word < words; word += 32) {
-        if (Store) global[word] = shared[word];
-        else shared[word] = global[word];
+        move_word<Store>(global + word, shared + word);
       }
     }
     return;
@@ -239,8 +242,7 @@ DEVICE void move_weights(const Params& params, const Tile& tile, const Halo& box
     if (y >= box.count_y || x >= box.count_x) continue;
     Word* const global = (Word*)(corner + (i64)y * step_y + x * step_x + h * (KERNEL_Z * SLOTS)) + word;
     Word* const shared = (Word*)(stage + piece * PIECE) + word;
-    if (Store) *global = *shared;
-    else *shared = *global;
+    move_word<Store>(global, shared);
   }
 }
 
