@@ -2,12 +2,11 @@
 //! wgmma instruction a call that says what its text says.
 
 /// The headers whose functions `device.h` has: all with assembly.
-const HEADERS: [&str; 6] = [
+const HEADERS: [&str; 5] = [
     include_str!("../../src/native/cuda/device.cuh"),
     include_str!("../../src/native/cuda/mma.cuh"),
     include_str!("../../src/native/cuda/tma.cuh"),
     include_str!("../../src/native/sm90/cuda/wgmma.cuh"),
-    include_str!("../../src/native/sm90/cuda/mma.cuh"),
     include_str!("../../src/native/sm100/cuda/tcgen05.cuh"),
 ];
 

@@ -1,7 +1,7 @@
 //! Random problems against the oracle, in every type. Hidden slots hold NaN, in weights and in the gradient of scores.
 
 use burn::tensor::{DType, Tensor};
-use burn_natten::{NeighborhoodOptions, na2d_av, na2d_qk};
+use burn_natten::{NeighborhoodOptions, Strategy, na2d_av, na2d_qk};
 use half::{bf16, f16};
 
 use super::oracle::{Halves, Results};
@@ -56,6 +56,29 @@ pub fn everything() -> Problem {
     }
 }
 
+/// Without additional tokens, of vectors that tensor cores take: planes of several tiles, a line, and a box with all else.
+pub fn tiles() -> [Problem; 3] {
+    let along = |length, kernel_size, stride, dilation, is_causal| Axis::Window {
+        length,
+        kernel_size,
+        stride,
+        dilation,
+        is_causal,
+    };
+    let problem = Problem {
+        heads: 2,
+        dim: 32,
+        dim_v: 64,
+        additional: None,
+        axes: vec![along(14, 7, 1, 1, false), along(22, 7, 1, 1, false)],
+        ..everything()
+    };
+    let line = Problem { heads: 4, axes: vec![along(70, 9, 1, 1, false)], ..problem.clone() };
+    let axes = [along(4, 3, 1, 1, true), along(8, 3, 1, 2, false), along(9, 4, 2, 1, false)];
+    let all = Problem { heads: 4, dim: 16, dim_v: 48, axes: axes.into(), ..problem.clone() };
+    [problem, line, all]
+}
+
 #[test]
 fn f64_is_computed_in_f64() {
     let problem = everything();
@@ -75,8 +98,11 @@ fn f64_is_computed_in_f64() {
 /// Sums are held in f32: what comes out is a right answer, rounded once.
 #[test]
 fn half_types_are_rounded_once() {
-    let problem = everything();
-    for dtype in [DType::F16, DType::BF16] {
+    let problems = || [everything()].into_iter().chain(tiles());
+    for (problem, dtype) in [DType::F16, DType::BF16]
+        .into_iter()
+        .flat_map(|dtype| problems().map(move |of| (of, dtype)))
+    {
         let mut halves = Halves::random(&problem, 7);
         for values in halves.all_mut() {
             *values = round(dtype, values);
@@ -88,7 +114,8 @@ fn half_types_are_rounded_once() {
             _ => 0.5 * bf16::EPSILON.to_f64(),
         };
         for device in devices().into_iter().filter(|device| device.supports(dtype)) {
-            for strategy in device.strategies() {
+            // Where Auto takes others, Portable kernels are tested as well.
+            for strategy in device.strategies().into_iter().chain([Strategy::Portable]) {
                 let got =
                     run(&problem, &halves, &Setup::new(&device.device, strategy).dtype(dtype));
                 for ((name, got), (_, want)) in got.named().into_iter().zip(want.named()) {
@@ -108,12 +135,18 @@ fn half_types_are_rounded_once() {
 
 #[test]
 fn results_repeat_bit_by_bit() {
-    let problem = everything();
-    let halves = Halves::random(&problem, 11);
-    for device in devices() {
+    let [tiles, ..] = tiles();
+    for (problem, dtype) in [(everything(), DType::F32), (tiles, DType::BF16)] {
+        repeat(&problem, dtype);
+    }
+}
+
+fn repeat(problem: &Problem, dtype: DType) {
+    let halves = Halves::random(problem, 11);
+    for device in devices().into_iter().filter(|device| device.supports(dtype)) {
         for strategy in device.strategies() {
-            let setup = Setup::new(&device.device, strategy);
-            let [first, second] = [0, 1].map(|_| run(&problem, &halves, &setup));
+            let setup = Setup::new(&device.device, strategy).dtype(dtype);
+            let [first, second] = [0, 1].map(|_| run(problem, &halves, &setup));
             for ((name, a), (_, b)) in first.named().into_iter().zip(second.named()) {
                 identical(&format!("{} {strategy:?} {name}", device.name), a, b);
             }

@@ -1,8 +1,9 @@
-// Products of a warp on tensor cores, and the loads from shared memory that feed them (sm_80 and newer). Lane `4 g + t` holds, of a
+// Products of a warp on tensor cores, the loads from shared memory that feed them, and the copies that fill it (sm_80 and newer). Lane `4 g + t` holds, of a
 // matrix of 16 rows of 16 elements, rows g and g + 8 at columns 2 t and 2 t + 1, and 8 columns on.
 
-// d[16 x 8] += a[16 x 16] b[16 x 8]; sums are f32. In d a lane holds two columns of row g, and two of row g + 8.
-DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+// d[16 x 8] += a[16 x 16] b[16 x 8]; sums are f32. In d a lane holds two columns of row g, and two of row g + 8. These are the layouts of wgmma,
+// for the sixteen rows of one of its warps.
+DEVICE void mma(float* d, const u32* a, u32 b0, u32 b1) {
 #if BF16
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 #else
@@ -27,6 +28,18 @@ DEVICE void load_transposed(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
+
+// Copies from global to shared memory that go on until `wait_for_copies`: 16 bytes, zeros where nothing is there; 4, 8 or 16 bytes.
+DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+template <int BYTES> DEVICE void copy_word(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+// The thread arrives at a barrier when all of those that it has begun are there.
+DEVICE void arrive_with_copies(u32 barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory"); }
+// Until the thread's own are there.
+DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // The upper word of a product of two words.
 DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }

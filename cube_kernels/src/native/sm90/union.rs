@@ -219,7 +219,7 @@ impl Union {
             include_str!("../cuda/device.cuh"),
             include_str!("../cuda/tma.cuh"),
             include_str!("cuda/wgmma.cuh"),
-            include_str!("cuda/mma.cuh"),
+            include_str!("../cuda/mma.cuh"),
             include_str!("cuda/union_seen.cuh"),
             include_str!("cuda/warp_products.cuh"),
         );

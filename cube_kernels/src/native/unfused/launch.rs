@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
 
-use super::plan::total_heads;
+use super::plan::{MAX_SAMPLE, total_heads};
 use super::{Product, Schedule};
 use crate::native::Element;
 use crate::native::compile::{Cubin, Source, compile, has_compiler};
@@ -119,6 +119,10 @@ impl Tensor {
     /// Checked as vectors of 16 bytes.
     fn check(&self, shape: Shape, size: usize) -> Result<(), KernelError> {
         self.view.check(self.name, shape, size)?;
+        if (Shape { batch: 1, ..shape }).extent(self.view.strides) >= MAX_SAMPLE {
+            let reason = format!("a sample of {} lies over 2^31 elements or more", self.name);
+            return Err(KernelError::Problem(reason));
+        }
         match self.view.widest(shape, size) * size {
             16 => Ok(()),
             _ => {
@@ -242,17 +246,19 @@ struct AxisParams {
 #[derive(Clone, Copy)]
 struct Params {
     pointers: [u64; 4],
-    strides: [[i64; 5]; 2],
+    samples: [i64; 2],
+    strides: [[i32; 4]; 2],
     axes: [AxisParams; MAX_RANK],
     parts: Divisor,
     positions: Divisor,
+    elements: i64,
     heads: i32,
     scale: f32,
     hidden: f32,
     unused: i32,
 }
 
-const _: () = assert!(size_of::<Params>() == 8 * (4 + 10) + 4 * (3 * 12 + 8 + 4));
+const _: () = assert!(size_of::<Params>() == 8 * (4 + 2 + 1) + 4 * (8 + 3 * 12 + 8 + 4));
 
 impl Schedule {
     /// Tokens of a tile along an axis.
@@ -289,10 +295,14 @@ impl Schedule {
         };
         let params = Params {
             pointers: [0; 4],
-            strides: [rows, tokens].map(|tensor| tensor.strides.map(|stride| stride as i64)),
+            samples: [rows, tokens].map(|tensor| tensor.strides[0] as i64),
+            // Those of an axis of one element may be anything.
+            strides: [rows, tokens]
+                .map(|tensor| [1, 2, 3, 4].map(|index| tensor.strides[index] as i32)),
             axes: [0, 1, 2].map(axis),
             parts: Divisor::new(self.parts(problem)),
             positions: Divisor::new(problem.axes[0].queries),
+            elements: problem.weights() as i64,
             heads: problem.heads as i32,
             scale: problem.scale as f32,
             hidden,

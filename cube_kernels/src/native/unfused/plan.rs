@@ -19,14 +19,23 @@ pub enum Product {
 
 /// Most bytes of shared memory: what every device gives a CTA.
 const MAX_SHARED: usize = 99 << 10;
-/// Bytes with which three CTAs and more share a multiprocessor.
-const GOOD_SHARED: usize = 72 << 10;
+/// Bytes with which two CTAs and more share a multiprocessor, as its halo gets small beside a tile.
+const GOOD_SHARED: usize = 84 << 10;
+/// Shared memory of a multiprocessor of a large GPU, and what each of its CTAs takes besides.
+const MULTIPROCESSOR: usize = 227 << 10;
+const RESERVED: usize = 1 << 10;
+/// Warps of a multiprocessor with which one or the other has something to do.
+const GOOD_WARPS: usize = 16;
+/// Registers of a multiprocessor.
+const REGISTERS: usize = 1 << 16;
 /// Longest vectors: a warp has the sums of 16 in registers.
 const MAX_DIM: usize = 128;
-/// Most columns along the fastest axis, over which kernels have no loop.
-const MAX_SPAN: usize = 64;
-/// Warps of a CTA, each with 16 tokens.
-const MAX_WARPS: usize = 8;
+/// Most counterparts of a part along each axis: a word has a bit for each line, and kernels have no loop over columns.
+const MAX_SPAN: [usize; 2] = [63, 64];
+/// Parts of 16 tokens of a CTA.
+const MAX_PARTS: usize = 8;
+/// Elements of a sample: kernels have 32-bit offsets in it.
+pub(super) const MAX_SAMPLE: usize = 1 << 31;
 
 /// A kernel: all that its text is specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +49,9 @@ pub struct Schedule {
     pub(super) kernel: [usize; MAX_RANK],
     pub(super) causal: [bool; MAX_RANK],
     pub(super) is_strided: bool,
+    pub(super) is_dilated: bool,
+    /// Whether there is a slowest of three axes.
+    pub(super) has_depth: bool,
     pub(super) has_bias: bool,
     /// Heads of rows that share one of tokens.
     pub(super) group: usize,
@@ -112,8 +124,11 @@ impl Cut {
             }
         }
         extent.span = extent.span.next_multiple_of(unit);
-        let furthest = parts.into_iter().max().unwrap_or(0);
-        extent.halo = extent.halo.max(furthest + extent.span);
+        // Spread's loop over lines ends with those of its part.
+        let is_cut_short = product == Product::Spread && unit == 1;
+        if let Some(furthest) = parts.into_iter().max().filter(|_| !is_cut_short) {
+            extent.halo = extent.halo.max(furthest + extent.span);
+        }
         extent
     }
 }
@@ -137,29 +152,30 @@ impl Schedule {
         let heads = match product {
             // Of one group at a time, whose heads are not neighbors.
             Product::Spread if problem.group_size() > 1 => &[1][..],
-            Product::Spread => &[2, 1],
             _ => &[2, 1],
         };
         let [_, y, _] = problem.axes;
         let longest = |axis: &Axis| axis.group(0).0;
         // A line where there are no others, or squares.
-        let (tiles, band): (&[[usize; 2]], usize) = match (longest(&y) > 1, product) {
-            (false, _) => (&[[1, 128], [1, 64], [1, 32], [1, 16]], 16),
-            (true, _) => (&[[8, 16], [16, 8], [8, 8], [4, 8], [2, 8]], 8),
+        let (tiles, band): (&[[usize; 2]], usize) = match longest(&y) {
+            0 | 1 => (&[[1, 128], [1, 64], [1, 32], [1, 16]], 16),
+            _ => (&[[8, 16], [16, 8], [8, 8], [4, 8], [2, 8]], 8),
         };
         let mut found: Option<(usize, Self)> = None;
         for &heads in
             heads.iter().filter(|heads| total_heads(problem, product).is_multiple_of(**heads))
         {
             for &tile in tiles {
-                let warps = tile[0] * tile[1] / 16 * heads;
-                if warps > MAX_WARPS {
+                if tile[0] * tile[1] / 16 * heads > MAX_PARTS {
                     continue;
                 }
                 let schedule =
                     Self::of(problem, product, element, has_bias, offset, heads, tile, band);
                 let shared = schedule.shared_memory();
-                if schedule.span[1] > MAX_SPAN || shared > MAX_SHARED {
+                if schedule.span[0] > MAX_SPAN[0]
+                    || schedule.span[1] > MAX_SPAN[1]
+                    || shared > MAX_SHARED
+                {
                     continue;
                 }
                 if shared <= GOOD_SHARED {
@@ -198,11 +214,14 @@ impl Schedule {
         // What weights begin at multiples of, in bytes, and what as many of them as there are is a multiple of.
         let row = 2 * heads * slots;
         let places = match (is_together, product) {
-            (true, Product::Spread) => vec![row],
+            // In vectors, wherever a line begins.
+            (true, Product::Spread) => vec![],
             (true, _) => vec![row * tile[1], row * (x.queries % tile[1]), row * x.queries],
             (false, _) if kernel[0] > 1 => vec![2 * slots],
             (false, _) => vec![row],
         };
+        let is_shifted = is_together && product == Product::Spread;
+        let offset = if is_shifted { 0 } else { offset };
         let is_word = |word: &usize| places.iter().chain([&offset]).all(|place| place % word == 0);
         let word = [16, 8, 4].into_iter().find(is_word).unwrap_or(2);
         let halo_x = along_x.halo.next_multiple_of(8);
@@ -213,6 +232,8 @@ impl Schedule {
             kernel,
             causal: problem.axes.map(|axis| axis.is_causal),
             is_strided: problem.axes.iter().any(|axis| axis.stride > 1),
+            is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
+            has_depth: problem.axes[0].queries > 1,
             has_bias,
             group: problem.group_size(),
             heads,
@@ -225,19 +246,46 @@ impl Schedule {
         }
     }
 
-    /// Threads of a CTA.
+    /// Threads of a CTA. Where enough CTAs share a multiprocessor, a warp has two parts, for which it works out but once where they are,
+    /// unless it keeps their sums from one position along the slowest axis to the next, or from one head to the next.
     pub(super) fn threads(&self) -> usize {
-        2 * self.tile[0] * self.tile[1] * self.heads
+        let parts = self.tile[0] * self.tile[1] / 16 * self.heads;
+        let is_once = self.kernel[0] == 1 && (self.product != Product::Spread || self.group == 1);
+        let has_two = is_once && parts >= 8 && self.ctas_by_memory() * parts / 2 >= GOOD_WARPS;
+        32 * if has_two { parts / 2 } else { parts }
     }
 
-    /// Bytes of shared memory: vectors of the halo, and weights of queries.
+    /// CTAs whose shared memory a multiprocessor has.
+    fn ctas_by_memory(&self) -> usize {
+        MULTIPROCESSOR / (self.shared_memory() + RESERVED)
+    }
+
+    /// Whether lines of weights move in whole vectors wherever they begin.
+    pub(super) fn is_shifted(&self) -> bool {
+        self.is_together && self.product == Product::Spread
+    }
+
+    /// CTAs that are to share a multiprocessor: a bound on the registers of a thread.
+    pub(super) fn ctas_at_once(&self) -> usize {
+        let registers = if self.dim <= 64 { 96 } else { 160 };
+        let by_registers = REGISTERS / (registers * self.threads());
+        self.ctas_by_memory().min(by_registers).clamp(1, 16)
+    }
+
+    /// Bytes of shared memory: vectors of the halo, weights of queries, and as many as are read behind them for nothing.
     pub(super) fn shared_memory(&self) -> usize {
         let halo = self.halo[0] * self.halo[1] * self.heads;
-        let queries = match self.product {
-            Product::Spread => halo,
-            _ => self.tile[0] * self.tile[1] * self.heads,
+        let [_, kernel_y, kernel_x] = self.kernel;
+        let slots = self.heads * kernel_y * kernel_x;
+        let weights = match self.product {
+            Product::Spread if self.is_shifted() => {
+                self.halo[0] * ((2 * self.halo[1] * slots).next_multiple_of(16) + 16)
+            }
+            Product::Spread => 2 * self.halo[0] * self.halo[1] * slots,
+            _ => 2 * self.tile[0] * self.tile[1] * slots,
         };
-        halo * (2 * self.dim + 16) + 2 * queries * self.kernel[1] * self.kernel[2]
+        let behind = (self.span[0] + kernel_y + 3) * kernel_x + self.span[1] + 16;
+        halo * (2 * self.dim + 16) + weights + 2 * behind
     }
 }
 
@@ -264,6 +312,9 @@ fn unsupported(problem: &Problem) -> Option<String> {
     if problem.batch * problem.queries() * problem.heads >= 1 << 30 {
         return Some("there are 2^30 or more rows of queries".into());
     }
+    if problem.weights() / problem.batch.max(1) >= MAX_SAMPLE {
+        return Some("a sample has 2^31 or more weights".into());
+    }
     None
 }
 
@@ -278,8 +329,10 @@ mod tests {
         for product in [Product::Dots, Product::Sums, Product::Spread] {
             let schedule = Schedule::plan(&problem, product, Element::Bf16, false, 0).expect("one");
             assert!(schedule.is_together, "{schedule:?}");
-            assert_eq!(schedule.span, [8, 16]);
-            assert_eq!(schedule.word, if product == Product::Spread { 4 } else { 16 });
+            // A key of the border has more visitors.
+            assert_eq!(schedule.span, [if product == Product::Spread { 11 } else { 8 }, 16]);
+            assert_eq!((schedule.tile, schedule.halo), ([8, 8], [14, 16]));
+            assert_eq!(schedule.word, 16);
         }
     }
 

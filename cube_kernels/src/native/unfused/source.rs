@@ -40,6 +40,9 @@ impl Schedule {
             ("BF16", flag(self.element == Element::Bf16)),
             ("DIM", self.dim),
             ("STRIDED", flag(self.is_strided)),
+            ("DILATED", flag(self.is_dilated)),
+            ("DEPTH", flag(self.has_depth)),
+            ("CTAS", self.ctas_at_once()),
             ("HAS_BIAS", flag(self.has_bias)),
             ("GROUP", self.group),
             ("HEADS", self.heads),
@@ -52,6 +55,7 @@ impl Schedule {
             ("SPAN_X", self.span[1]),
             ("THREADS", self.threads()),
             ("WORD", self.word),
+            ("SHIFTED", flag(self.is_shifted())),
             ("TOGETHER", flag(self.is_together)),
         ];
         macros.extend(["KERNEL_Z", "KERNEL_Y", "KERNEL_X"].into_iter().zip(self.kernel));

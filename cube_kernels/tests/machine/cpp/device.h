@@ -15,6 +15,7 @@ typedef long long i64;
 #define __global__
 #define __device__
 #define __forceinline__
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __grid_constant__
@@ -188,23 +189,7 @@ DEVICE void named_arrive(int id, int threads) { m_named(id, threads, 0); }
 DEVICE u32 multiply_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 DEVICE u32 address_of_shared(const void* pointer) { return m_shared_address(pointer); }
 #ifdef BF16
-DEVICE float m_half_of(u32 pair, int which) { return m_narrow((u16)(pair >> 16 * which), BF16); }
-DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  for (int from = 0; from < 4; from++) {
-    u32 left[4], right[2][2];
-    for (int i = 0; i < 4; i++) left[i] = m_exchange(~0u, a[i], 4 * g + from);
-    for (int e = 0; e < 2; e++) {
-      right[e][0] = m_exchange(~0u, b0, 4 * (2 * t + e) + from);
-      right[e][1] = m_exchange(~0u, b1, 4 * (2 * t + e) + from);
-    }
-    for (int i = 0; i < 2; i++)
-      for (int e = 0; e < 2; e++)
-        for (int half = 0; half < 2; half++)
-          for (int which = 0; which < 2; which++)
-            d[2 * i + e] += m_half_of(left[i + 2 * half], which) * m_half_of(right[e][half], which);
-  }
-}
+DEVICE void mma(float* d, const u32* a, u32 b0, u32 b1) { m_mma_sync(d, a, b0, b1, BF16 ? KIND_BF16 : KIND_F16); }
 #endif
 template <int N> DEVICE void load_matrices(u32 (&r)[N], u32 address) {
   const int lane = threadIdx.x % 32;
@@ -218,30 +203,16 @@ DEVICE void load_transposed(u32 (&r)[4], u32 address) {
     r[i] = halves[0] | halves[1] << 16;
   }
 }
-
-// ---- sm90/cuda/mma.cuh
-
-// A lane reads what it gets, from the addresses that other lanes have.
-DEVICE void load_matrices(u32 (&m)[4], u32 address) {
-  for (u32 i = 0; i < 4; i++) m[i] = m_load<u32>(m_exchange(~0u, address, 8 * i + threadIdx.x % 32 / 4) + threadIdx.x % 4 * 4);
+// Done at once: a wait that is missing is not found.
+template <int BYTES> DEVICE void copy_word(u32 to, const void* from) {
+  for (int i = 0; i < BYTES; i += 2) m_store<u16>(to + i, *(const u16*)((const u8*)from + i));
 }
-DEVICE void load_matrices_turned(u32 (&m)[4], u32 address) {
-  for (u32 i = 0; i < 4; i++) {
-    u32 halves[2];
-    for (u32 e = 0; e < 2; e++) halves[e] = m_load<u16>(m_exchange(~0u, address, 8 * i + threadIdx.x % 4 * 2 + e) + threadIdx.x % 32 / 4 * 2);
-    m[i] = halves[0] | halves[1] << 16;
-  }
-}
-// Pieces come at once.
-DEVICE void copy_piece(u32 destination, const void* source, bool exists) {
+DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) {
   const uint4 zeros = {0, 0, 0, 0};
-  m_store(destination, exists ? *(const uint4*)source : zeros);
+  m_store(to, is_there ? *(const uint4*)from : zeros);
 }
-DEVICE void arrive_with_pieces(u32 barrier) { m_barrier_arrive(barrier, 0); }
-DEVICE void wait_for_pieces() {}
-#ifdef BF16
-DEVICE void multiply_add(float* d, const u32* a, u32 b0, u32 b1) { m_mma_sync(d, a, b0, b1, BF16 ? KIND_BF16 : KIND_F16); }
-#endif
+DEVICE void arrive_with_copies(u32 barrier) { m_barrier_arrive(barrier, 0); }
+DEVICE void wait_for_copies() {}
 
 // ---- sm100: tcgen05, and arithmetic
 

@@ -30,6 +30,14 @@ impl Half {
         }
     }
 
+    /// Its inputs.
+    fn inputs(self) -> [&'static str; 2] {
+        match self {
+            Self::Qk => ["query", "key"],
+            Self::Av => ["weights", "value"],
+        }
+    }
+
     /// Bytes of its tensors of each pass, each met once.
     fn bytes(self, problem: &Problem, size: usize) -> [u64; 2] {
         let of = |heads, tokens, length| (problem.batch * heads * tokens * length * size) as u64;

@@ -87,19 +87,19 @@ DEVICE void load(const Params& params, const Work& work, u32 shared, const Barri
     barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
 #pragma unroll
     for (int i = 0; i < DIM / 8; i += 4)
-      if (i + lane < DIM / 8) copy_piece(piece<ROWS>(to, row, i + lane), query + 8 * (i + lane), exists);
+      if (i + lane < DIM / 8) copy_or_zero(piece<ROWS>(to, row, i + lane), query + 8 * (i + lane), exists);
 #pragma unroll
     for (int i = 0; i < DIM_V / 8; i += 4)
-      if (i + lane < DIM_V / 8) copy_piece(piece<ROWS>(to + Q_BYTES, row, i + lane), dout + 8 * (i + lane), exists);
+      if (i + lane < DIM_V / 8) copy_or_zero(piece<ROWS>(to + Q_BYTES, row, i + lane), dout + 8 * (i + lane), exists);
     if (lane == 0) {
-      copy_piece(to + Q_BYTES + DOUT_BYTES + 16 * row, params.statistics + ((i64)work.batch * params.heads + head) * params.queries + at, exists);
+      copy_or_zero(to + Q_BYTES + DOUT_BYTES + 16 * row, params.statistics + ((i64)work.batch * params.heads + head) * params.queries + at, exists);
       const int seen = exists ? keys_before(at, params.keys, params.origin, params.step) : 0;
       ((int*)(memory + LIMITS))[stage * ROWS + row] = seen - work.block * KEYS;
     }
-    arrive_with_pieces(barriers.full(stage));
+    arrive_with_copies(barriers.full(stage));
     barrier_arrive(barriers.full(stage));
   }
-  wait_for_pieces();
+  wait_for_copies();
 }
 
 struct Consumer {
@@ -197,7 +197,7 @@ DEVICE void load_block(const Params& params, const Work& work, const u16* of, co
   for (int i = threadIdx.x; i < KEYS * dim / 8; i += THREADS) {
     const int row = i / (dim / 8), column = i % (dim / 8), token = work.block * KEYS + row;
     const bool exists = token < params.keys;
-    copy_piece(piece<KEYS>(to, row, column), vector(of, strides, work.batch, exists ? token : 0, work.head_kv) + 8 * column, exists);
+    copy_or_zero(piece<KEYS>(to, row, column), vector(of, strides, work.batch, exists ? token : 0, work.head_kv) + 8 * column, exists);
   }
 }
 
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
   __syncthreads();
   load_block(params, work, params.key, params.key_strides, DIM, shared);
   load_block(params, work, params.value, params.value_strides, DIM_V, shared + K_BYTES);
-  arrive_with_pieces(begun);
+  arrive_with_copies(begun);
   const int warp = threadIdx.x / 32;
   if (warp >= WARPS) {
     give_registers<LOADER_REGISTERS>();

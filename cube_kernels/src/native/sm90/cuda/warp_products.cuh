@@ -19,8 +19,8 @@ template <int BLOCK, int N> DEVICE void multiply_rows(float (&s)[N], const u32* 
   for (int j = 0; j < N / 8; j++) {
     u32 b[4];
     load_matrices(b, piece<BLOCK>(block, first + 16 * j + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-    multiply_add(s + 8 * j, a, b[0], b[1]);
-    multiply_add(s + 8 * j + 4, a, b[2], b[3]);
+    mma(s + 8 * j, a, b[0], b[1]);
+    mma(s + 8 * j + 4, a, b[2], b[3]);
   }
 }
 
@@ -31,9 +31,9 @@ template <int BLOCK, int N, int M> DEVICE void multiply_columns(float (&out)[N],
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
       u32 b[4];
-      load_matrices_turned(b, piece<BLOCK>(block, first + 16 * k + lane % 16, 2 * j + lane / 16));
-      multiply_add(out + 8 * j, p + 4 * k, b[0], b[1]);
-      multiply_add(out + 8 * j + 4, p + 4 * k, b[2], b[3]);
+      load_transposed(b, piece<BLOCK>(block, first + 16 * k + lane % 16, 2 * j + lane / 16));
+      mma(out + 8 * j, p + 4 * k, b[0], b[1]);
+      mma(out + 8 * j + 4, p + 4 * k, b[2], b[3]);
     }
 }
 

@@ -179,6 +179,7 @@ fn cut(of: &Union, pass: Pass) -> Cut {
         q_tile: [1; MAX_RANK],
         kv_tile: [1, 1, of.keys],
         cta_tile: [1, 1, of.queries()],
+        stack: 0,
         ctas: 1,
         swizzle: 128,
         samples_first: false,
