@@ -110,3 +110,47 @@ impl Drop for Contents {
         }
     }
 }
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use super::*;
+
+    fn contents(words: usize) -> Contents {
+        Contents::new(vec![Argument::Struct { words: vec![0; words], pointers: vec![] }])
+    }
+
+    #[test]
+    fn a_table_is_that_of_the_addresses_it_was_written_for_last() {
+        let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
+        let contents = contents(32);
+        let offered: Vec<_> = (0..2 * TABLES).map(|_| contents.memory(&client).1).collect();
+        assert!(offered.into_iter().eq((0..2 * TABLES).map(|number| Some(number % TABLES))));
+        contents.note(1, vec![7, 8]);
+        contents.note(2, vec![7, 9]);
+        assert!(contents.written(&[7, 8]).is_some() && contents.written(&[7, 9]).is_some());
+        assert!(contents.written(&[7, 7]).is_none());
+        // It is written again, for a launch that may fail.
+        contents.forget(1, false);
+        assert!(contents.written(&[7, 8]).is_none());
+        contents.note(1, vec![5, 5]);
+        assert!(contents.written(&[5, 5]).is_some());
+        // A graph writes it whenever it is replayed.
+        contents.forget(1, true);
+        contents.note(1, vec![5, 5]);
+        assert!(contents.written(&[5, 5]).is_none() && contents.written(&[7, 9]).is_some());
+    }
+
+    #[test]
+    fn tables_that_stay_have_an_end() {
+        let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
+        let words = MOST_BYTES / TABLES / size_of::<u64>();
+        let large = contents(words + 128);
+        assert_eq!(large.memory(&client).1, None, "it takes more than all may");
+        let some: Vec<_> = (0..20).map(|_| contents(words / 10)).collect();
+        let stay = some.iter().filter(|contents| contents.memory(&client).1.is_some()).count();
+        // Another test has some room, too.
+        assert!(matches!(stay, 9 | 10), "{stay}");
+        drop(some);
+        assert_eq!(contents(words / 10).memory(&client).1, Some(0));
+    }
+}
