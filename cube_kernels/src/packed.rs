@@ -1,6 +1,9 @@
 //! Packed batches: sequences, images or videos that lie one behind the other, each attended on its own, all by one launch a
 //! pass.
 
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use crate::{Axis, MAX_RANK, Problem, Shape};
 
 /// A sequence of a packed batch.
@@ -38,8 +41,56 @@ fn part(
 /// Sequences that one launch computes: of problems that differ in their axes alone, along which they agree in what is causal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
-    sequences: Vec<Sequence>,
+    sequences: Arc<[Sequence]>,
     line: Problem,
+    known: Known,
+}
+
+/// What launches have found out about a packed batch, which later ones of it, or of a clone, need not find out again.
+#[derive(Clone, Default)]
+pub(crate) struct Known(Arc<Mutex<Vec<Arc<dyn Any + Send + Sync>>>>);
+
+/// Most that is kept, the oldest out first: of each pass a choice and a table for each of its kernels, on a few streams.
+const MOST: usize = 32;
+
+impl Known {
+    /// What `make` gives for a key, or gave.
+    pub fn find<K, T>(&self, key: K, make: impl FnOnce(&K) -> T) -> Arc<(K, T)>
+    where
+        K: PartialEq + Send + Sync + 'static,
+        T: Send + Sync + 'static,
+    {
+        let all = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |one: &Arc<dyn Any + Send + Sync>| {
+            one.downcast_ref::<(K, T)>().is_some_and(|(of, _)| *of == key)
+        };
+        let found = all().iter().find(|one| is_it(one)).cloned();
+        if let Some(Ok(found)) = found.map(Arc::downcast) {
+            return found;
+        }
+        // Not under the lock: it may take its time.
+        let made = make(&key);
+        let made = Arc::new((key, made));
+        let mut all = all();
+        if all.len() == MOST {
+            all.remove(0);
+        }
+        all.push(made.clone());
+        made
+    }
+}
+
+/// Batches are equal, whatever is known of them.
+impl PartialEq for Known {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Known")
+    }
 }
 
 impl Packed {
@@ -83,7 +134,7 @@ impl Packed {
         };
         sequences.sort_by_cached_key(|sequence| std::cmp::Reverse(seen(sequence)));
         let line = first.with_axes([Axis::dense(queries, keys, false)]);
-        Ok(Self { sequences, line })
+        Ok(Self { sequences: sequences.into(), line, known: Known::default() })
     }
 
     /// The sequences, those that see most first.
@@ -114,7 +165,13 @@ impl Packed {
     /// Some of the sequences, by their numbers, in tensors of all.
     pub(crate) fn only(&self, is_kept: impl Fn(usize) -> bool) -> Self {
         let kept = self.sequences.iter().enumerate().filter(|(number, _)| is_kept(*number));
-        Self { sequences: kept.map(|(_, sequence)| *sequence).collect(), line: self.line }
+        let sequences = kept.map(|(_, sequence)| *sequence).collect();
+        Self { sequences, line: self.line, known: Known::default() }
+    }
+
+    /// What was found out before.
+    pub(crate) fn known(&self) -> &Known {
+        &self.known
     }
 
     /// Shape of the packed output.
@@ -154,6 +211,21 @@ mod tests {
         let first: Vec<_> = packed.sequences().iter().map(|sequence| sequence.query).collect();
         assert_eq!(first, [3, 12, 0]);
         assert_eq!((packed.line().queries(), packed.rank()), (17, 1));
+    }
+
+    #[test]
+    fn what_is_known_of_a_batch_is_known_of_its_clones() {
+        let packed = Packed::new([sequence(problem(5, 7), 0)], [35; 2]).expect("one launch");
+        assert_eq!(packed.known().find(3_u8, |key| key + 1).1, 4);
+        assert_eq!(packed.clone().known().find(3_u8, |_| unreachable!("it is known")).1, 4_u8);
+        // Another kind of key, another value of the same key's kind.
+        assert_eq!(packed.known().find(3_u16, |_| 7_u8).1, 7);
+        assert_eq!(packed.known().find(3_u8, |_| "text").1, "text");
+        for key in 0..MOST {
+            packed.known().find(key, |key| *key);
+        }
+        assert_eq!(packed.known().find(3_u8, |_| 9_u8).1, 9, "the oldest are forgotten");
+        assert_eq!(packed, packed.only(|_| true));
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Packed batches: sequences of every kind, and one launch a pass held to what is right for each.
 
 use burn_natten_kernels::{
-    Axis, KernelError, MAX_RANK, Operands, Outputs, Packed, Problem, Saved, Sequence, Strided,
+    Axis, KernelError, MAX_RANK, Operand, Operands, Outputs, Packed, Problem, Saved, Sequence,
+    Shape, Strided,
 };
 use cubecl::client::Client;
+use cubecl::future::block_on;
 use cubecl::server::Handle;
-use rand::{Rng, rngs::StdRng};
+use cubecl_core::MemoryScope;
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::compare::{differs, half_ulp, magnitude};
 use crate::format::Format;
@@ -50,17 +53,36 @@ pub fn videos(like: Problem) -> Vec<Problem> {
     )
 }
 
-/// Up to six sequences, some windows of which cover what they lie in.
-pub fn random(rng: &mut StdRng) -> Vec<Problem> {
-    let rank = rng.random_range(1..=MAX_RANK);
-    let is_dense = rank == 1 && rng.random();
-    let is_causal: [bool; MAX_RANK] = std::array::from_fn(|_| rng.random_bool(0.3));
+/// Random batches that follow each other and are of one kind: whoever takes some of them has few kernels to compile.
+pub const OF_A_KIND: usize = 50;
+
+/// The random batches that a test takes, by their numbers: `few`, each of another kind, or, where `BURN_NATTEN_TEST_PROBLEMS` asks for so
+/// many, those of share `BURN_NATTEN_TEST_SEED` of all that there are. Processes with different seeds take different ones.
+pub fn numbers(few: usize) -> Vec<usize> {
+    let number =
+        |name: &str| std::env::var(name).ok().map(|text| text.parse::<usize>().expect("a number"));
+    let seed = number("BURN_NATTEN_TEST_SEED").unwrap_or(0);
+    match number("BURN_NATTEN_TEST_PROBLEMS") {
+        Some(count) => (seed * count..(seed + 1) * count).collect(),
+        None => (seed * few..(seed + 1) * few).map(|kind| kind * OF_A_KIND).collect(),
+    }
+}
+
+/// A random batch of up to six sequences, some windows of which cover what they lie in. Those of a kind share the axes that are causal,
+/// heads and vectors, and whether windows have strides and dilations.
+pub fn random(number: usize) -> Vec<Problem> {
+    let kind = &mut StdRng::seed_from_u64((number / OF_A_KIND) as u64);
+    let rng = &mut StdRng::seed_from_u64(number as u64);
+    let rank = kind.random_range(1..=MAX_RANK);
+    let is_dense = rank == 1 && kind.random();
+    let is_causal: [bool; MAX_RANK] = std::array::from_fn(|_| kind.random_bool(0.3));
     let dims = [(16, 16), (32, 32), (64, 64), (40, 72), (12, 20), (48, 16)];
-    let (head_dim, head_dim_v) = dims[rng.random_range(0..dims.len())];
-    let heads_kv = rng.random_range(1..=2);
-    let like = Problem::new([Axis::UNIT], heads_kv * rng.random_range(1..=2), head_dim)
+    let (head_dim, head_dim_v) = dims[kind.random_range(0..dims.len())];
+    let heads_kv = kind.random_range(1..=2);
+    let like = Problem::new([Axis::UNIT], heads_kv * kind.random_range(1..=2), head_dim)
         .with_heads_kv(heads_kv)
         .with_head_dim_v(head_dim_v);
+    let [has_strides, has_dilations]: [bool; 2] = kind.random();
     let mut random_axis = |is_causal: bool| {
         let length = rng.random_range(1..=[100, 14, 7][rank - 1]);
         if is_dense {
@@ -68,11 +90,12 @@ pub fn random(rng: &mut StdRng) -> Vec<Problem> {
         }
         let dilation = match length {
             1 => 1,
-            _ if rng.random() => 1,
+            _ if !has_dilations || rng.random() => 1,
             _ => rng.random_range(1..=length / 2),
         };
         let kernel_size = rng.random_range(1..=length / dilation);
-        let stride = if rng.random() { 1 } else { rng.random_range(1..=kernel_size) };
+        let stride =
+            if !has_strides || rng.random() { 1 } else { rng.random_range(1..=kernel_size) };
         axis(length, kernel_size, stride, dilation, is_causal)
     };
     let sequences = (0..6).map(|_| {
@@ -81,6 +104,16 @@ pub fn random(rng: &mut StdRng) -> Vec<Problem> {
     });
     let sequences: Vec<_> = sequences.collect();
     sequences[rng.random_range(0..6)..].to_vec()
+}
+
+/// Lengths of some causal sequences, other ones for each number.
+pub fn lengths(number: usize) -> Vec<Problem> {
+    let rng = &mut StdRng::seed_from_u64(number as u64);
+    let text = |length| Problem::new([Axis::dense(length, length, true)], 1, 16);
+    let count = rng.random_range(2..=12);
+    // So that no two numbers have the same.
+    let own = [1 + number % 32, 1 + number / 32];
+    own.into_iter().chain((0..count).map(|_| rng.random_range(1..=64))).map(text).collect()
 }
 
 /// The batch of sequences that lie one behind the other.
@@ -138,6 +171,60 @@ impl Tensors {
         let exact = Results { out, lse, dq, dk, dv, additional_dk, additional_dv, dbias };
         Self { packed, exact, saved }
     }
+}
+
+/// Memory of a packed batch that nothing has been written to, to be launched on.
+pub struct Unwritten {
+    pub packed: Packed,
+    pub saved: Saved<Strided>,
+    pub gradients: Operands<Option<Handle>>,
+}
+
+impl Unwritten {
+    pub fn new(client: &Client, format: Format, problems: &[Problem]) -> Self {
+        let packed = packed(problems);
+        let line = packed.line();
+        let empty = |shape: Shape, bytes: usize| {
+            Strided::contiguous(client.empty(bytes * shape.elements().max(1)), shape)
+        };
+        let size = format.elem().size();
+        let rows = || Outputs {
+            out: empty(Shape::out(line), size),
+            lse: empty(Shape::lse(line), size_of::<f32>()),
+        };
+        let of = |operand: Operand| empty(operand.shape(line), size);
+        let operands = Operands::of(line);
+        let saved = Saved {
+            operands: operands.map(|operand, ()| of(operand)),
+            outputs: rows(),
+            gradients: rows(),
+        };
+        let gradients = Operands::of(line).map(|operand, ()| Some(of(operand).handle));
+        Self { packed, saved, gradients }
+    }
+
+    pub fn outputs(&self) -> Outputs<Handle> {
+        self.saved.outputs.as_ref().map(|tensor| tensor.handle.clone())
+    }
+}
+
+/// Fails if a device's memory for this thread grows from the first quarter of a thousand sets of [`lengths`] on, of which each is launched
+/// once. What they fill at first, as tables that stay, is no growth.
+pub fn check_memory(client: &Client, format: Format, launch: impl Fn(&Unwritten)) {
+    let reserved = || {
+        block_on(client.sync()).expect("the kernels ran");
+        client.memory_report(MemoryScope::CurrentStream).usage().bytes_reserved
+    };
+    let mut before = 0;
+    for number in 0..1000 {
+        if number == 250 {
+            before = reserved();
+        }
+        launch(&Unwritten::new(client, format, &lengths(number)));
+    }
+    let after = reserved();
+    println!("{before} bytes reserved after 250 sets of lengths, {after} after 1000");
+    assert!(before > 0 && after <= before, "{after} bytes, {before} before");
 }
 
 /// Fails if a forward pass over all sequences does not give what is right for each, on buffers full of NaN.

@@ -53,6 +53,16 @@ pub struct Source {
     pub options: Vec<String>,
 }
 
+type Slot = Arc<OnceLock<Result<Arc<Cubin>, CompileError>>>;
+
+/// Programs by their names.
+static KNOWN: LazyLock<Mutex<HashMap<String, Slot>>> = LazyLock::new(Mutex::default);
+
+/// Programs that the process has compiled, or found compiled, since it began.
+pub fn programs_loaded() -> usize {
+    KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).len()
+}
+
 /// Compiles a program, or finds it compiled, by its name. `driver` is the driver's version.
 ///
 /// Takes a second or two the first time, which it logs.
@@ -65,8 +75,6 @@ pub fn compile(source: &Source, driver: i32) -> Result<Arc<Cubin>, CompileError>
         let (key, image) = (source.name.as_str().into(), source.code.clone().into_bytes());
         return Ok(Arc::new(Cubin { key, image }));
     }
-    type Slot = Arc<OnceLock<Result<Arc<Cubin>, CompileError>>>;
-    static KNOWN: LazyLock<Mutex<HashMap<String, Slot>>> = LazyLock::new(Mutex::default);
     let slot = {
         let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match known.get(&source.name) {

@@ -5,7 +5,7 @@ use crate::{Axis, MAX_RANK, Pass};
 pub(crate) const MAX_STEP: usize = 8;
 
 /// How a schedule of any architecture cuts a problem: what launches and tensor maps have to know of it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// What it computes.
     pub pass: Pass,

@@ -24,6 +24,7 @@ use cudarc::driver::{result, sys};
 
 use super::compile::Cubin;
 use super::stand_in::{self, Launch};
+use super::table::Contents;
 
 type Server = <CudaRuntime as Runtime>::Server;
 
@@ -100,9 +101,8 @@ pub struct Buffer {
     pub handle: Handle,
     /// Whether the kernel writes to it.
     pub is_output: bool,
-    /// What is written to it ahead of the launch: each at a multiple of 128 bytes, behind the one before it. They name buffers
-    /// of the same launch, as the kernel's arguments do.
-    pub contents: Vec<Argument>,
+    /// What it has to hold at the launch: a table, and its number among those that stay.
+    table: Option<(Arc<Contents>, Option<usize>)>,
 }
 
 /// Contents of buffers begin at multiples of this: the size of a tensor map.
@@ -111,17 +111,24 @@ pub const PLACE: usize = 128;
 impl Buffer {
     /// One that the kernel reads.
     pub fn read(handle: &Handle) -> Self {
-        Self { handle: handle.clone(), is_output: false, contents: vec![] }
+        Self { handle: handle.clone(), is_output: false, table: None }
     }
 
-    /// One that the kernel reads, with what is written to it before.
-    pub fn filled(handle: &Handle, contents: Vec<Argument>) -> Self {
-        Self { contents, ..Self::read(handle) }
+    /// A table with these contents, which the kernel reads.
+    pub fn table(client: &Client, contents: &Arc<Contents>) -> Self {
+        let (handle, number) = contents.memory(client);
+        Self { table: Some((contents.clone(), number)), ..Self::read(&handle) }
+    }
+
+    /// What it holds at the launch: each at a multiple of 128 bytes, behind the one before it. They name buffers of the same
+    /// launch, as the kernel's arguments do.
+    pub fn contents(&self) -> &[Argument] {
+        self.table.as_ref().map_or(&[], |(contents, _)| contents.arguments())
     }
 
     /// One that the kernel writes.
     pub fn written(handle: &Handle) -> Self {
-        Self { handle: handle.clone(), is_output: true, contents: vec![] }
+        Self { handle: handle.clone(), is_output: true, table: None }
     }
 }
 
@@ -201,11 +208,17 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
         return;
     }
     let id = kernel.cubin.key.clone();
-    submit(client, id, buffers, move |server, ordinal, stream, bindings, contents| {
+    let tables: Vec<_> = buffers.iter().map(|buffer| buffer.table.clone()).collect();
+    submit(client, id, buffers, move |server, ordinal, stream, bindings| {
         // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which the callers of `launch` see to.
         unsafe {
-            fill(server, ordinal, stream, bindings, contents)?;
-            enqueue(server, ordinal, stream, &kernel, bindings, &arguments)
+            let mut bindings = bindings.to_vec();
+            for (number, table) in tables.iter().enumerate() {
+                if let Some(table) = table {
+                    fill(server, ordinal, stream, &mut bindings, (number, table))?;
+                }
+            }
+            enqueue(server, ordinal, stream, &kernel, &bindings, &arguments)
         }
     });
 }
@@ -223,7 +236,7 @@ pub(super) fn call(
     if cubecl_server::dry_run::launch_mode().is_skipped() {
         return;
     }
-    submit(client, name.into(), buffers, move |server, ordinal, stream, bindings, _| {
+    submit(client, name.into(), buffers, move |server, ordinal, stream, bindings| {
         make_current(ordinal)?;
         with_addresses(server, stream, bindings, |addresses, stream| {
             work(ordinal, addresses, stream)
@@ -246,32 +259,25 @@ fn submit(
     client: &Client,
     id: Arc<str>,
     buffers: Vec<Buffer>,
-    work: impl FnOnce(
-        &mut Server,
-        u16,
-        StreamId,
-        &[BufferBinding],
-        &[Vec<Argument>],
-    ) -> Result<(), ServerError>
+    work: impl FnOnce(&mut Server, u16, StreamId, &[BufferBinding]) -> Result<(), ServerError>
     + Send
     + 'static,
 ) {
     let device = client.service_id().device;
     let stream = StreamId::current();
-    let bound = |buffer: Buffer| (buffer.handle.binding(), buffer.is_output, buffer.contents);
-    let buffers: Vec<(BufferBinding, bool, Vec<Argument>)> =
-        buffers.into_iter().map(bound).collect();
+    let bound = |buffer: Buffer| (buffer.handle.binding(), buffer.is_output);
+    let buffers: Vec<(BufferBinding, bool)> = buffers.into_iter().map(bound).collect();
     DeviceHandle::<Server>::new(device).submit(move |server: &mut Server| {
         let mut written = server.write_set();
-        written.extend(buffers.iter().filter(|(_, output, _)| *output).map(|(b, ..)| b.clone()));
+        written.extend(buffers.iter().filter(|(_, output)| *output).map(|(b, _)| b.clone()));
         let reads: Vec<BufferBinding> =
-            buffers.iter().filter(|(_, output, _)| !*output).map(|(b, ..)| b.clone()).collect();
+            buffers.iter().filter(|(_, output)| !*output).map(|(b, _)| b.clone()).collect();
         struct NativeKernel;
         let id = KernelId::new::<NativeKernel>().info(id);
-        let (bindings, contents): (Vec<BufferBinding>, Vec<Vec<Argument>>) =
-            buffers.into_iter().map(|(binding, _, contents)| (binding, contents)).unzip();
+        let bindings: Vec<BufferBinding> =
+            buffers.into_iter().map(|(binding, _)| binding).collect();
         let _ = ExecuteScope::launching(server, id, stream, reads.iter(), written)
-            .execute(|server| work(server, device.index_id, stream, &bindings, &contents));
+            .execute(|server| work(server, device.index_id, stream, &bindings));
     });
 }
 
@@ -303,8 +309,8 @@ fn with_addresses<R>(
     result
 }
 
-/// Writes the contents of buffers that have some, as CubeCL writes from the host: in the order of the stream, into a graph that is
-/// recorded as well.
+/// Has buffer `number` be a table that holds its contents: one that does so already, or else its own, to which they are written as
+/// CubeCL writes from the host, in the order of the stream, into a graph that is recorded as well.
 ///
 /// # Safety
 ///
@@ -313,41 +319,63 @@ unsafe fn fill(
     server: &mut Server,
     ordinal: u16,
     stream: StreamId,
-    buffers: &[BufferBinding],
-    contents: &[Vec<Argument>],
+    buffers: &mut [BufferBinding],
+    (number, (contents, place)): (usize, &(Arc<Contents>, Option<usize>)),
 ) -> Result<(), ServerError> {
-    if contents.iter().all(Vec::is_empty) {
-        return Ok(());
-    }
     make_current(ordinal)?;
-    let written = with_addresses(server, stream, buffers, |addresses, _| {
-        let of = |contents: &Vec<Argument>| -> Result<Vec<u8>, ServerError> {
-            let mut bytes = Vec::with_capacity(contents.iter().map(Argument::places).sum());
-            for argument in contents {
-                bytes.resize(bytes.len().next_multiple_of(PLACE), 0);
-                append(argument, addresses, &mut bytes)?;
-            }
-            Ok(bytes)
-        };
-        contents.iter().map(of).collect::<Result<Vec<_>, _>>()
+    let is_recording = is_recording(server, stream, buffers)?;
+    let (addresses, bytes) = with_addresses(server, stream, buffers, |addresses, _| {
+        // Contents do not name their own buffer.
+        let mut key = addresses.to_vec();
+        key[number] = 0;
+        // A graph is replayed when a table may hold something else by then.
+        if !is_recording && let Some(table) = contents.written(&key) {
+            return Ok((key, Err(table)));
+        }
+        let all = contents.arguments();
+        let mut bytes = Vec::with_capacity(all.iter().map(Argument::places).sum());
+        for argument in all {
+            bytes.resize(bytes.len().next_multiple_of(PLACE), 0);
+            append(argument, addresses, &mut bytes)?;
+        }
+        Ok((key, Ok(bytes)))
     })?;
-    for (buffer, bytes) in buffers.iter().zip(written) {
-        if bytes.is_empty() {
-            continue;
+    let bytes = match bytes {
+        Ok(bytes) => bytes,
+        Err(table) => {
+            buffers[number] = table.binding();
+            return Ok(());
         }
-        let descriptor = CopyDescriptor {
-            handle: buffer.clone(),
-            shape: [bytes.len()].into(),
-            strides: [1].into(),
-            elem_size: 1,
-        };
-        server.write(vec![(descriptor, Bytes::from_bytes_vec(bytes))], stream);
-        // A copy that fails is recorded for its buffer alone.
-        if let Some(failure) = server.write_streams().read_failure([buffer].into_iter()) {
-            return Err(failure.error);
-        }
+    };
+    if let Some(place) = place {
+        contents.forget(*place, is_recording);
+    }
+    let buffer = &buffers[number];
+    let descriptor = CopyDescriptor {
+        handle: buffer.clone(),
+        shape: [bytes.len()].into(),
+        strides: [1].into(),
+        elem_size: 1,
+    };
+    server.write(vec![(descriptor, Bytes::from_bytes_vec(bytes))], stream);
+    // A copy that fails is recorded for its buffer alone.
+    if let Some(failure) = server.write_streams().read_failure([buffer].into_iter()) {
+        return Err(failure.error);
+    }
+    if let Some(place) = place {
+        contents.note(*place, addresses);
     }
     Ok(())
+}
+
+/// Whether what is enqueued becomes part of a graph.
+fn is_recording(
+    server: &mut Server,
+    stream: StreamId,
+    buffers: &[BufferBinding],
+) -> Result<bool, ServerError> {
+    let mut streams = server.write_streams().resolve(stream, buffers.iter())?;
+    Ok(streams.current().capturing.is_recording())
 }
 
 /// # Safety

@@ -37,10 +37,14 @@ pub mod sm90;
 #[doc(hidden)]
 pub mod stand_in;
 mod statistics;
+#[cfg(feature = "cuda")]
+mod table;
 pub mod unfused;
 #[cfg(test)]
 mod window_tests;
 
+#[cfg(feature = "cuda")]
+pub use compile::programs_loaded;
 pub use cut::Cut;
 pub(crate) use cut::MAX_STEP;
 pub use element::Element;

@@ -1,11 +1,14 @@
 //! Launches on packed batches: one kernel computes all sequences, each by parameters and tensor maps of its own, which lie in
 //! memory. They are those of a launch for that sequence alone, with its place in the packed tensors added.
 
+use std::cell::LazyCell;
 use std::ffi::CStr;
 use std::sync::Arc;
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
+use cubecl_common::device::ServiceId;
+use cubecl_environment::stream::StreamId;
 
 use super::Cut;
 use super::backward::{self, DeltaSlot, Parts, Workspace, works};
@@ -14,6 +17,7 @@ use super::forward::{self, ELEMENT};
 use super::grid::{Grid, parameters};
 use super::launch::{Argument, Buffer, DeviceInfo, Kernel, PLACE, launch};
 use super::statistics::statistics_bytes;
+use super::table::Contents;
 use crate::view::KeyGradients;
 use crate::{
     KernelError, KeyValue, MAX_RANK, Operands, Outputs, Packed, Pass, Saved, Sequence, Strided,
@@ -40,6 +44,9 @@ const AHEAD: usize = 4;
 
 /// Words of a tensor map.
 const WORDS: usize = PLACE / size_of::<u64>();
+
+/// Buffers of a forward launch.
+const FORWARD_BUFFERS: usize = forward::Slot::Sums as usize + 1;
 
 /// What a launch is told of its sequences.
 #[derive(Default)]
@@ -75,9 +82,35 @@ impl Table {
         self.sequences.push(arguments);
     }
 
+    /// Lays the table out.
+    fn laid(self) -> Laid {
+        let Self { first, all, sequences } = self;
+        let word = |pair: &[i32]| {
+            let half = |index: usize| u64::from(pair.get(index).map_or(0, |number| *number as u32));
+            half(0) | half(1) << 32
+        };
+        let (words, count) = (first.chunks(2).map(word).collect(), first.len());
+        let first = Argument::Struct { words, pointers: vec![] };
+        let begin = first.places();
+        let contents = [first].into_iter().chain(sequences.into_iter().flatten()).collect();
+        Laid { contents: Arc::new(Contents::new(contents)), count, all, begin }
+    }
+}
+
+/// A table as launches take it.
+struct Laid {
+    contents: Arc<Contents>,
+    /// Sequences, and their tiles.
+    count: usize,
+    all: usize,
+    /// Bytes in front of what there is of each sequence.
+    begin: usize,
+}
+
+impl Laid {
     /// Enqueues a kernel of attention on these sequences.
     fn launch(
-        self,
+        &self,
         client: &Client,
         device: &DeviceInfo,
         (cut, cubin, entry): (&Cut, &Arc<Cubin>, &'static CStr),
@@ -94,33 +127,49 @@ impl Table {
     }
 
     /// Enqueues a kernel on these sequences, which it finds in a further buffer.
-    fn launch_kernel(self, client: &Client, kernel: Kernel, mut buffers: Vec<Buffer>) {
-        let Self { first, all, sequences } = self;
-        let is_ahead = first.len() <= AHEAD * all.div_ceil(kernel.grid.max(1) as usize);
+    fn launch_kernel(&self, client: &Client, kernel: Kernel, mut buffers: Vec<Buffer>) {
+        let is_ahead = self.count <= AHEAD * self.all.div_ceil(kernel.grid.max(1) as usize);
         let params = LaunchParams {
             pointers: [0; 2],
-            count: first.len() as i32,
-            all: all as i32,
+            count: self.count as i32,
+            all: self.all as i32,
             is_ahead: is_ahead.into(),
             unused: 0,
         };
-        let word = |pair: &[i32]| {
-            let half = |index: usize| u64::from(pair.get(index).map_or(0, |number| *number as u32));
-            half(0) | half(1) << 32
-        };
-        let words = first.chunks(2).map(word).collect();
-        let first = Argument::Struct { words, pointers: vec![] };
-        let begin = first.places();
-        let contents: Vec<_> = [first].into_iter().chain(sequences.into_iter().flatten()).collect();
-        let bytes: usize = contents.iter().map(Argument::places).sum();
         let table = buffers.len();
-        buffers.push(Buffer::filled(&client.empty(bytes), contents));
+        buffers.push(Buffer::table(client, &self.contents));
         // SAFETY: the assertion above counts every byte.
         let mut params = unsafe { parameters(params, &[table, table]) };
         if let Argument::Struct { pointers, .. } = &mut params {
-            pointers[0].2 = begin;
+            pointers[0].2 = self.begin;
         }
         launch(client, kernel, buffers, vec![params]);
+    }
+}
+
+/// What a table depends on, besides the batch and the addresses of tensors.
+#[derive(PartialEq)]
+struct Of {
+    /// The attention of a cut, or what prepares so many launches.
+    kernel: Result<Cut, usize>,
+    device: DeviceInfo,
+    /// Of what is read.
+    strides: Vec<[usize; 5]>,
+    /// Tables of a stream are written and read in its order.
+    service: ServiceId,
+    stream: StreamId,
+}
+
+impl Of {
+    fn new(
+        client: &Client,
+        device: &DeviceInfo,
+        kernel: Result<Cut, usize>,
+        read: &[&Strided],
+    ) -> Self {
+        let strides = read.iter().map(|tensor| tensor.strides).collect();
+        let (service, stream) = (client.service_id(), StreamId::current());
+        Self { kernel, device: *device, strides, service, stream }
     }
 }
 
@@ -183,29 +232,45 @@ pub(super) fn enqueue_forward(
     inputs: &Operands<Strided>,
     outputs: &Outputs<Handle>,
 ) {
+    let buffers = forward::buffers(inputs, outputs, None);
+    let read = [&inputs.query, &inputs.key, &inputs.value];
+    let of = Of::new(client, device, Ok(cut), &read);
+    let laid = packed.known().find(of, |_| {
+        let mut table = Table::default();
+        for sequence in packed.sequences() {
+            let (grid, operands, places) = forward_of(cut, device, packed, sequence, inputs);
+            table.push(grid.tiles(), forward::arguments(&grid, &operands, None), &places);
+        }
+        table.laid()
+    });
+    laid.1.launch(client, device, (&cut, cubin, c"attention_forward"), buffers);
+}
+
+/// The launch that a sequence would be alone, what it reads, and the bytes in front of it in each buffer.
+fn forward_of<'a>(
+    cut: Cut,
+    device: &DeviceInfo,
+    packed: &Packed,
+    sequence: &'a Sequence,
+    inputs: &Operands<Strided>,
+) -> (Grid<'a>, Operands<Strided>, [usize; FORWARD_BUFFERS]) {
     use forward::Slot;
     let line = packed.line();
-    let buffers = forward::buffers(inputs, outputs, None);
-    let mut table = Table::default();
-    for sequence in packed.sequences() {
-        let grid = grid(cut, sequence, device);
-        let mut places = vec![0; buffers.len()];
-        let mut at = |slot: Slot, bytes: usize| places[slot as usize] = bytes;
-        let row = sequence.query * line.heads;
-        at(Slot::Out, ELEMENT * row * line.head_dim_v);
-        at(Slot::Lse, FLOAT * row);
-        let mut part = |slot, (tensor, bytes): (Strided, usize)| {
-            at(slot, bytes);
-            tensor
-        };
-        let operands = Operands::new(
-            part(Slot::Query, queries(sequence, &inputs.query)),
-            part(Slot::Key, keys(sequence, &inputs.key)),
-            part(Slot::Value, keys(sequence, &inputs.value)),
-        );
-        table.push(grid.tiles(), forward::arguments(&grid, &operands, None), &places);
-    }
-    table.launch(client, device, (&cut, cubin, c"attention_forward"), buffers);
+    let mut places = [0; FORWARD_BUFFERS];
+    let mut at = |slot: Slot, bytes: usize| places[slot as usize] = bytes;
+    let row = sequence.query * line.heads;
+    at(Slot::Out, ELEMENT * row * line.head_dim_v);
+    at(Slot::Lse, FLOAT * row);
+    let mut part = |slot, (tensor, bytes): (Strided, usize)| {
+        at(slot, bytes);
+        tensor
+    };
+    let operands = Operands::new(
+        part(Slot::Query, queries(sequence, &inputs.query)),
+        part(Slot::Key, keys(sequence, &inputs.key)),
+        part(Slot::Value, keys(sequence, &inputs.value)),
+    );
+    (grid(cut, sequence, device), operands, places)
 }
 
 /// Enqueues a backward pass on packed tensors that are [checked](check_backward).
@@ -226,42 +291,51 @@ pub(super) fn enqueue_backward(
     if works.is_empty() {
         return;
     }
-    let mut bytes = 0;
-    let sequences: Vec<_> = packed
-        .sequences()
-        .iter()
-        .map(|sequence| {
+    let sequences = LazyCell::new(|| {
+        let mut bytes = 0;
+        let one = |sequence| {
             let one = One::new(sequence, inputs, bytes);
             bytes += statistics_bytes(&sequence.problem);
             one
-        })
-        .collect();
+        };
+        packed.sequences().iter().map(one).collect::<Vec<_>>()
+    });
     let workspace = Workspace {
-        statistics: client.empty(bytes),
+        statistics: client.empty(packed.problems().map(statistics_bytes).sum()),
         taken: client.empty(size_of::<i32>() * works.len()),
         bias: None,
     };
-    let mut table = Table::default();
-    for one in &sequences {
-        let problem = &one.sequence.problem;
-        let blocks = backward::delta_blocks(problem, true);
-        let argument = backward::delta_argument(problem, &one.inputs, works.len(), blocks);
-        table.push(blocks, vec![argument], &one.delta_places());
-    }
-    let kernel = backward::delta_kernel(&parts.delta, table.all);
-    table.launch_kernel(client, kernel, backward::delta_buffers(inputs, &workspace));
+    let Saved { operands, outputs: results, gradients } = inputs;
+    let Operands { query, key, value, .. } = operands;
+    let read = [query, key, value, &results.out, &gradients.out];
+    let of = |kernel| Of::new(client, device, kernel, &read);
+    let laid = packed.known().find(of(Err(works.len())), |_| {
+        let mut table = Table::default();
+        for one in sequences.iter() {
+            let problem = &one.sequence.problem;
+            let blocks = backward::delta_blocks(problem, true);
+            let argument = backward::delta_argument(problem, &one.inputs, works.len(), blocks);
+            table.push(blocks, vec![argument], &one.delta_places());
+        }
+        table.laid()
+    });
+    let kernel = backward::delta_kernel(&parts.delta, laid.1.all);
+    laid.1.launch_kernel(client, kernel, backward::delta_buffers(inputs, &workspace));
 
     for (number, work) in works.iter().enumerate() {
         let cut = work.part.cut;
         let buffers = backward::buffers(inputs, &work.outputs, &workspace, number);
-        let mut table = Table::default();
-        for one in &sequences {
-            let grid = grid(cut, one.sequence, device);
-            let arguments = backward::arguments(&grid, false, &one.inputs, None, 0);
-            table.push(grid.tiles(), arguments, &one.places(cut.pass, buffers.len()));
-        }
+        let laid = packed.known().find(of(Ok(cut)), |_| {
+            let mut table = Table::default();
+            for one in sequences.iter() {
+                let grid = grid(cut, one.sequence, device);
+                let arguments = backward::arguments(&grid, false, &one.inputs, None, 0);
+                table.push(grid.tiles(), arguments, &one.places(cut.pass, buffers.len()));
+            }
+            table.laid()
+        });
         let program = (&cut, &work.part.cubin, c"attention_backward");
-        table.launch(client, device, program, buffers);
+        laid.1.launch(client, device, program, buffers);
     }
 }
 

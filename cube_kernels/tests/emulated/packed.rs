@@ -12,7 +12,7 @@ use test_support::compare::format;
 use test_support::cpp::compiler;
 use test_support::element::Element;
 use test_support::oracle::compute;
-use test_support::packed::{images, packed, random, texts, videos};
+use test_support::packed::{images, numbers, packed, random, texts, videos};
 use test_support::{Data, Results};
 
 use crate::arguments::{factor, sizes_of};
@@ -373,11 +373,9 @@ fn portable_tiles() {
 
 #[test]
 fn random_batches() {
-    let number = |name: &str| std::env::var(name).map(|text| text.parse().expect("a number"));
-    let count = number("BURN_NATTEN_TEST_PROBLEMS").unwrap_or(1);
-    let mut rng = StdRng::seed_from_u64(number("BURN_NATTEN_TEST_SEED").unwrap_or(0) as u64);
-    for _ in 0..count {
-        let problems = random(&mut rng);
+    for number in numbers(1) {
+        let problems = random(number);
+        let mut rng = StdRng::seed_from_u64(number as u64);
         let element = Element::ALL[rng.random_range(0..Element::ALL.len())];
         let ways: Vec<_> = crate::ways().iter().filter_map(|way| element.of(*way)).collect();
         let way = ways[rng.random_range(0..ways.len())];

@@ -140,8 +140,8 @@ fn describe(machine: &Machine, launch: &Launch) -> Vec<u64> {
     words.extend([buffers.len() as u64, arguments.len() as u64]);
     words.extend(buffers.iter().map(|buffer| u64::from(buffer.is_output)));
     for buffer in buffers {
-        words.push(buffer.contents.len() as u64);
-        buffer.contents.iter().for_each(|content| describe_argument(content, &mut words));
+        words.push(buffer.contents().len() as u64);
+        buffer.contents().iter().for_each(|content| describe_argument(content, &mut words));
     }
     arguments.iter().for_each(|argument| describe_argument(argument, &mut words));
     words

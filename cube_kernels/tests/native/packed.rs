@@ -1,14 +1,16 @@
 //! All sequences of a packed batch in one launch a pass.
 
+use burn_natten_kernels::native::programs_loaded;
 use burn_natten_kernels::native::sm90::{
     Element, backward_packed, forward_packed, planned_packed, planned_packed_backward,
 };
 use burn_natten_kernels::{Axis, Problem};
 use cubecl::client::Client;
-use rand::{SeedableRng, rngs::StdRng};
-use test_support::compare::device;
-use test_support::packed::{check_backward, check_forward, images, packed, random, texts, videos};
-use test_support::problems::seed;
+use test_support::compare::{device, format};
+use test_support::packed::{
+    OF_A_KIND, Unwritten, check_backward, check_forward, check_memory, images, numbers, packed,
+    random, texts, videos,
+};
 
 const ELEMENTS: [Element; 2] = [Element::F16, Element::Bf16];
 
@@ -38,17 +40,39 @@ fn sequences_of_every_kind() {
 #[test]
 fn random_batches() {
     let Some(client) = device() else { return };
-    let mut rng = StdRng::seed_from_u64(seed() as u64);
     // Some have vectors or dilations that Hopper has no kernels for.
     let is_covered = |problems: &Vec<Problem>| {
         let packed = packed(problems);
         planned_packed(&packed, Element::F16, None).is_ok()
             && planned_packed_backward(&packed, Element::F16, None).is_ok()
     };
-    let batches: Vec<_> =
-        std::iter::repeat_with(|| random(&mut rng)).take(120).filter(is_covered).collect();
-    assert!(batches.len() > 40, "{} of 120", batches.len());
-    for (number, problems) in batches.iter().enumerate() {
-        check(&client, ELEMENTS[number % ELEMENTS.len()], problems);
+    let numbers = numbers(12);
+    let batches = || numbers.iter().map(|number| (number, random(*number)));
+    let covered = batches().filter(|(_, problems)| is_covered(problems)).count();
+    println!("{covered} of {} batches", numbers.len());
+    for (number, problems) in batches().filter(|(_, problems)| is_covered(problems)) {
+        // One type for all of a kind, whose kernels are compiled once.
+        check(&client, ELEMENTS[number / OF_A_KIND % ELEMENTS.len()], &problems);
     }
+    assert!(covered > 0, "none of {numbers:?}");
+}
+
+/// To be run alone: programs are those of the process.
+#[test]
+#[ignore = "counts what its process has compiled"]
+fn a_thousand_sets_of_lengths_have_the_same_kernels_and_memory() {
+    let Some(client) = device() else { return };
+    let element = Element::Bf16;
+    let programs = std::cell::RefCell::new(vec![]);
+    check_memory(&client, format(element), |unwritten| {
+        let Unwritten { packed, saved, gradients } = unwritten;
+        forward_packed(&client, packed, element, None, &saved.operands, &unwritten.outputs())
+            .expect("launched");
+        backward_packed(&client, packed, element, None, saved, gradients).expect("launched");
+        programs.borrow_mut().push(programs_loaded());
+    });
+    let programs = programs.into_inner();
+    println!("{} programs after a set of lengths, {} after all", programs[0], programs[999]);
+    assert!(programs[0] > 0 && programs[999] <= 2 * programs[0], "lengths compile programs");
+    assert_eq!(programs[100], programs[999], "lengths compile programs");
 }

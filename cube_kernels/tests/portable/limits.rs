@@ -7,7 +7,7 @@ use test_support::absent::{Absent, Hardware};
 use test_support::format::{F16, F32};
 
 /// What WebGPU promises, but for buffers, of which browsers have 10: CubeCL takes one for sizes.
-const WEBGPU: Hardware = Hardware {
+pub const WEBGPU: Hardware = Hardware {
     name: "webgpu",
     plane: 32,
     shared_memory: 16 << 10,

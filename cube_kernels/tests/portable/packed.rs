@@ -1,14 +1,21 @@
 //! All sequences of a packed batch in one launch a pass, by rows.
 
+use std::collections::HashSet;
+
 use burn_natten_kernels::portable::{backward_packed, forward_packed};
 use burn_natten_kernels::{Axis, Packed, Problem, Sequence, Shape};
 use cubecl::client::Client;
-use rand::{SeedableRng, rngs::StdRng};
 use test_support::Data;
+use test_support::absent::Absent;
 use test_support::format::{F16, F32, Format};
 use test_support::oracle::compute;
-use test_support::packed::{check_backward, check_forward, images, random, texts, videos};
+use test_support::packed::{
+    Unwritten, check_backward, check_forward, check_memory, images, lengths, numbers, random,
+    texts, videos,
+};
 use test_support::portable::client;
+
+use crate::limits::WEBGPU;
 
 fn check(client: &Client, format: Format, problems: &[Problem]) {
     let dtype = format.elem();
@@ -32,10 +39,40 @@ fn sequences_of_every_kind() {
 #[test]
 fn random_batches() {
     let client = client();
-    let mut rng = StdRng::seed_from_u64(0);
-    for _ in 0..3 {
-        check(&client, F32, &random(&mut rng));
+    for number in numbers(3) {
+        check(&client, F32, &random(number));
     }
+}
+
+/// Of a device that is not there, so that nothing is compiled for it.
+#[test]
+fn a_thousand_sets_of_lengths_have_the_same_kernels() {
+    let device = Absent::new(&WEBGPU);
+    let mut kernels = HashSet::new();
+    let mut seen = 0;
+    for number in 0..1000 {
+        let unwritten = Unwritten::new(&device.client, F32, &lengths(number));
+        let Unwritten { packed, saved, gradients } = &unwritten;
+        let (client, dtype) = (&device.client, F32.elem());
+        forward_packed(client, packed, dtype, false, &saved.operands, &unwritten.outputs())
+            .expect("launched");
+        backward_packed(client, packed, dtype, false, saved, gradients).expect("launched");
+        kernels.extend(device.launches().iter().map(|launch| launch.kernel.id()));
+        if number == 100 {
+            seen = kernels.len();
+        }
+    }
+    assert!(seen > 0 && kernels.len() == seen, "{} kernels, {seen} after 100 sets", kernels.len());
+}
+
+#[test]
+fn a_thousand_sets_of_lengths_take_no_more_memory() {
+    let client = client();
+    check_memory(&client, F32, |unwritten| {
+        let (packed, operands) = (&unwritten.packed, &unwritten.saved.operands);
+        forward_packed(&client, packed, F32.elem(), false, operands, &unwritten.outputs())
+            .expect("launched");
+    });
 }
 
 #[test]

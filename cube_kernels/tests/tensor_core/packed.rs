@@ -3,10 +3,8 @@
 use burn_natten_kernels::tensor_core::{Choice, backward_packed, forward_packed};
 use burn_natten_kernels::{Axis, Problem};
 use cubecl::client::Client;
-use rand::{SeedableRng, rngs::StdRng};
 use test_support::compare::device;
-use test_support::packed::{check_backward, check_forward, images, random, texts, videos};
-use test_support::problems::seed;
+use test_support::packed::{check_backward, check_forward, images, numbers, random, texts, videos};
 
 use crate::attend::dtype;
 use crate::ways::{ELEMENTS, Element};
@@ -36,9 +34,7 @@ fn sequences_of_every_kind() {
 #[test]
 fn random_batches() {
     let Some(client) = device() else { return };
-    let mut rng = StdRng::seed_from_u64(seed() as u64);
-    for number in 0..30 {
-        let problems = random(&mut rng);
-        check(&client, ELEMENTS[number % ELEMENTS.len()], &problems);
+    for number in numbers(8) {
+        check(&client, ELEMENTS[number % ELEMENTS.len()], &random(number));
     }
 }

@@ -107,8 +107,9 @@ pub fn warm_up_packed(
     Ok(())
 }
 
+/// Of a thousand sequences this takes longer than all else of a launch that has been planned before.
 fn check_fits<'a>(parts: impl IntoIterator<Item = (&'a Packed, &'a Schedule)>) {
-    for (packed, schedule) in parts {
+    for (packed, schedule) in parts.into_iter().filter(|_| cfg!(debug_assertions)) {
         let fits = packed.problems().all(|problem| schedule.fits(problem));
         assert!(schedule.is_packed && fits, "{schedule} is no schedule for the packed batch");
     }

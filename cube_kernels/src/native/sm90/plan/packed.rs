@@ -130,15 +130,32 @@ type Batch = (How, Traits, Vec<([Axis; MAX_RANK], usize)>);
 /// What was chosen for each: the part of each shape, and the plan of each part.
 type Chosen<T> = Choices<Batch, Arc<(Vec<usize>, Vec<T>)>>;
 
-/// The parts of a packed batch, chosen once for batches of about these lengths. `kernels` lists the schedules of each kernel of the
-/// pass for a problem; `plan` makes a plan of one schedule for each of them.
-fn chosen<'a, T: Clone>(
+/// The parts of a packed batch, chosen once for it and once for batches of about its lengths. `kernels` lists the schedules of each
+/// kernel of the pass for a problem; `plan` makes a plan of one schedule for each of them.
+fn chosen<'a, T: Clone + Send + Sync + 'static>(
     choices: &Chosen<T>,
     packed: &'a Packed,
     how: How,
     kernels: impl Fn(&Problem) -> Vec<Vec<Schedule>>,
     plan: impl Fn(Vec<Schedule>) -> T,
 ) -> Result<Vec<PackedPart<'a, T>>, String> {
+    let found = packed.known().find(how, |_| divided(choices, packed, how, kernels, plan));
+    let parts = found.1.as_ref().map_err(String::clone)?.iter();
+    let part = |(own, plan): &(Option<Packed>, T)| PackedPart {
+        packed: own.as_ref().map_or(Cow::Borrowed(packed), |own| Cow::Owned(own.clone())),
+        plan: plan.clone(),
+    };
+    Ok(parts.map(part).collect())
+}
+
+/// The same, each part with its own sequences if there are others.
+fn divided<T: Clone>(
+    choices: &Chosen<T>,
+    packed: &Packed,
+    how: How,
+    kernels: impl Fn(&Problem) -> Vec<Vec<Schedule>>,
+    plan: impl Fn(Vec<Schedule>) -> T,
+) -> Result<Vec<(Option<Packed>, T)>, String> {
     if let Some(reason) = packed.problems().find_map(unsupported) {
         return Err(reason);
     }
@@ -177,11 +194,9 @@ fn chosen<'a, T: Clone>(
         .ok_or_else(|| "no schedule fits all sequences".to_string())?;
     let (of, plans) = &*chosen;
     let part = |(number, plan): (usize, &T)| {
-        let packed = match plans.len() {
-            1 => Cow::Borrowed(packed),
-            _ => Cow::Owned(packed.only(|sequence| of[mix.of[sequence]] == number)),
-        };
-        PackedPart { packed, plan: plan.clone() }
+        let is_divided = plans.len() > 1;
+        let own = is_divided.then(|| packed.only(|sequence| of[mix.of[sequence]] == number));
+        (own, plan.clone())
     };
     Ok(plans.iter().enumerate().map(part).collect())
 }
