@@ -1,10 +1,13 @@
 //! AdamW against its definition: parameters of every type, views, and states that are written and read.
 
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{
     AdamWConfig as BurnConfig, GradientsParams, Optimizer, RecordState, StateSink, StateSource,
 };
+use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
+use burn_natten::nn::NeighborhoodTransformerBlockConfig;
 use burn_natten::optim::{AdamW, AdamWConfig, AdamWState};
 use half::{bf16, f16};
 
@@ -208,6 +211,49 @@ fn modules_train_as_with_burns_own() {
         let weights = |layer: &Linear| host(&layer.weight.val().inner());
         for (got, want) in weights(&got).iter().zip(weights(&want)) {
             assert!((got - want).abs() < 1e-5, "{got}, not {want}");
+        }
+    }
+}
+
+/// The losses of a few steps of a block in f32, from the weights of a record.
+fn losses(record: ModuleRecord, device: &Device) -> Vec<f32> {
+    let device = &device.clone().autodiff();
+    let mut block = block().init(device).load_record(record);
+    let mut optimizer = AdamWConfig::new().init();
+    let numbers = |step: usize| {
+        let angles = (0..3 * 5 * 4 * 8).map(|i| (i as f32 + 1.0) * (0.7 + 0.1 * step as f32));
+        let values: Vec<f32> = angles.map(f32::sin).collect();
+        Tensor::<1>::from_data(values.as_slice(), (device, DType::F32)).reshape([3, 5, 4, 8])
+    };
+    let step = |step: usize| {
+        let input = numbers(step % 3);
+        // What a token is to become is what stands opposite.
+        let wanted = input.clone().flip([1, 2]);
+        let loss = (block.forward(input) - wanted).powi_scalar(2).mean();
+        let gradients = GradientsParams::from_grads(loss.backward(), &block);
+        block = optimizer.step(1e-2, block.clone(), gradients);
+        loss.into_scalar::<f32>()
+    };
+    (0..9).map(step).collect()
+}
+
+fn block() -> NeighborhoodTransformerBlockConfig {
+    NeighborhoodTransformerBlockConfig::new(8, 2, [3, 3]).with_rel_pos_bias(true)
+}
+
+/// From the same weights and through the same batches, losses are those of Flex.
+#[test]
+fn trainings_agree_on_all_devices() {
+    let record = block().init(&Device::flex()).into_record();
+    let want = losses(record.clone(), &Device::flex());
+    assert!(want[8] < 0.8 * want[0], "nothing is learned: {want:?}");
+    for device in devices() {
+        // Burn's products may be in TF32 there.
+        let most = if device.name.contains("cuda") { 2e-2 } else { 1e-3 };
+        let got = losses(record.clone(), &device.device);
+        for (step, (got, want)) in got.iter().zip(&want).enumerate() {
+            let apart = (got - want).abs() / want;
+            assert!(apart < most, "{}, step {step}: {got}, not {want}", device.name);
         }
     }
 }

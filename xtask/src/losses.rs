@@ -169,7 +169,8 @@ mod tests {
     #[test]
     fn losses_that_are_none_are_refused() {
         let header = MADE_UP.lines().next().expect("a header");
-        for (rows, part) in [("", "no losses"), ("flex,f32,own,1,7,NaN", "step 7"), ("x", "row")] {
+        for (rows, part) in [("", "no losses"), ("flex,f32,own,1,7,NaN", "step 7"), ("x", "record")]
+        {
             let error = read(&format!("{header}\n{rows}\n"), &mut vec![]).expect_err("is wrong");
             assert!(error.to_lowercase().contains(part), "{error}");
         }
