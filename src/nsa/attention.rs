@@ -3,7 +3,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::branches::{blind, compressed, selected};
 use super::compress::{check_compressed, compress};
-use super::select::try_select_blocks;
+use super::select::select;
 use super::window::window;
 use super::{BranchTokens, PerBranch, Pooling, SelectedBlocks};
 use crate::backend::accumulator;
@@ -210,13 +210,21 @@ pub(super) fn attend(
     let rows = query.dims()[1];
     let is_thinned = options.sizes.cmp_top.is_some();
     let given = (options.blocks.take(), options.cmp_blocks.take());
+    let with = |[key, value]: [Tensor<4>; 2]| [query.clone(), key, value];
+    let compressed_key = tokens.compressed[0].clone().detach();
+    // Where it sees all blocks, its logsumexp is that of the scores, unless the mode has others.
+    let (all, thinned) = match rows > 0 && !is_thinned {
+        true => (Some(compressed(with(tokens.compressed), count, None, &options)?), None),
+        false => (None, Some(tokens.compressed)),
+    };
     let lists = match given {
         (Some(blocks), cmp_blocks) if cmp_blocks.is_some() || !is_thinned => {
             SelectedBlocks { blocks, cmp_blocks: cmp_blocks.filter(|_| is_thinned) }
         }
         (blocks, cmp_blocks) => {
-            let (query, key) = (query.clone().detach(), tokens.compressed[0].clone().detach());
-            let chosen = try_select_blocks(query, key, count, &options)?;
+            let known = all.as_ref().map(|branch| branch.logsumexp.clone().detach());
+            let known = known.filter(|_| options.mslk.is_none());
+            let chosen = select(query.clone().detach(), compressed_key, known, count, &options)?;
             SelectedBlocks {
                 blocks: blocks.unwrap_or(chosen.blocks),
                 cmp_blocks: cmp_blocks.filter(|_| is_thinned).or(chosen.cmp_blocks),
@@ -224,11 +232,15 @@ pub(super) fn attend(
         }
     };
     let SelectedBlocks { blocks, cmp_blocks } = lists;
-    let with = |[key, value]: [Tensor<4>; 2]| [query.clone(), key, value];
     let branches = match rows {
         0 => PerBranch::of([(); 3]).map(|()| blind(&query, 0, tokens.selected[1].dims()[3])),
         _ => PerBranch {
-            compressed: compressed(with(tokens.compressed), count, cmp_blocks.clone(), &options)?,
+            compressed: match (all, thinned) {
+                (Some(branch), _) => branch,
+                (None, Some(tokens)) => {
+                    compressed(with(tokens), count, cmp_blocks.clone(), &options)?
+                }
+            },
             selected: selected(with(tokens.selected), blocks.clone(), &options)?,
             window: window(with(tokens.window), &options)?,
         },

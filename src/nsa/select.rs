@@ -96,6 +96,17 @@ pub fn try_select_blocks(
     tokens: usize,
     options: &NativeSparseAttentionOptions,
 ) -> Result<SelectedBlocks, AttentionError> {
+    select(query, compressed_key, None, tokens, options)
+}
+
+/// [`try_select_blocks`], with the logsumexp of the compressed branch if that has attended to all blocks.
+pub(super) fn select(
+    query: Tensor<4>,
+    compressed_key: Tensor<4>,
+    logsumexp: Option<Tensor<3>>,
+    tokens: usize,
+    options: &NativeSparseAttentionOptions,
+) -> Result<SelectedBlocks, AttentionError> {
     sizes(options)?;
     is_float("query", &query)?;
     matches(("compressed_key", &compressed_key), ("query", &query))?;
@@ -114,8 +125,11 @@ pub fn try_select_blocks(
         return Err(AttentionError::UnsupportedBackend { device: format!("{device:?}") });
     }
     let plan = SelectPlan::new(problem, tokens, &device, options);
-    let Selected { blocks, super_blocks } =
-        Dispatch::select_blocks(query.into_dispatch(), compressed_key.into_dispatch(), plan);
+    let (query, key) = (query.into_dispatch(), compressed_key.into_dispatch());
+    let Selected { blocks, super_blocks } = match logsumexp {
+        Some(known) => Dispatch::select_blocks_by(query, key, known.into_dispatch(), plan),
+        None => Dispatch::select_blocks(query, key, plan),
+    };
     let cmp_blocks = match super_blocks {
         OptionalLists::None => None,
         OptionalLists::Some { lists } => Some(Tensor::from_dispatch(lists)),

@@ -32,6 +32,34 @@ impl Tensors {
         let [query, key] = of.shapes().map(|shape| values(shape.elements()));
         Self { query, key }
     }
+
+    /// Of a head of a row, by all compressed keys that it sees.
+    fn scores(&self, of: &Selection, [batch, row, head]: [usize; 3]) -> Vec<f64> {
+        let (dim, head_kv) = (of.head_dim, head / (of.heads / of.heads_kv));
+        let q = &self.query[((batch * of.rows + row) * of.heads + head) * dim..][..dim];
+        let seen = complete(of, of.tokens - of.rows + row + 1);
+        (0..seen)
+            .map(|x| {
+                let at = ((batch * of.compressed() + x) * of.heads_kv + head_kv) * dim;
+                let dot: f64 = q.iter().zip(&self.key[at..]).map(|(q, k)| q * k).sum();
+                of.scale * dot
+            })
+            .collect()
+    }
+
+    /// Logsumexps of attention to the compressed keys, `[batch, rows, heads]`.
+    pub fn logsumexps(&self, of: &Selection) -> Vec<f32> {
+        let row = |index: usize| {
+            [index / of.heads / of.rows, index / of.heads % of.rows, index % of.heads]
+        };
+        let logsumexp = |index| {
+            let scores = self.scores(of, row(index));
+            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+            (most + total.ln()) as f32
+        };
+        (0..of.batch * of.rows * of.heads).map(logsumexp).collect()
+    }
 }
 
 pub fn complete(of: &Selection, tokens: usize) -> usize {
@@ -63,7 +91,7 @@ pub fn list(
 }
 
 pub fn reference(of: &Selection, tensors: &Tensors) -> Reference {
-    let (dim, group) = (of.head_dim, of.heads / of.heads_kv);
+    let group = of.heads / of.heads_kv;
     let offset = of.tokens - of.rows;
     let mut all = Reference {
         lists: Selected { blocks: vec![], compressed: of.cmp_top.map(|_| vec![]) },
@@ -76,14 +104,7 @@ pub fn reference(of: &Selection, tensors: &Tensors) -> Reference {
         let seen = complete(of, a + 1);
         let mut p = vec![0.0; seen];
         for head in head_kv * group..(head_kv + 1) * group {
-            let q = &tensors.query[((batch * of.rows + row) * of.heads + head) * dim..][..dim];
-            let scores: Vec<f64> = (0..seen)
-                .map(|x| {
-                    let at = ((batch * of.compressed() + x) * of.heads_kv + head_kv) * dim;
-                    let dot: f64 = q.iter().zip(&tensors.key[at..]).map(|(q, k)| q * k).sum();
-                    of.scale * dot
-                })
-                .collect();
+            let scores = tensors.scores(of, [batch, row, head]);
             let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total: f64 = scores.iter().map(|score| (score - most).exp()).sum();
             for (p, score) in p.iter_mut().zip(scores) {

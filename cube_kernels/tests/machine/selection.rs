@@ -19,9 +19,23 @@ fn lists(
     tensors: &Tensors,
     layout: Layout,
 ) -> Lists {
+    lists_by(machine, (name, of), element, tensors, layout, None)
+}
+
+/// The same, with logsumexps that are given.
+fn lists_by(
+    machine: &Machine,
+    (name, of): (&str, &Selection),
+    element: Element,
+    tensors: &Tensors,
+    layout: Layout,
+    lse: Option<&[f32]>,
+) -> Lists {
     let client = client();
+    let bytes = |lse: &[f32]| lse.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
+    let lse = lse.map(|lse| client.create_from_slice(&bytes(lse)));
     run(&client, of, tensors, (format(element), layout), |query, key, lists| {
-        let launch = || select_blocks(&client, of, element, query, key, lists);
+        let launch = || select_blocks(&client, of, element, query, key, lse.as_ref(), lists);
         machine.run(launch).unwrap_or_else(|fault| panic!("{name}: {fault}"))
     })
 }
@@ -35,6 +49,25 @@ fn check(policy: Policy, cases: &[(String, Selection)]) {
         let tensors = Tensors::random(of, 60 + seed as u64, format(element));
         let actual = lists(&machine, (name, of), element, &tensors, layout);
         compare_all(name, &actual, &reference(of, &tensors));
+    }
+}
+
+/// One pass where the logsumexp is given.
+#[test]
+fn logsumexps_are_taken() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    for (seed, name) in ["group of 3", "tiles within blocks"].into_iter().enumerate() {
+        let (name, of) = native_cases().into_iter().find(|(of, _)| of == name).expect("is there");
+        let tensors = Tensors::random(&of, 20 + seed as u64, format(Element::Bf16));
+        let (lse, expected) = (tensors.logsumexps(&of), reference(&of, &tensors));
+        let by = |lse: &[f32]| {
+            let of = (name.as_str(), &of);
+            lists_by(&machine, of, Element::Bf16, &tensors, Layout::Contiguous, Some(lse))
+        };
+        compare_all(&name, &by(&lse), &expected);
+        // What weighs nothing leaves the first blocks, all alike.
+        let nothing = by(&vec![f32::INFINITY; lse.len()]);
+        assert_eq!(nothing.blocks.last().map(|list| &list[..4]), Some(&[0, 1, 2, 3][..]));
     }
 }
 

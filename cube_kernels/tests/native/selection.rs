@@ -15,7 +15,7 @@ fn lists(
     layout: Layout,
 ) -> Lists {
     run(client, of, tensors, (format(element), layout), |query, key, lists| {
-        select_blocks(client, of, element, query, key, lists)
+        select_blocks(client, of, element, query, key, None, lists)
     })
 }
 
@@ -87,17 +87,22 @@ fn times() {
             });
             let blocks = upload_lists(&client, &vec![0; of.lists() * of.num_selected]);
             let lists = Selected { blocks, compressed: None };
-            let launch = || {
-                select_blocks(&client, &of, Element::Bf16, &query, &key, &lists).expect("launched")
-            };
-            let wait = || drop(client.read_one(upload_lists(&client, &[0])));
-            launch();
-            wait();
-            let start = std::time::Instant::now();
-            (0..20).for_each(|_| launch());
-            wait();
-            let each = start.elapsed().as_secs_f64() * 1e3 / 20.0;
-            println!("{heads}/{heads_kv} heads, {tokens} tokens: {each:.3} ms");
+            let lse = upload_lists(&client, &vec![0; tokens * heads]);
+            for lse in [None, Some(&lse)] {
+                let launch = || {
+                    select_blocks(&client, &of, Element::Bf16, &query, &key, lse, &lists)
+                        .expect("launched")
+                };
+                let wait = || drop(client.read_one(upload_lists(&client, &[0])));
+                launch();
+                wait();
+                let start = std::time::Instant::now();
+                (0..20).for_each(|_| launch());
+                wait();
+                let each = start.elapsed().as_secs_f64() * 1e3 / 20.0;
+                let given = lse.is_some();
+                println!("{heads}/{heads_kv} heads, {tokens} tokens, lse {given}: {each:.3} ms");
+            }
         }
     }
 }

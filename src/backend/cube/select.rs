@@ -54,6 +54,7 @@ fn by_tensor_cores(
     plan: &SelectPlan,
     selection: &Selection,
     [query_view, key_view]: [&Strided; 2],
+    lse: Option<&Handle>,
     lists: &sparse::Selected<Handle>,
 ) -> Option<Result<(), KernelError>> {
     let element = match query.dtype {
@@ -65,59 +66,81 @@ fn by_tensor_cores(
     if !is_wanted || !sm90::is_available(&query.client) {
         return None;
     }
-    Some(sm90::select_blocks(&query.client, selection, element, query_view, key_view, lists))
+    Some(sm90::select_blocks(&query.client, selection, element, query_view, key_view, lse, lists))
+}
+
+fn select(
+    query: CubeTensor,
+    key: CubeTensor,
+    lse: Option<CubeTensor>,
+    plan: SelectPlan,
+) -> Selected<CubeBackend> {
+    let Some(selection) = selection(&plan, query.dtype) else {
+        return reference::select::<CubeBackend>(query, key, &plan);
+    };
+    let entries = |count| {
+        let shape = [plan.problem.batch, plan.tiles(), plan.list_heads(), count];
+        empty(&query, Shape::new(shape), DType::I32)
+    };
+    let blocks = entries(plan.sizes.num_selected);
+    let super_blocks = plan.sizes.cmp_top.map(entries);
+    let handles = sparse::Selected {
+        blocks: blocks.handle.clone(),
+        compressed: super_blocks.as_ref().map(|lists| lists.handle.clone()),
+    };
+    #[cfg(feature = "cuda")]
+    let lse = lse.filter(|lse| lse.dtype == DType::F32).map(|lse| into_contiguous(lse).handle);
+    #[cfg(not(feature = "cuda"))]
+    drop(lse);
+    let dtype = dtype_to_storage_type(query.dtype);
+    let shapes = selection.shapes();
+    let result = as_they_lie(|lay| {
+        let [query_view, key_view] =
+            [(&query, shapes[0]), (&key, shapes[1])].map(|(tensor, shape)| lay.view(tensor, shape));
+        let tensors = [&query_view, &key_view];
+        #[cfg(feature = "cuda")]
+        match by_tensor_cores(&query, &plan, &selection, tensors, lse.as_ref(), &handles) {
+            // A contiguous copy will do, and costs little beside the scores.
+            Some(Err(error @ KernelError::Layout { .. })) if matches!(lay, Lay::AsTheyAre) => {
+                return Err(error);
+            }
+            Some(Err(error)) => {
+                log_once(format!("blocks are selected by Portable kernels, because {error}"));
+            }
+            Some(Ok(())) => return Ok(()),
+            None => {}
+        }
+        let [query_view, key_view] = tensors;
+        sparse::select_blocks(&query.client, &selection, dtype, query_view, key_view, &handles)
+    });
+    if !is_launched(plan.strategy, result) {
+        return reference::select::<CubeBackend>(query, key, &plan);
+    }
+    let stored = |lists: CubeTensor| match plan.ints {
+        IntDType::I32 => lists,
+        ints => CubeBackend::int_cast(lists, ints),
+    };
+    Selected {
+        blocks: stored(blocks),
+        super_blocks: match super_blocks.map(stored) {
+            Some(lists) => OptionalLists::Some { lists },
+            None => OptionalLists::None,
+        },
+    }
 }
 
 impl SelectOps for CubeBackend {
     fn select_blocks(query: CubeTensor, key: CubeTensor, plan: SelectPlan) -> Selected<Self> {
-        let Some(selection) = selection(&plan, query.dtype) else {
-            return reference::select::<Self>(query, key, &plan);
-        };
-        let entries = |count| {
-            let shape = [plan.problem.batch, plan.tiles(), plan.list_heads(), count];
-            empty(&query, Shape::new(shape), DType::I32)
-        };
-        let blocks = entries(plan.sizes.num_selected);
-        let super_blocks = plan.sizes.cmp_top.map(entries);
-        let handles = sparse::Selected {
-            blocks: blocks.handle.clone(),
-            compressed: super_blocks.as_ref().map(|lists| lists.handle.clone()),
-        };
-        let dtype = dtype_to_storage_type(query.dtype);
-        let shapes = selection.shapes();
-        let result = as_they_lie(|lay| {
-            let [query_view, key_view] = [(&query, shapes[0]), (&key, shapes[1])]
-                .map(|(tensor, shape)| lay.view(tensor, shape));
-            let tensors = [&query_view, &key_view];
-            #[cfg(feature = "cuda")]
-            match by_tensor_cores(&query, &plan, &selection, tensors, &handles) {
-                // A contiguous copy will do, and costs little beside the scores.
-                Some(Err(error @ KernelError::Layout { .. })) if matches!(lay, Lay::AsTheyAre) => {
-                    return Err(error);
-                }
-                Some(Err(error)) => {
-                    log_once(format!("blocks are selected by Portable kernels, because {error}"));
-                }
-                Some(Ok(())) => return Ok(()),
-                None => {}
-            }
-            let [query_view, key_view] = tensors;
-            sparse::select_blocks(&query.client, &selection, dtype, query_view, key_view, &handles)
-        });
-        if !is_launched(plan.strategy, result) {
-            return reference::select::<Self>(query, key, &plan);
-        }
-        let stored = |lists: CubeTensor| match plan.ints {
-            IntDType::I32 => lists,
-            ints => Self::int_cast(lists, ints),
-        };
-        Selected {
-            blocks: stored(blocks),
-            super_blocks: match super_blocks.map(stored) {
-                Some(lists) => OptionalLists::Some { lists },
-                None => OptionalLists::None,
-            },
-        }
+        select(query, key, None, plan)
+    }
+
+    fn select_blocks_by(
+        query: CubeTensor,
+        key: CubeTensor,
+        logsumexp: CubeTensor,
+        plan: SelectPlan,
+    ) -> Selected<Self> {
+        select(query, key, Some(logsumexp), plan)
     }
 
     fn top_blocks(scores: CubeTensor, plan: TopPlan) -> CubeTensor {

@@ -32,6 +32,18 @@ pub trait SelectOps: Backend {
         reference::select::<Self>(query, key, &plan)
     }
 
+    /// The same, with the logsumexp `[batch, rows, heads]` of attention to the compressed keys, which saves a pass over them where a
+    /// kernel takes it.
+    #[fusion(meta = meta::select_by)]
+    fn select_blocks_by(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        _logsumexp: FloatTensor<Self>,
+        plan: SelectPlan,
+    ) -> Selected<Self> {
+        Self::select_blocks(query, key, plan)
+    }
+
     /// The numbers of the highest scores `[batch, tiles, heads, count]`, the highest first, and `-1` in place of what is `-inf` or no number.
     #[fusion(meta = meta::top)]
     fn top_blocks(scores: FloatTensor<Self>, plan: TopPlan) -> IntTensor<Self> {
@@ -52,6 +64,15 @@ mod meta {
         let [batch, tiles, heads, _] = scores.shape.dims::<4>();
         let shape = Shape::new([batch, tiles, heads, plan.entries]);
         TensorSpec::new(shape, DType::from(plan.ints))
+    }
+
+    pub fn select_by(
+        query: &TensorSpec,
+        key: &TensorSpec,
+        _logsumexp: &TensorSpec,
+        plan: &SelectPlan,
+    ) -> SelectedMetadata {
+        select(query, key, plan)
     }
 
     pub fn select(_query: &TensorSpec, _key: &TensorSpec, plan: &SelectPlan) -> SelectedMetadata {

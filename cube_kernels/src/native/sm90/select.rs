@@ -9,9 +9,13 @@ use super::{Element, SelectSchedule};
 use crate::native::grid::parameters;
 use crate::native::launch::{Argument, Buffer, Kernel, MapElement, TensorMap, launch};
 use crate::sparse::{Selected, Selection, check_selection};
+use crate::view::check_buffer;
 use crate::{KernelError, Shape, Strided};
 
 /// [Selects blocks](crate::sparse::select_blocks) by the tensor cores, in f16 or bf16.
+///
+/// `lse` is the logsumexp `[batch, rows, heads]` of attention to the compressed keys, in f32, if there has been one: without it the
+/// keys are walked over twice.
 ///
 /// Returns when the work is enqueued; the first use of a schedule compiles it. No workspace. A list depends on what its first query
 /// sees, and on nothing else: not on how many queries there are, nor on what other rows are computed beside it.
@@ -25,6 +29,7 @@ pub fn select_blocks(
     element: Element,
     query: &Strided,
     key: &Strided,
+    lse: Option<&Handle>,
     lists: &Selected<Handle>,
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
@@ -32,6 +37,10 @@ pub fn select_blocks(
     let [query_shape, key_shape] = selection.shapes();
     if key_shape.elements() == 0 {
         return Err(KernelError::Problem("there are no compressed keys".into()));
+    }
+    if let Some(lse) = lse {
+        let rows = selection.batch * selection.rows * selection.heads;
+        check_buffer("logsumexp", lse, size_of::<f32>() * rows)?;
     }
     check_layout("query", query, query_shape)?;
     check_layout("compressed key", key, key_shape)?;
@@ -51,10 +60,14 @@ pub fn select_blocks(
     });
     let kernels: Vec<_> = kernels.collect::<Result<_, KernelError>>()?;
     for (kernel, lists, is_super) in kernels.into_iter().filter(|(kernel, ..)| kernel.grid > 0) {
-        let buffers =
-            vec![Buffer::written(lists), Buffer::read(&query.handle), Buffer::read(&key.handle)];
+        let buffers = vec![
+            Buffer::written(lists),
+            Buffer::read(&query.handle),
+            Buffer::read(&key.handle),
+            Buffer::read(lse.unwrap_or(&query.handle)),
+        ];
         let map = Argument::TensorMap(key_map(element, key, key_shape));
-        let params = params(selection, query, is_super);
+        let params = params(selection, query, lse.is_some(), is_super);
         launch(client, kernel, buffers, vec![map, params]);
     }
     Ok(())
@@ -64,11 +77,13 @@ pub fn select_blocks(
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
-    pointers: [u64; 2],
+    pointers: [u64; 3],
     strides: [i64; 3],
     batch: i32,
     heads_kv: i32,
     tiles: i32,
+    rows: i32,
+    has_lse: i32,
     offset: i32,
     query_tile: i32,
     cmp_block: i32,
@@ -82,9 +97,9 @@ struct Params {
     signs: u32,
 }
 
-const _: () = assert!(size_of::<Params>() == 8 * 5 + 4 * 14);
+const _: () = assert!(size_of::<Params>() == 8 * 6 + 4 * 16);
 
-fn params(selection: &Selection, query: &Strided, is_super: bool) -> Argument {
+fn params(selection: &Selection, query: &Strided, has_lse: bool, is_super: bool) -> Argument {
     let (size, blocks, entries) = match is_super {
         true => {
             (selection.cmp_group, selection.super_blocks(), selection.cmp_top.unwrap_or_default())
@@ -93,11 +108,13 @@ fn params(selection: &Selection, query: &Strided, is_super: bool) -> Argument {
     };
     let [batch, _, _, row, head] = query.strides.map(|stride| stride as i64);
     let params = Params {
-        pointers: [0; 2],
+        pointers: [0; 3],
         strides: [batch, row, head],
         batch: selection.batch as i32,
         heads_kv: selection.heads_kv as i32,
         tiles: selection.tiles() as i32,
+        rows: selection.rows as i32,
+        has_lse: i32::from(has_lse),
         offset: (selection.tokens - selection.rows) as i32,
         query_tile: selection.query_tile as i32,
         cmp_block: selection.cmp_block as i32,
@@ -111,7 +128,7 @@ fn params(selection: &Selection, query: &Strided, is_super: bool) -> Argument {
         signs: if selection.scale < 0.0 { 0x8000_8000 } else { 0 },
     };
     // SAFETY: the assertion above counts every byte.
-    unsafe { parameters(params, &[0, 1]) }
+    unsafe { parameters(params, &[0, 1, 3]) }
 }
 
 /// Boxes of 64 keys of a sample and a head, 64 elements wide, with zeros behind the ends of both.

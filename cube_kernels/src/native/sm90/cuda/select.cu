@@ -2,8 +2,8 @@
 //
 // A row is the query that scores for a list, for one of the heads that share the list: GROUP_ROWS rows to a list, of which those behind
 // GROUP are padding that weighs nothing. A CTA has 64 rows for each of its WARPGROUPS, in registers as wgmma's first operand, and walks
-// twice over the compressed keys that its rows see, in steps of 64 that TMA brings: first for the logsumexp of each row, then for
-// the probabilities. These are summed over the heads of a list, first within a lane, then between lanes that swap halves of what they
+// twice over the compressed keys that its rows see, in steps of 64 that TMA brings: first for the logsumexp of each row, unless that
+// is given, then for the probabilities. These are summed over the heads of a list, first within a lane, then between lanes that swap halves of what they
 // have, and lie in shared memory as a ring, of which blocks that are complete take their scores. A warp has some lists, each with its best
 // so far in order across lanes, and no score is written anywhere else.
 //
@@ -32,8 +32,10 @@ extern __shared__ __align__(1024) u8 memory[];
 struct Params {
   int* lists;            // [batch, tiles, heads_kv, entries]
   const u16* query;
+  const float* lse;      // [batch, rows, heads], where it is given
   i64 strides[3];        // of the query, in elements: batch, row, head
   int batch, heads_kv, tiles;
+  int rows, has_lse;
   int offset;            // where the first query stands
   int query_tile, cmp_block, cmp_stride;
   int size;              // tokens of a block, or compressed blocks of a super-block
@@ -199,7 +201,7 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
   least_seen = seen_by(params, first_tile);
   if (any) {
     const int last = (first_tile + LISTS < params.tiles ? first_tile + LISTS : params.tiles) - 1;
-    keys.lse_steps = (seen_by(params, last) + KEYS - 1) / KEYS;
+    keys.lse_steps = params.has_lse ? 0 : (seen_by(params, last) + KEYS - 1) / KEYS;
     score_steps = (own[last - first_tile].middle * RATIO + KEYS - 1) / KEYS;
     keys.all = keys.lse_steps + score_steps;
     if (threadIdx.x == 0)
@@ -260,7 +262,13 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
     float sum = sums[r] * exp2_approx((most[r] - greatest) * scale);
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    lse[r] = exists[r] ? greatest * scale + log2_approx(sum) : -NEG_INF;
+    lse[r] = greatest * scale + log2_approx(sum);
+    const int row = warp * 16 + lane / 4 + 8 * r;
+    if (params.has_lse && exists[r]) {
+      const i64 at = (i64)batch * params.rows + (i64)(first_tile + row / GROUP_ROWS) * params.query_tile;
+      lse[r] = params.lse[at * params.heads_kv * GROUP + head * GROUP + row % GROUP_ROWS] * LOG2_E;
+    }
+    if (!exists[r]) lse[r] = -NEG_INF;
   }
 
   Best best[WARP_LISTS];
