@@ -217,7 +217,10 @@ mod tests {
     fn what_is_known_of_a_batch_is_known_of_its_clones() {
         let packed = Packed::new([sequence(problem(5, 7), 0)], [35; 2]).expect("one launch");
         assert_eq!(packed.known().find(3_u8, |key| key + 1).1, 4);
-        assert_eq!(packed.clone().known().find(3_u8, |_| unreachable!("it is known")).1, 4_u8);
+        assert_eq!(
+            packed.clone().known().find(3_u8, |_| -> u8 { unreachable!("it is known") }).1,
+            4_u8
+        );
         // Another kind of key, another value of the same key's kind.
         assert_eq!(packed.known().find(3_u16, |_| 7_u8).1, 7);
         assert_eq!(packed.known().find(3_u8, |_| "text").1, "text");

@@ -211,20 +211,21 @@ pub(super) fn attend(
     let is_thinned = options.sizes.cmp_top.is_some();
     let given = (options.blocks.take(), options.cmp_blocks.take());
     let with = |[key, value]: [Tensor<4>; 2]| [query.clone(), key, value];
-    let compressed_key = tokens.compressed[0].clone().detach();
+    let to_blocks = |lists| compressed(with(tokens.compressed.clone()), count, lists, &options);
     // Where it sees all blocks, its logsumexp is that of the scores, unless the mode has others.
-    let (all, thinned) = match rows > 0 && !is_thinned {
-        true => (Some(compressed(with(tokens.compressed), count, None, &options)?), None),
-        false => (None, Some(tokens.compressed)),
+    let unthinned = match rows > 0 && !is_thinned {
+        true => Some(to_blocks(None)?),
+        false => None,
     };
     let lists = match given {
         (Some(blocks), cmp_blocks) if cmp_blocks.is_some() || !is_thinned => {
             SelectedBlocks { blocks, cmp_blocks: cmp_blocks.filter(|_| is_thinned) }
         }
         (blocks, cmp_blocks) => {
-            let known = all.as_ref().map(|branch| branch.logsumexp.clone().detach());
-            let known = known.filter(|_| options.mslk.is_none());
-            let chosen = select(query.clone().detach(), compressed_key, known, count, &options)?;
+            let known = unthinned.as_ref().filter(|_| options.mslk.is_none());
+            let known = known.map(|branch| branch.logsumexp.clone().detach());
+            let [query, key] = [query.clone(), tokens.compressed[0].clone()].map(Tensor::detach);
+            let chosen = select(query, key, known, count, &options)?;
             SelectedBlocks {
                 blocks: blocks.unwrap_or(chosen.blocks),
                 cmp_blocks: cmp_blocks.filter(|_| is_thinned).or(chosen.cmp_blocks),
@@ -235,11 +236,9 @@ pub(super) fn attend(
     let branches = match rows {
         0 => PerBranch::of([(); 3]).map(|()| blind(&query, 0, tokens.selected[1].dims()[3])),
         _ => PerBranch {
-            compressed: match (all, thinned) {
-                (Some(branch), _) => branch,
-                (None, Some(tokens)) => {
-                    compressed(with(tokens), count, cmp_blocks.clone(), &options)?
-                }
+            compressed: match unthinned {
+                Some(branch) => branch,
+                None => to_blocks(cmp_blocks.clone())?,
             },
             selected: selected(with(tokens.selected), blocks.clone(), &options)?,
             window: window(with(tokens.window), &options)?,
