@@ -7,7 +7,7 @@
 //! An operator of its own, so that nothing is kept for the backward pass but what is there anyway, and sums are held in f32, or f64 for f64.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Slice};
 
 use super::wide;
@@ -15,7 +15,17 @@ use super::wide;
 /// The axis of the gates' branches, and that of the outputs' vectors.
 const LAST: usize = 3;
 
-/// The operator.
+/// The gradients of [`GateOps::gate_forward`]'s inputs, each like its input.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct GateGradients<B: Backend> {
+    pub compressed: FloatTensor<B>,
+    pub selected: FloatTensor<B>,
+    pub window: FloatTensor<B>,
+    pub gates: FloatTensor<B>,
+}
+
+/// The operator, which is differentiable.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -35,19 +45,59 @@ pub trait GateOps: Backend {
     }
 }
 
+/// What only gradients need. Asked of the inner backend only: first derivatives.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait GateGradientOps: Backend {
+    /// The gradients of all inputs, from that of the output.
+    #[fusion(meta = meta::gradients)]
+    fn gate_gradients(
+        compressed: FloatTensor<Self>,
+        selected: FloatTensor<Self>,
+        window: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> GateGradients<Self> {
+        gradients::<Self>([compressed, selected, window], gates, gradient)
+    }
+}
+
 #[cfg(feature = "flex")]
 impl GateOps for burn::backend::flex::Flex {}
 
-#[cfg(feature = "cube")]
-impl GateOps for burn_cubecl::CubeBackend {}
+#[cfg(feature = "flex")]
+impl GateGradientOps for burn::backend::flex::Flex {}
 
-fn forward<B: Backend>(outs: [FloatTensor<B>; 3], gates: FloatTensor<B>) -> FloatTensor<B> {
+/// The operator by tensor operations.
+pub(crate) fn forward<B: Backend>(
+    outs: [FloatTensor<B>; 3],
+    gates: FloatTensor<B>,
+) -> FloatTensor<B> {
     let dtype = gates.dtype();
     let [a, b, c] = outs;
     let part =
         |out: FloatTensor<B>, branch| B::float_mul(wide::<B>(out), gate::<B>(&gates, branch));
     let out = B::float_add(B::float_add(part(a, 0), part(b, 1)), part(c, 2));
     B::float_cast(out, dtype.into())
+}
+
+/// The gradients of [`forward`].
+pub(crate) fn gradients<B: Backend>(
+    outs: [FloatTensor<B>; 3],
+    gates: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+) -> GateGradients<B> {
+    let dtype: FloatDType = gradient.dtype().into();
+    let gradient = wide::<B>(gradient);
+    let [compressed, selected, window] = [0, 1, 2].map(|branch| {
+        B::float_cast(B::float_mul(gradient.clone(), gate::<B>(&gates, branch)), dtype)
+    });
+    let of_gate = |out| B::float_sum_dim(B::float_mul(wide::<B>(out), gradient.clone()), LAST);
+    let gates = B::float_cat(outs.map(of_gate).into(), LAST);
+    GateGradients { compressed, selected, window, gates: B::float_cast(gates, dtype) }
 }
 
 /// The gate of a branch.
@@ -68,36 +118,23 @@ mod autodiff {
     #[derive(Debug)]
     struct Gate;
 
-    impl<B: Backend> Product<B> for Gate {
+    impl<B: GateGradientOps> Product<B> for Gate {
         fn gradients(
             &self,
-            [a, b, c, gates]: [Option<FloatTensor<B>>; 4],
+            inputs: [Option<FloatTensor<B>>; 4],
             gradient: FloatTensor<B>,
-            wanted: [bool; 4],
+            _wanted: [bool; 4],
         ) -> [Option<FloatTensor<B>>; 4] {
-            let dtype: FloatDType = gradient.dtype().into();
-            let gradient = wide::<B>(gradient);
-            let of_out = |branch: usize| {
-                let gates = gates.as_ref().filter(|_| wanted[branch])?;
-                let product = B::float_mul(gradient.clone(), gate::<B>(gates, branch));
-                Some(B::float_cast(product, dtype))
+            let [Some(a), Some(b), Some(c), Some(gates)] = inputs else {
+                return [None, None, None, None];
             };
-            let outs = [0, 1, 2].map(of_out);
-            let of_gate = |out: FloatTensor<B>| {
-                B::float_sum_dim(B::float_mul(wide::<B>(out), gradient.clone()), LAST)
-            };
-            let parts: Vec<_> = match wanted[3] {
-                true => [a, b, c].into_iter().flatten().map(of_gate).collect(),
-                false => vec![],
-            };
-            let of_gates =
-                (!parts.is_empty()).then(|| B::float_cast(B::float_cat(parts, LAST), dtype));
-            let [a, b, c] = outs;
-            [a, b, c, of_gates]
+            let GateGradients { compressed, selected, window, gates } =
+                B::gate_gradients(a, b, c, gates, gradient);
+            [compressed, selected, window, gates].map(Some)
         }
     }
 
-    impl<B: GateOps, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
+    impl<B: GateOps + GateGradientOps, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
         fn gate_forward(
             compressed: FloatTensor<Self>,
             selected: FloatTensor<Self>,
@@ -121,6 +158,20 @@ mod autodiff {
 #[cfg(feature = "fusion")]
 mod meta {
     use burn::backend::fusion::custom::TensorSpec;
+
+    use super::GateGradientsMetadata;
+
+    pub fn gradients(
+        compressed: &TensorSpec,
+        selected: &TensorSpec,
+        window: &TensorSpec,
+        gates: &TensorSpec,
+        _gradient: &TensorSpec,
+    ) -> GateGradientsMetadata {
+        let [compressed, selected, window, gates] =
+            [compressed, selected, window, gates].map(TensorSpec::clone);
+        GateGradientsMetadata { compressed, selected, window, gates }
+    }
 
     pub fn gate(
         compressed: &TensorSpec,

@@ -1,5 +1,5 @@
 //! What stands between two attentions of a model: tokens, each a row of channels, are normalised, pass through a GELU, come from patches of
-//! a map, and gradients of parameters are sums over all of them.
+//! a map, or are summed over branches, and gradients of parameters are sums over all of them.
 //!
 //! A training step of an image model has some hundred thousand rows of fewer than a thousand channels. What is computed of a
 //! row is shared out among its units; sums over rows are shared out among cubes and added up in a fixed order, so that results
@@ -7,6 +7,8 @@
 
 #[cfg(feature = "cube")]
 mod columns;
+#[cfg(feature = "cube")]
+mod gate;
 #[cfg(feature = "cube")]
 mod gelu;
 mod grid;
@@ -16,10 +18,14 @@ mod matrix;
 mod norm;
 #[cfg(feature = "cube")]
 mod patches;
+#[cfg(feature = "cube")]
+mod rows;
 mod tile;
 
 #[cfg(feature = "cube")]
 pub use columns::column_sums;
+#[cfg(feature = "cube")]
+pub use gate::{GateInputs, gated_sum, gated_sum_backward};
 #[cfg(feature = "cube")]
 pub use gelu::{gelu, gelu_backward};
 pub use grid::PatchGrid;

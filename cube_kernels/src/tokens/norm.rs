@@ -13,6 +13,7 @@ use cubecl::server::Handle;
 use super::RowTile;
 use super::columns::{RowRange, add_slots};
 use super::matrix::{Matrix, Shares};
+use super::rows::{Place, is_line, load, place};
 use crate::KernelError;
 use crate::cube::{buffer, grid};
 
@@ -20,46 +21,6 @@ use crate::cube::{buffer, grid};
 struct Parameters<'a, F: Float, N: Size> {
     gamma: &'a [Vector<F, N>],
     beta: &'a [Vector<F, N>],
-}
-
-/// Where a unit is in its cube.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-struct Place {
-    lane: usize,
-    slot: usize,
-}
-
-#[cube]
-fn place(#[comptime] tile: RowTile) -> Place {
-    let unit = UNIT_POS as usize;
-    Place { lane: unit % comptime!(tile.lanes), slot: unit / comptime!(tile.lanes) }
-}
-
-/// The vectors of a row that a unit holds; zeros where there is none.
-#[cube]
-fn load<F: Float, N: Size>(
-    from: &[Vector<F, N>],
-    first: usize,
-    is_there: bool,
-    lane: usize,
-    #[comptime] tile: RowTile,
-) -> Array<Vector<f32, N>> {
-    let mut row = Array::<Vector<f32, N>>::new(comptime!(tile.held()));
-    #[unroll]
-    for i in 0..comptime!(tile.held()) {
-        let line = lane + i * comptime!(tile.lanes);
-        row[i] = Vector::new(0.0f32);
-        if is_there && is_line(line, tile) {
-            row[i] = Vector::cast_from(from[first + line]);
-        }
-    }
-    row
-}
-
-#[cube]
-fn is_line(line: usize, #[comptime] tile: RowTile) -> bool {
-    if comptime!(tile.is_ragged()) { line < comptime!(tile.lines) } else { true.runtime() }
 }
 
 /// The sum of what the lanes of a row have, in the order of lanes.

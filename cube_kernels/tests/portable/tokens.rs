@@ -1,8 +1,8 @@
 //! Layer normalization and sums over tokens, against their definitions.
 
 use burn_natten_kernels::tokens::{
-    Maps, Matrix, NormInputs, PatchGrid, column_sums, gelu, gelu_backward, layer_norm,
-    layer_norm_backward,
+    GateInputs, Maps, Matrix, NormInputs, PatchGrid, column_sums, gated_sum, gated_sum_backward,
+    gelu, gelu_backward, layer_norm, layer_norm_backward,
 };
 use test_support::compare::{differs, half_ulp};
 use test_support::format::{BF16, F16, F32, Format};
@@ -137,6 +137,55 @@ fn gradients_of_a_normalised_row() {
         let size = 10.0 * (rows as f64).sqrt();
         assert_eq!(differs(&parameters, &of_parameters, allowed(format, size)), None, "{case}");
         assert_eq!(run(), (actual, parameters), "the same bits again, {case}");
+    }
+}
+
+#[test]
+fn branches_are_weighed() {
+    let client = client();
+    for Case { shape, units, format } in cases() {
+        let [rows, channels] = shape;
+        let count = rows * channels;
+        let branches = [10, 11, 12].map(|seed| numbers(count, seed, 0.2, format));
+        let gates = numbers(3 * rows, 13, 0.5, format);
+        let gradient = numbers(count, 14, 0.1, format);
+        let matrix = Matrix { units, ..Matrix::new(&client, shape, format.elem()) };
+        let case = format!("{shape:?}, {units} units");
+
+        let upload = |values: &[f64]| format.upload(&client, values);
+        let buffers = branches.each_ref().map(|branch| upload(branch));
+        let of_gates = upload(&gates);
+        let inputs = GateInputs { branches: buffers.each_ref(), gates: &of_gates };
+        let to = format.poisoned(&client, count);
+        gated_sum(&matrix, &inputs, &to).expect("launched");
+        let gate = |at: usize, branch: usize| gates[at / channels * 3 + branch];
+        let sum = |at| (0..3).map(|branch| gate(at, branch) * branches[branch][at]).sum::<f64>();
+        let exact: Vec<f64> = (0..count).map(sum).collect();
+        let actual = format.download(&client, &to, count);
+        assert_eq!(differs(&actual, &exact, allowed(format, 3.0)), None, "{case}");
+
+        let run = || {
+            let to = [0; 3].map(|_| format.poisoned(&client, count));
+            let to_gates = format.poisoned(&client, 3 * rows);
+            let of = GateInputs { branches: to.each_ref(), gates: &to_gates };
+            gated_sum_backward(&matrix, &inputs, &upload(&gradient), &of).expect("launched");
+            let of_branches = to.map(|handle| format.download(&client, &handle, count));
+            (of_branches, format.download(&client, &to_gates, 3 * rows))
+        };
+        let (of_branches, of_gates) = run();
+        for (branch, actual) in of_branches.iter().enumerate() {
+            let exact: Vec<f64> = (0..count).map(|at| gate(at, branch) * gradient[at]).collect();
+            let difference = differs(actual, &exact, allowed(format, 1.0));
+            assert_eq!(difference, None, "branch {branch}, {case}");
+        }
+        let dot = |at: usize| {
+            let values = branches[at % 3].chunks(channels).nth(at / 3).into_iter().flatten();
+            values.zip(&gradient[at / 3 * channels..]).map(|(x, g)| x * g).sum::<f64>()
+        };
+        let exact: Vec<f64> = (0..3 * rows).map(dot).collect();
+        let size = 3.0 * (channels as f64).sqrt();
+        assert_eq!(differs(&of_gates, &exact, allowed(format, size)), None, "gates, {case}");
+        assert_eq!(run(), (of_branches, of_gates), "the same bits again, {case}");
     }
 }
 

@@ -4,6 +4,7 @@
 #[cfg(feature = "cuda")]
 mod blackwell;
 mod block_sparse;
+mod gate;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod linear;

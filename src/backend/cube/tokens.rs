@@ -22,18 +22,18 @@ use crate::backend::tokens::{
 use crate::backend::unfused::Optional;
 
 /// Whether there is nothing to be launched over.
-fn is_empty(tensor: &CubeTensor) -> bool {
+pub(super) fn is_empty(tensor: &CubeTensor) -> bool {
     tensor.shape().num_elements() == 0
 }
 
 /// The rows of a tensor.
-fn matrix(tensor: &CubeTensor) -> Matrix<'_> {
+pub(super) fn matrix(tensor: &CubeTensor) -> Matrix<'_> {
     let dtype = dtype_to_storage_type(tensor.dtype());
     Matrix::new(&tensor.client, flattened(&tensor.shape()), dtype)
 }
 
 /// Whether something was launched; else tensor operations are, which is said once.
-fn is_launched(result: Result<(), KernelError>) -> bool {
+pub(super) fn is_launched(result: Result<(), KernelError>) -> bool {
     let Err(error) = result else { return true };
     log_once(format!("tokens pass through tensor operations, because {error}"));
     false

@@ -1,0 +1,265 @@
+//! The sum of three branches, each weighed row by row with a gate of its own, and its gradients.
+//!
+//! Both passes are worth the bytes of their tensors: the backward pass reads three branches and a gradient once, and writes three
+//! gradients, with the products for the gates on the way.
+
+// `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
+#![allow(missing_docs)]
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::RowTile;
+use super::matrix::Matrix;
+use super::rows::{is_line, load, place};
+use crate::KernelError;
+use crate::cube::{buffer, grid};
+
+/// How many branches there are.
+pub const BRANCHES: usize = 3;
+
+#[derive(CubeType, CubeLaunch)]
+struct Branches<'a, F: Float, N: Size> {
+    first: &'a [Vector<F, N>],
+    second: &'a [Vector<F, N>],
+    third: &'a [Vector<F, N>],
+}
+
+#[cube]
+fn gate<F: Float>(gates: &[F], row: usize, is_there: bool, #[comptime] branch: usize) -> f32 {
+    let mut gate = 0.0f32;
+    if is_there {
+        gate = f32::cast_from(gates[row * BRANCHES + comptime!(branch)]);
+    }
+    gate
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gate_kernel<F: Float, N: Size>(
+    branches: &Branches<'_, F, N>,
+    gates: &[F],
+    output: &mut [Vector<F, N>],
+    rows: usize,
+    #[comptime] tile: RowTile,
+    #[define(F)] _dtype: ElemType,
+) {
+    let at = place(tile);
+    let row = CUBE_POS * comptime!(tile.slots) + at.slot;
+    let (is_there, begin) = (row < rows, row * comptime!(tile.lines));
+    let first = load::<F, N>(branches.first, begin, is_there, at.lane, tile);
+    let second = load::<F, N>(branches.second, begin, is_there, at.lane, tile);
+    let third = load::<F, N>(branches.third, begin, is_there, at.lane, tile);
+    let a = gate::<F>(gates, row, is_there, 0usize);
+    let b = gate::<F>(gates, row, is_there, 1usize);
+    let c = gate::<F>(gates, row, is_there, 2usize);
+    #[unroll]
+    for i in 0..comptime!(tile.held()) {
+        let line = at.lane + i * comptime!(tile.lanes);
+        if is_there && is_line(line, tile) {
+            let sum =
+                first[i] * Vector::new(a) + second[i] * Vector::new(b) + third[i] * Vector::new(c);
+            output[begin + line] = Vector::cast_from(sum);
+        }
+    }
+}
+
+/// Writes the gradient of a branch's row, and gives what the unit has of that of its gate.
+#[cube]
+fn branch_gradient<F: Float, N: Size>(
+    branch: &[Vector<F, N>],
+    gradient: &Array<Vector<f32, N>>,
+    gate: f32,
+    to: &mut [Vector<F, N>],
+    begin: usize,
+    is_there: bool,
+    lane: usize,
+    #[comptime] tile: RowTile,
+) -> f32 {
+    let values = load::<F, N>(branch, begin, is_there, lane, tile);
+    let mut product = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for i in 0..comptime!(tile.held()) {
+        let line = lane + i * comptime!(tile.lanes);
+        product += values[i] * gradient[i];
+        if is_there && is_line(line, tile) {
+            to[begin + line] = Vector::cast_from(gradient[i] * Vector::new(gate));
+        }
+    }
+    product.vector_sum()
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<F: Float, N: Size>(
+    branches: &Branches<'_, F, N>,
+    gates: &[F],
+    gradient: &[Vector<F, N>],
+    to_first: &mut [Vector<F, N>],
+    to_second: &mut [Vector<F, N>],
+    to_third: &mut [Vector<F, N>],
+    to_gates: &mut [F],
+    rows: usize,
+    #[comptime] tile: RowTile,
+    #[define(F)] _dtype: ElemType,
+) {
+    let at = place(tile);
+    let (lanes, units) = comptime!((tile.lanes, tile.units()));
+    let row = CUBE_POS * comptime!(tile.slots) + at.slot;
+    let (is_there, begin) = (row < rows, row * comptime!(tile.lines));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(BRANCHES * units));
+    let unit = UNIT_POS as usize;
+    let of_row = load::<F, N>(gradient, begin, is_there, at.lane, tile);
+    let a = gate::<F>(gates, row, is_there, 0usize);
+    shared[unit] = branch_gradient::<F, N>(
+        branches.first,
+        &of_row,
+        a,
+        to_first,
+        begin,
+        is_there,
+        at.lane,
+        tile,
+    );
+    let b = gate::<F>(gates, row, is_there, 1usize);
+    shared[unit + units] = branch_gradient::<F, N>(
+        branches.second,
+        &of_row,
+        b,
+        to_second,
+        begin,
+        is_there,
+        at.lane,
+        tile,
+    );
+    let c = gate::<F>(gates, row, is_there, 2usize);
+    shared[unit + 2 * units] = branch_gradient::<F, N>(
+        branches.third,
+        &of_row,
+        c,
+        to_third,
+        begin,
+        is_there,
+        at.lane,
+        tile,
+    );
+    sync_cube();
+    // A gate is one lane's, or where there are fewer lanes than gates, one of a lane's. Lanes are added in their order.
+    #[unroll]
+    for branch in 0..BRANCHES {
+        if is_there && at.lane == comptime!(branch % lanes) {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for lane in 0..lanes {
+                sum += shared[branch * units + at.slot * lanes + lane];
+            }
+            to_gates[row * BRANCHES + branch] = F::cast_from(sum);
+        }
+    }
+}
+
+/// The tensors of [`gated_sum`], contiguous and of one type.
+#[derive(Clone, Copy, Debug)]
+pub struct GateInputs<'a> {
+    /// `[rows, channels]` each.
+    pub branches: [&'a Handle; BRANCHES],
+    /// `[rows, 3]`
+    pub gates: &'a Handle,
+}
+
+impl GateInputs<'_> {
+    fn check(&self, matrix: &Matrix<'_>) -> Result<(), KernelError> {
+        for (name, branch) in
+            ["first branch", "second branch", "third branch"].into_iter().zip(self.branches)
+        {
+            matrix.check(name, branch)?;
+        }
+        gates_of(matrix).check("gates", self.gates)
+    }
+
+    fn launch<F: Float, N: Size>(&self) -> BranchesLaunch<'static, F, N> {
+        let [first, second, third] = self.branches.map(buffer);
+        BranchesLaunch::new(first, second, third)
+    }
+}
+
+fn gates_of<'a>(matrix: &Matrix<'a>) -> Matrix<'a> {
+    Matrix { channels: BRANCHES, ..*matrix }
+}
+
+/// `gates[row, 0] first[row] + gates[row, 1] second[row] + gates[row, 2] third[row]`, summed in f32, to `output`, `[rows, channels]`.
+///
+/// # Errors
+///
+/// If the device lacks the type or 64-bit indices that are needed, rows are too long for its units, or a buffer is too small;
+/// then nothing was launched.
+pub fn gated_sum(
+    matrix: &Matrix<'_>,
+    inputs: &GateInputs<'_>,
+    output: &Handle,
+) -> Result<(), KernelError> {
+    let (by, tile) = (matrix.launch()?, matrix.tile()?);
+    inputs.check(matrix)?;
+    matrix.check("output", output)?;
+    if matrix.rows * matrix.channels == 0 {
+        return Ok(());
+    }
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        gate_kernel::launch_unchecked(
+            matrix.client,
+            grid(matrix.client, matrix.rows.div_ceil(tile.slots)),
+            CubeDim::new_1d(tile.units() as u32),
+            by.address_type,
+            by.vector,
+            inputs.launch(),
+            buffer(inputs.gates),
+            buffer(output),
+            matrix.rows,
+            tile,
+            matrix.dtype,
+        );
+    }
+    Ok(())
+}
+
+/// Gradients of [`gated_sum`] by that of its output, `gradient`: those of its inputs, to buffers like these. Rows without channels leave
+/// them as they are. No atomics: results repeat bit by bit.
+///
+/// # Errors
+///
+/// As [`gated_sum`].
+pub fn gated_sum_backward(
+    matrix: &Matrix<'_>,
+    inputs: &GateInputs<'_>,
+    gradient: &Handle,
+    to: &GateInputs<'_>,
+) -> Result<(), KernelError> {
+    let (by, tile) = (matrix.launch()?, matrix.tile()?);
+    inputs.check(matrix)?;
+    matrix.check("gradient", gradient)?;
+    to.check(matrix)?;
+    if matrix.rows * matrix.channels == 0 {
+        return Ok(());
+    }
+    let [first, second, third] = to.branches.map(buffer);
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        backward_kernel::launch_unchecked(
+            matrix.client,
+            grid(matrix.client, matrix.rows.div_ceil(tile.slots)),
+            CubeDim::new_1d(tile.units() as u32),
+            by.address_type,
+            by.vector,
+            inputs.launch(),
+            buffer(inputs.gates),
+            buffer(gradient),
+            first,
+            second,
+            third,
+            buffer(to.gates),
+            matrix.rows,
+            tile,
+            matrix.dtype,
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! The gated sum of branches by a kernel, or else by tensor operations.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_natten_kernels::tokens::{GateInputs, gated_sum, gated_sum_backward};
+
+use super::memory::empty;
+use super::tokens::{is_empty, is_launched, matrix};
+use crate::backend::gate::{GateGradientOps, GateGradients, GateOps, forward, gradients};
+
+fn inputs<'a>(branches: [&'a CubeTensor; 3], gates: &'a CubeTensor) -> GateInputs<'a> {
+    GateInputs { branches: branches.map(|branch| &branch.handle), gates: &gates.handle }
+}
+
+impl GateOps for CubeBackend {
+    fn gate_forward(
+        compressed: CubeTensor,
+        selected: CubeTensor,
+        window: CubeTensor,
+        gates: CubeTensor,
+    ) -> CubeTensor {
+        if is_empty(&compressed) {
+            return forward::<Self>([compressed, selected, window], gates);
+        }
+        let [a, b, c, gates] = [compressed, selected, window, gates].map(into_contiguous);
+        let output = empty(&a, a.shape(), a.dtype);
+        let result = gated_sum(&matrix(&a), &inputs([&a, &b, &c], &gates), &output.handle);
+        if is_launched(result) { output } else { forward::<Self>([a, b, c], gates) }
+    }
+}
+
+impl GateGradientOps for CubeBackend {
+    fn gate_gradients(
+        compressed: CubeTensor,
+        selected: CubeTensor,
+        window: CubeTensor,
+        gates: CubeTensor,
+        gradient: CubeTensor,
+    ) -> GateGradients<Self> {
+        if is_empty(&compressed) {
+            return gradients::<Self>([compressed, selected, window], gates, gradient);
+        }
+        let [a, b, c, gates] = [compressed, selected, window, gates].map(into_contiguous);
+        let gradient = into_contiguous(gradient);
+        let like = |tensor: &CubeTensor| empty(tensor, tensor.shape(), tensor.dtype);
+        let to = GateGradients::<Self> {
+            compressed: like(&a),
+            selected: like(&b),
+            window: like(&c),
+            gates: like(&gates),
+        };
+        let result = gated_sum_backward(
+            &matrix(&a),
+            &inputs([&a, &b, &c], &gates),
+            &gradient.handle,
+            &inputs([&to.compressed, &to.selected, &to.window], &to.gates),
+        );
+        if is_launched(result) { to } else { gradients::<Self>([a, b, c], gates, gradient) }
+    }
+}
