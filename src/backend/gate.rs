@@ -1,10 +1,13 @@
-//! The sum of the branches of native sparse attention, each weighed by its gate.
+//! Where the branches of native sparse attention part and where they meet: a tensor that all of them read, and the sum of their outputs,
+//! each weighed by its gate.
 //!
 //! ```text
+//! x_c = x                                         dx = sum over c of dx_c
 //! out = sum over c of gates[.., c] out_c          dout_c = gates[.., c] dout          dgates[.., c] = dout . out_c
 //! ```
 //!
-//! An operator of its own, so that nothing is kept for the backward pass but what is there anyway, and sums are held in f32, or f64 for f64.
+//! Operators of their own, so that nothing is kept for the backward pass but what is there anyway, and sums are held in f32, or f64 for
+//! f64, and rounded once.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
@@ -25,7 +28,16 @@ pub struct GateGradients<B: Backend> {
     pub gates: FloatTensor<B>,
 }
 
-/// The operator, which is differentiable.
+/// A tensor for each branch.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct OfBranches<B: Backend> {
+    pub compressed: FloatTensor<B>,
+    pub selected: FloatTensor<B>,
+    pub window: FloatTensor<B>,
+}
+
+/// The operators, which are differentiable.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -42,6 +54,12 @@ pub trait GateOps: Backend {
         gates: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         forward::<Self>([compressed, selected, window], gates)
+    }
+
+    /// What all branches read.
+    #[fusion(meta = meta::branches)]
+    fn gate_branches(input: FloatTensor<Self>) -> OfBranches<Self> {
+        OfBranches { compressed: input.clone(), selected: input.clone(), window: input }
     }
 }
 
@@ -62,6 +80,16 @@ pub trait GateGradientOps: Backend {
         gradient: FloatTensor<Self>,
     ) -> GateGradients<Self> {
         gradients::<Self>([compressed, selected, window], gates, gradient)
+    }
+
+    /// The gradient of [`GateOps::gate_branches`]'s input: the sum of those of its outputs.
+    #[fusion(meta = meta::sum)]
+    fn gate_branches_gradient(
+        compressed: FloatTensor<Self>,
+        selected: FloatTensor<Self>,
+        window: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        sum::<Self>([compressed, selected, window])
     }
 }
 
@@ -100,6 +128,14 @@ pub(crate) fn gradients<B: Backend>(
     GateGradients { compressed, selected, window, gates: B::float_cast(gates, dtype) }
 }
 
+/// The sum of three tensors.
+pub(crate) fn sum<B: Backend>(branches: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+    let [first, second, third] = branches;
+    let dtype: FloatDType = first.dtype().into();
+    let two = B::float_add(wide::<B>(first), wide::<B>(second));
+    B::float_cast(B::float_add(two, wide::<B>(third)), dtype)
+}
+
 /// The gate of a branch.
 fn gate<B: Backend>(gates: &FloatTensor<B>, branch: usize) -> FloatTensor<B> {
     let mut slices = vec![Slice::from(..); LAST + 1];
@@ -109,10 +145,14 @@ fn gate<B: Backend>(gates: &FloatTensor<B>, branch: usize) -> FloatTensor<B> {
 
 #[cfg(feature = "autodiff")]
 mod autodiff {
+    use burn::backend::AutodiffBackend;
     use burn::backend::autodiff::Autodiff;
-    use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+    use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+    use burn::backend::autodiff::grads::Gradients;
+    use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 
     use super::*;
+    use crate::backend::autodiff::{Slots, arrived, tap};
     use crate::backend::unfused::{Product, record};
 
     #[derive(Debug)]
@@ -134,6 +174,27 @@ mod autodiff {
         }
     }
 
+    /// A tensor for three branches, whose gradients are added up once all are there.
+    #[derive(Debug)]
+    struct Branches;
+
+    impl<B: GateGradientOps> Backward<B, 1> for Branches {
+        type State = Slots<B, 3>;
+
+        fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+            // The token that the first tap registered for this node.
+            drop(grads.consume::<B>(&ops.node));
+            let [Some(parent)] = ops.parents else { return };
+            let gradient = match arrived(&ops.state) {
+                [Some(a), Some(b), Some(c)] => Some(B::gate_branches_gradient(a, b, c)),
+                some => some.into_iter().flatten().reduce(B::float_add),
+            };
+            if let Some(gradient) = gradient {
+                grads.register::<B>(parent.id, gradient);
+            }
+        }
+    }
+
     impl<B: GateOps + GateGradientOps, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
         fn gate_forward(
             compressed: FloatTensor<Self>,
@@ -151,6 +212,27 @@ mod autodiff {
             let others = [Some(&selected), Some(&window), Some(&gates)];
             record::<B, C, _>(Gate, &compressed, others, out)
         }
+
+        fn gate_branches(input: FloatTensor<Self>) -> OfBranches<Self> {
+            let OfBranches { compressed, selected, window } =
+                B::gate_branches(input.primitive().clone());
+            match Branches.prepare::<C>([input.node()]).compute_bound().stateful() {
+                OpsKind::Tracked(prep) => {
+                    let slots = Slots::<B, 3>::default();
+                    let joint = prep.finish(slots.clone(), compressed.clone());
+                    OfBranches {
+                        compressed: tap::<B, C, 0, 3>(&joint, slots.clone(), compressed),
+                        selected: tap::<B, C, 1, 3>(&joint, slots.clone(), selected),
+                        window: tap::<B, C, 2, 3>(&joint, slots, window),
+                    }
+                }
+                OpsKind::UnTracked(_) => {
+                    let [compressed, selected, window] =
+                        [compressed, selected, window].map(Self::from_inner);
+                    OfBranches { compressed, selected, window }
+                }
+            }
+        }
     }
 }
 
@@ -159,7 +241,20 @@ mod autodiff {
 mod meta {
     use burn::backend::fusion::custom::TensorSpec;
 
-    use super::GateGradientsMetadata;
+    use super::{GateGradientsMetadata, OfBranchesMetadata};
+
+    pub fn branches(input: &TensorSpec) -> OfBranchesMetadata {
+        let [compressed, selected, window] = [0; 3].map(|_| input.clone());
+        OfBranchesMetadata { compressed, selected, window }
+    }
+
+    pub fn sum(
+        compressed: &TensorSpec,
+        _selected: &TensorSpec,
+        _window: &TensorSpec,
+    ) -> TensorSpec {
+        compressed.clone()
+    }
 
     pub fn gradients(
         compressed: &TensorSpec,

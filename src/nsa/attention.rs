@@ -7,7 +7,7 @@ use super::select::select;
 use super::window::window;
 use super::{BranchTokens, PerBranch, Pooling, SelectedBlocks};
 use crate::backend::accumulator;
-use crate::backend::gate::GateOps;
+use crate::backend::gate::{GateOps, OfBranches};
 use crate::functional::AttentionOutput;
 use crate::functional::inputs::{is_float, is_on, matches};
 use crate::problem::native_sparse::{offset, shapes};
@@ -208,10 +208,13 @@ pub(super) fn attend(
     mut options: NativeSparseAttentionOptions,
 ) -> Result<NativeSparseOutput, AttentionError> {
     let rows = query.dims()[1];
+    let queries = for_each_branch(query.clone());
     let is_thinned = options.sizes.cmp_top.is_some();
     let given = (options.blocks.take(), options.cmp_blocks.take());
-    let with = |[key, value]: [Tensor<4>; 2]| [query.clone(), key, value];
-    let to_blocks = |lists| compressed(with(tokens.compressed.clone()), count, lists, &options);
+    let with = |query: &Tensor<4>, [key, value]: [Tensor<4>; 2]| [query.clone(), key, value];
+    let to_blocks = |lists| {
+        compressed(with(&queries.compressed, tokens.compressed.clone()), count, lists, &options)
+    };
     // Where it sees all blocks, its logsumexp is that of the scores, unless the mode has others.
     let unthinned = match rows > 0 && !is_thinned {
         true => Some(to_blocks(None)?),
@@ -240,12 +243,19 @@ pub(super) fn attend(
                 Some(branch) => branch,
                 None => to_blocks(cmp_blocks.clone())?,
             },
-            selected: selected(with(tokens.selected), blocks.clone(), &options)?,
-            window: window(with(tokens.window), &options)?,
+            selected: selected(with(&queries.selected, tokens.selected), blocks.clone(), &options)?,
+            window: window(with(&queries.window, tokens.window), &options)?,
         },
     };
     let out = weigh(branches.as_ref().map(|branch| branch.out.clone()), gates);
     Ok(NativeSparseOutput { out, branches, blocks, cmp_blocks })
+}
+
+/// The queries of each branch, whose gradients are summed in a wide type, and rounded once.
+fn for_each_branch(query: Tensor<4>) -> PerBranch<Tensor<4>> {
+    let OfBranches { compressed, selected, window } =
+        Dispatch::gate_branches(query.into_dispatch());
+    PerBranch { compressed, selected, window }.map(Tensor::from_dispatch)
 }
 
 /// The outputs of the branches, each times its gate.

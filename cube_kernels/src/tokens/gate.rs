@@ -1,4 +1,4 @@
-//! The sum of three branches, each weighed row by row with a gate of its own, and its gradients.
+//! The sum of three branches, each weighed row by row with a gate of its own or not at all, and its gradients.
 //!
 //! Both passes are worth the bytes of their tensors: the backward pass reads three branches and a gradient once, and writes three
 //! gradients, with the products for the gates on the way.
@@ -41,6 +41,7 @@ fn gate_kernel<F: Float, N: Size>(
     output: &mut [Vector<F, N>],
     rows: usize,
     #[comptime] tile: RowTile,
+    #[comptime] has_gates: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let at = place(tile);
@@ -49,15 +50,19 @@ fn gate_kernel<F: Float, N: Size>(
     let first = load::<F, N>(branches.first, begin, is_there, at.lane, tile);
     let second = load::<F, N>(branches.second, begin, is_there, at.lane, tile);
     let third = load::<F, N>(branches.third, begin, is_there, at.lane, tile);
-    let a = gate::<F>(gates, row, is_there, 0usize);
-    let b = gate::<F>(gates, row, is_there, 1usize);
-    let c = gate::<F>(gates, row, is_there, 2usize);
+    let (mut a, mut b, mut c) = (1.0f32.runtime(), 1.0f32.runtime(), 1.0f32.runtime());
+    if comptime!(has_gates) {
+        a = gate::<F>(gates, row, is_there, 0usize);
+        b = gate::<F>(gates, row, is_there, 1usize);
+        c = gate::<F>(gates, row, is_there, 2usize);
+    }
     #[unroll]
     for i in 0..comptime!(tile.held()) {
         let line = at.lane + i * comptime!(tile.lanes);
         if is_there && is_line(line, tile) {
-            let sum =
-                first[i] * Vector::new(a) + second[i] * Vector::new(b) + third[i] * Vector::new(c);
+            let mut sum = first[i] * Vector::new(a);
+            sum += second[i] * Vector::new(b);
+            sum += third[i] * Vector::new(c);
             output[begin + line] = Vector::cast_from(sum);
         }
     }
@@ -167,12 +172,16 @@ pub struct GateInputs<'a> {
 
 impl GateInputs<'_> {
     fn check(&self, matrix: &Matrix<'_>) -> Result<(), KernelError> {
-        for (name, branch) in
-            ["first branch", "second branch", "third branch"].into_iter().zip(self.branches)
-        {
-            matrix.check(name, branch)?;
-        }
-        gates_of(matrix).check("gates", self.gates)
+        self.check_branches(matrix)?;
+        matrix_of_gates(matrix).check("gates", self.gates)
+    }
+
+    fn check_branches(&self, matrix: &Matrix<'_>) -> Result<(), KernelError> {
+        let names = ["first branch", "second branch", "third branch"];
+        names
+            .into_iter()
+            .zip(self.branches)
+            .try_for_each(|(name, branch)| matrix.check(name, branch))
     }
 
     fn launch<F: Float, N: Size>(&self) -> BranchesLaunch<'static, F, N> {
@@ -181,7 +190,7 @@ impl GateInputs<'_> {
     }
 }
 
-fn gates_of<'a>(matrix: &Matrix<'a>) -> Matrix<'a> {
+fn matrix_of_gates<'a>(matrix: &Matrix<'a>) -> Matrix<'a> {
     Matrix { channels: BRANCHES, ..*matrix }
 }
 
@@ -196,8 +205,33 @@ pub fn gated_sum(
     inputs: &GateInputs<'_>,
     output: &Handle,
 ) -> Result<(), KernelError> {
-    let (by, tile) = (matrix.launch()?, matrix.tile()?);
     inputs.check(matrix)?;
+    sum(matrix, inputs, true, output)
+}
+
+/// `first + second + third`, `[rows, channels]` each, summed in f32 and rounded once, to `output`.
+///
+/// # Errors
+///
+/// As [`gated_sum`].
+pub fn branch_sum(
+    matrix: &Matrix<'_>,
+    branches: [&Handle; BRANCHES],
+    output: &Handle,
+) -> Result<(), KernelError> {
+    let [gates, _, _] = branches;
+    let inputs = GateInputs { branches, gates };
+    inputs.check_branches(matrix)?;
+    sum(matrix, &inputs, false, output)
+}
+
+fn sum(
+    matrix: &Matrix<'_>,
+    inputs: &GateInputs<'_>,
+    has_gates: bool,
+    output: &Handle,
+) -> Result<(), KernelError> {
+    let (by, tile) = (matrix.launch()?, matrix.tile()?);
     matrix.check("output", output)?;
     if matrix.rows * matrix.channels == 0 {
         return Ok(());
@@ -215,6 +249,7 @@ pub fn gated_sum(
             buffer(output),
             matrix.rows,
             tile,
+            has_gates,
             matrix.dtype,
         );
     }

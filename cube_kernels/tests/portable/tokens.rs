@@ -1,8 +1,8 @@
 //! Layer normalization and sums over tokens, against their definitions.
 
 use burn_natten_kernels::tokens::{
-    GateInputs, Maps, Matrix, NormInputs, PatchGrid, column_sums, gated_sum, gated_sum_backward,
-    gelu, gelu_backward, layer_norm, layer_norm_backward,
+    GateInputs, Maps, Matrix, NormInputs, PatchGrid, branch_sum, column_sums, gated_sum,
+    gated_sum_backward, gelu, gelu_backward, layer_norm, layer_norm_backward,
 };
 use test_support::compare::{differs, half_ulp};
 use test_support::format::{BF16, F16, F32, Format};
@@ -163,6 +163,13 @@ fn branches_are_weighed() {
         let exact: Vec<f64> = (0..count).map(sum).collect();
         let actual = format.download(&client, &to, count);
         assert_eq!(differs(&actual, &exact, allowed(format, 3.0)), None, "{case}");
+
+        let to = format.poisoned(&client, count);
+        branch_sum(&matrix, buffers.each_ref(), &to).expect("launched");
+        let sum = |at: usize| branches.iter().map(|branch| branch[at]).sum::<f64>();
+        let exact: Vec<f64> = (0..count).map(sum).collect();
+        let actual = format.download(&client, &to, count);
+        assert_eq!(differs(&actual, &exact, allowed(format, 3.0)), None, "no gates, {case}");
 
         let run = || {
             let to = [0; 3].map(|_| format.poisoned(&client, count));

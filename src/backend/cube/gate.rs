@@ -3,11 +3,11 @@
 use burn::backend::TensorMetadata;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_natten_kernels::tokens::{GateInputs, gated_sum, gated_sum_backward};
+use burn_natten_kernels::tokens::{GateInputs, branch_sum, gated_sum, gated_sum_backward};
 
 use super::memory::empty;
 use super::tokens::{is_empty, is_launched, matrix};
-use crate::backend::gate::{GateGradientOps, GateGradients, GateOps, forward, gradients};
+use crate::backend::gate::{GateGradientOps, GateGradients, GateOps, forward, gradients, sum};
 
 fn inputs<'a>(branches: [&'a CubeTensor; 3], gates: &'a CubeTensor) -> GateInputs<'a> {
     GateInputs { branches: branches.map(|branch| &branch.handle), gates: &gates.handle }
@@ -57,5 +57,18 @@ impl GateGradientOps for CubeBackend {
             &inputs([&to.compressed, &to.selected, &to.window], &to.gates),
         );
         if is_launched(result) { to } else { gradients::<Self>([a, b, c], gates, gradient) }
+    }
+    fn gate_branches_gradient(
+        compressed: CubeTensor,
+        selected: CubeTensor,
+        window: CubeTensor,
+    ) -> CubeTensor {
+        if is_empty(&compressed) {
+            return compressed;
+        }
+        let [a, b, c] = [compressed, selected, window].map(into_contiguous);
+        let output = empty(&a, a.shape(), a.dtype);
+        let result = branch_sum(&matrix(&a), [&a.handle, &b.handle, &c.handle], &output.handle);
+        if is_launched(result) { output } else { sum::<Self>([a, b, c]) }
     }
 }
