@@ -512,8 +512,8 @@ fn encode(map: &TensorMap, address: u64) -> Result<sys::CUtensorMap, result::Dri
     }
 }
 
-/// Functions by device, program and name.
-type Functions = HashMap<(u16, Arc<str>, &'static CStr), sys::CUfunction>;
+/// Functions by device, program and name, and the bytes of dynamic shared memory that each may be launched with.
+type Functions = HashMap<(u16, Arc<str>, &'static CStr), (sys::CUfunction, u32)>;
 
 thread_local! {
     /// The primary context of each device. The server retains it, too.
@@ -539,25 +539,27 @@ fn make_current(ordinal: u16) -> Result<(), ServerError> {
     unsafe { result::ctx::set_current(context) }.map_err(|error| failed("cuCtxSetCurrent", error))
 }
 
-/// The entry function of a kernel, loaded into the current context at its first use.
+/// The entry function of a kernel, loaded into the current context at its first use. Launches of one function may differ in shared memory.
 fn function(ordinal: u16, kernel: &Kernel) -> Result<sys::CUfunction, ServerError> {
     let key = (ordinal, kernel.cubin.key.clone(), kernel.entry);
-    if let Some(function) = FUNCTIONS.with_borrow(|functions| functions.get(&key).copied()) {
-        return Ok(function);
-    }
-    // SAFETY: the image is a whole cubin, which the driver copies; the module is never unloaded.
-    let function = unsafe {
-        let module = result::module::load_data(kernel.cubin.image.as_ptr().cast())
-            .map_err(|error| failed("cuModuleLoadData", error))?;
-        result::module::get_function(module, kernel.entry.to_owned())
-            .map_err(|error| failed("cuModuleGetFunction", error))?
+    let known = FUNCTIONS.with_borrow(|functions| functions.get(&key).copied());
+    let function = match known {
+        Some((function, most)) if kernel.shared_memory <= most => return Ok(function),
+        Some((function, _)) => function,
+        // SAFETY: the image is a whole cubin, which the driver copies; the module is never unloaded.
+        None => unsafe {
+            let module = result::module::load_data(kernel.cubin.image.as_ptr().cast())
+                .map_err(|error| failed("cuModuleLoadData", error))?;
+            result::module::get_function(module, kernel.entry.to_owned())
+                .map_err(|error| failed("cuModuleGetFunction", error))?
+        },
     };
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: `function` has just been loaded.
+    // SAFETY: `function` belongs to a module that stays loaded.
     unsafe {
         result::function::set_function_attribute(function, attribute, kernel.shared_memory as i32)
     }
     .map_err(|error| failed("cuFuncSetAttribute", error))?;
-    FUNCTIONS.with_borrow_mut(|functions| functions.insert(key, function));
+    FUNCTIONS.with_borrow_mut(|functions| functions.insert(key, (function, kernel.shared_memory)));
     Ok(function)
 }

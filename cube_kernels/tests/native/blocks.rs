@@ -131,6 +131,20 @@ fn lists_with_a_block_that_all_have() {
     }
 }
 
+/// What joins lists has shared memory for their entries: the same kernel, launched with more than at first.
+#[test]
+fn lists_that_grow() {
+    let Some(client) = device() else { return };
+    for (entries, seed) in [(1, 60), (4, 61), (11, 62), (2, 63)] {
+        let problem = Problem::new([Axis::dense(400, 400, true)], 4, 32).with_heads_kv(2);
+        let sparse = BlockSparse::new(problem, [1], [32]).with_lists(2, entries);
+        let lists = random_lists(&sparse, &mut StdRng::seed_from_u64(seed));
+        let name = format!("{entries} entries");
+        let case = Case { name, sparse, lists, layout: Layout::Contiguous, seed };
+        check_all(&client, &[(Element::Bf16, case)]);
+    }
+}
+
 /// Long lists, many tiles of a CTA, and tiles of falling length.
 #[test]
 fn long_lists() {
