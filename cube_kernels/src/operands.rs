@@ -124,6 +124,12 @@ impl Shape {
         Self { dim: 1, ..Operand::Query.shape(problem) }
     }
 
+    /// The shape of attention weights, as one of vectors of a slot for each token and each additional one.
+    pub fn weights(problem: &Problem) -> Self {
+        let dim = problem.slots() + problem.additional;
+        Self { dim, ..Operand::Query.shape(problem) }
+    }
+
     /// Lengths of all axes but that of the vectors.
     pub fn lengths(&self) -> [usize; 5] {
         let [z, y, x] = self.tokens;

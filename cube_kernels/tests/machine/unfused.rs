@@ -2,7 +2,7 @@
 
 use burn_natten_kernels::native::unfused::{dots, spread, sums};
 use burn_natten_kernels::portable::unfused::{DotsInputs, Tokens};
-use burn_natten_kernels::{Axis, KernelError, Operand, Problem, Strided};
+use burn_natten_kernels::{Axis, KernelError, Operand, Problem, Shape, Strided};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 use test_support::format::{BF16, F16, Format};
@@ -98,11 +98,28 @@ impl Case {
         Strided::contiguous(handle, operand.shape(&self.problem))
     }
 
+    /// Weights in rows that lie `pitch` elements apart, with NaN between them, and `behind` elements behind the last one.
+    fn pitched(&self, client: &Client, pitch: usize, behind: usize) -> Strided {
+        let shape = Shape::weights(&self.problem);
+        let mut values = vec![];
+        for row in self.weights.chunks(shape.dim) {
+            values.extend(row);
+            values.resize(values.len() + pitch - shape.dim, f64::NAN);
+        }
+        values.truncate(values.len() - (pitch - shape.dim) + behind);
+        let strides = Shape { dim: pitch, ..shape }.strides();
+        Strided { handle: self.format.upload(client, &values), strides }
+    }
+
     fn computed(&self, machine: &Machine, hidden: f32) -> [Vec<f64>; 3] {
+        let weights = self.pitched(&client(), Shape::weights(&self.problem).dim, 0);
+        self.computed_of(machine, hidden, &weights)
+    }
+
+    fn computed_of(&self, machine: &Machine, hidden: f32, weights: &Strided) -> [Vec<f64>; 3] {
         let (client, problem, dtype) = (client(), &self.problem, self.format.elem());
         let rows = self.upload(&client, Operand::Query, &self.rows);
         let tokens = self.upload(&client, Operand::Key, &self.tokens);
-        let weights = self.format.upload(&client, &self.weights);
         let bias = self.bias.as_ref().map(|bias| self.format.upload(&client, bias));
         let run = |count: usize, launch: &dyn Fn(&Handle) -> Result<(), KernelError>| {
             let result = self.format.poisoned(&client, count);
@@ -116,10 +133,10 @@ impl Case {
         let inputs = DotsInputs { rows: &rows, tokens: space, bias: bias.as_ref() };
         [
             run(self.weights.len(), &|to| dots(&client, problem, dtype, hidden, &inputs, to)),
-            run(self.rows.len(), &|to| sums(&client, problem, dtype, &weights, &space, to)),
+            run(self.rows.len(), &|to| sums(&client, problem, dtype, weights, &space, to)),
             run(self.tokens.len(), &|to| {
                 let tokens = Tokens { space: to, additional: None };
-                spread(&client, problem, dtype, &weights, &rows, &tokens)
+                spread(&client, problem, dtype, weights, &rows, &tokens)
             }),
         ]
     }
@@ -145,11 +162,15 @@ fn check(problem: Problem, format: Format, has_bias: bool) {
     let Some(machine) = machine() else { return };
     let case = Case::new(problem, format, has_bias);
     let hidden = f32::NEG_INFINITY;
+    compare(&case, &case.computed(&machine, hidden), hidden);
+}
+
+fn compare(case: &Case, computed: &[Vec<f64>; 3], hidden: f32) {
+    let (problem, format) = (&case.problem, case.format);
     let exact = case.exact(f64::from(hidden));
     let unit = if format.elem() == BF16.elem() { 1.0 / 256.0 } else { 1.0 / 2048.0 };
-    for (name, (got, want)) in ["dots", "sums", "spread"]
-        .into_iter()
-        .zip(case.computed(&machine, hidden).iter().zip(&exact))
+    for (name, (got, want)) in
+        ["dots", "sums", "spread"].into_iter().zip(computed.iter().zip(&exact))
     {
         for (place, (got, want)) in got.iter().zip(want).enumerate() {
             let is_close = got == want || (got - want).abs() <= unit * want.abs() + 1e-4;
@@ -199,4 +220,67 @@ fn what_is_not_finite_stays_where_it_is_seen() {
             assert!(is_close || (got.is_nan() && want.is_nan()), "{got}, not {want}");
         }
     }
+}
+
+/// Rows of weights with gaps between them, as Burn makes them on CUDA: nothing of the gaps matters, and the memory may end with the last
+/// row's last vector.
+#[test]
+fn weights_with_gaps() {
+    let Some(machine) = machine() else { return };
+    let side = |length| along(length, 7, 1, 1, false);
+    let far = [along(13, 5, 1, 2, false), along(19, 4, 1, 3, true)];
+    let shared = [along(9, 3, 2, 1, false), along(17, 5, 4, 1, true)];
+    for (problem, format, pitch) in [
+        (Problem::new([side(14), side(22)], 2, 32).with_batch(2), BF16, 64),
+        (Problem::new([side(9), side(17)], 1, 16), F16, 56),
+        // No line of a tile is without gaps.
+        (Problem::new(far, 3, 48), BF16, 32),
+        (Problem::new(shared, 4, 16).with_heads_kv(2).with_batch(2), F16, 16),
+        (Problem::new([along(70, 9, 1, 1, false)], 2, 32).with_batch(2), BF16, 16),
+    ] {
+        let case = Case::new(problem, format, false);
+        let slots = problem.slots();
+        let weights = case.pitched(&client(), pitch, slots.next_multiple_of(8) - slots);
+        compare(&case, &case.computed_of(&machine, 0.0, &weights), 0.0);
+    }
+}
+
+/// Weights that lie otherwise are for a copy, and what has no kernel is not, however they lie.
+#[test]
+fn weights_that_kernels_cannot_read() {
+    let Some(machine) = machine() else { return };
+    let (client, side) = (client(), |length| along(length, 7, 1, 1, false));
+    let launched = |problem: Problem, lay: &dyn Fn(&Case) -> Strided| {
+        let case = Case::new(problem, BF16, false);
+        let (weights, rows) = (lay(&case), case.upload(&client, Operand::Query, &case.rows));
+        let to = BF16.poisoned(&client, case.tokens.len());
+        let tokens = Tokens { space: &to, additional: None };
+        let launch = || spread(&client, &problem, BF16.elem(), &weights, &rows, &tokens);
+        machine.run(launch).expect("no fault")
+    };
+    let plane = Problem::new([side(9), side(17)], 2, 16);
+    let depth = Problem::new([along(4, 2, 1, 1, false), side(8), side(9)], 1, 16);
+    let swapped = |case: &Case| {
+        let mut weights = case.pitched(&client, 56, 7);
+        weights.strides.swap(2, 3);
+        weights
+    };
+    let inner = |case: &Case| Strided {
+        handle: case.pitched(&client, 64, 15).handle.offset_start(2),
+        ..case.pitched(&client, 64, 15)
+    };
+    let lays: [(&str, Problem, &dyn Fn(&Case) -> Strided); 5] = [
+        ("the last vector ends behind the memory", plane, &|case| case.pitched(&client, 56, 6)),
+        ("rows begin anywhere", plane, &|case| case.pitched(&client, 50, 1)),
+        ("axes are exchanged", plane, &swapped),
+        ("the first row does not begin at 16 bytes", plane, &inner),
+        ("there are several planes", depth, &|case| case.pitched(&client, 104, 6)),
+    ];
+    for (what, problem, lay) in lays {
+        let error = launched(problem, lay).expect_err(what);
+        assert!(matches!(error, KernelError::Layout { name: "weights", .. }), "{what}: {error}");
+    }
+    let odd = Problem::new([side(9), side(17)], 2, 24);
+    let error = launched(odd, &|case| case.pitched(&client, 50, 1)).expect_err("no kernel");
+    assert!(matches!(error, KernelError::Problem(_)), "{error}");
 }

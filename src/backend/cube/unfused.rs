@@ -8,7 +8,7 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 #[cfg(feature = "cuda")]
 use burn_natten_kernels::native::unfused as native;
 use burn_natten_kernels::portable::unfused;
-use burn_natten_kernels::{KernelError, Operand, Problem, Strided};
+use burn_natten_kernels::{KernelError, Operand, Problem, Shape, Strided};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::server::Handle;
@@ -49,9 +49,9 @@ macro_rules! kernels {
 type Launched = Result<(), KernelError>;
 type Dots = fn(&Client, &Problem, ElemType, f32, &unfused::DotsInputs<'_>, &Handle) -> Launched;
 type Sums =
-    fn(&Client, &Problem, ElemType, &Handle, &unfused::Tokens<&Strided>, &Handle) -> Launched;
+    fn(&Client, &Problem, ElemType, &Strided, &unfused::Tokens<&Strided>, &Handle) -> Launched;
 type Spread =
-    fn(&Client, &Problem, ElemType, &Handle, &Strided, &unfused::Tokens<&Handle>) -> Launched;
+    fn(&Client, &Problem, ElemType, &Strided, &Strided, &unfused::Tokens<&Handle>) -> Launched;
 
 /// Launches a product by the kernels on tensor cores, unless others were asked for by name, or by Portable ones where these are not for the
 /// problem or the device.
@@ -132,10 +132,10 @@ impl UnfusedOps for CubeBackend {
             let (client, dtype) = (weights.client.clone(), dtype_to_storage_type(weights.dtype()));
             let shape = with_last(&weights.shape(), plan.problem.head_dim);
             let rows = empty(&weights, shape, weights.dtype());
-            let weights = into_contiguous(weights.clone()).handle;
             let by = |lay: Lay, sums: Sums| {
                 let views = Views::new(lay, &plan, &space, more.as_ref());
                 let problem = &plan.problem;
+                let weights = lay.view(&weights, Shape::weights(problem));
                 sums(&client, problem, dtype, &weights, &views.tokens(), &rows.handle)
             };
             if launch::<Sums>(&plan, kernels!(sums), by) {
@@ -154,8 +154,8 @@ impl UnfusedGradientOps for CubeBackend {
             let problem = &plan.problem;
             let space = empty(&rows, space_shape(&rows.shape(), problem), rows.dtype());
             let more = additional_shape(problem).map(|shape| empty(&rows, shape, rows.dtype()));
-            let weights = into_contiguous(weights.clone()).handle;
             let by = |lay: Lay, spread: Spread| {
+                let weights = lay.view(&weights, Shape::weights(problem));
                 let rows = lay.view(&rows, Operand::Query.shape(problem));
                 let additional = more.as_ref().map(|tensor| &tensor.handle);
                 let tokens = unfused::Tokens { space: &space.handle, additional };

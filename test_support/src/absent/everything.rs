@@ -176,10 +176,11 @@ impl Tensors {
         for tile in [None, lines] {
             dots_with(client, tile, problem, elem, hidden, &inputs, &weights)?;
         }
-        sums(client, problem, elem, &weights, &tokens, &query.handle)?;
+        let read = Strided::contiguous(weights, Shape::weights(problem));
+        sums(client, problem, elem, &read, &tokens, &query.handle)?;
         let written = tokens.map(|tensor| &tensor.handle);
-        spread(client, problem, elem, &weights, query, &written)?;
-        bias.map_or(Ok(()), |bias| offsets(client, problem, elem, &weights, bias))
+        spread(client, problem, elem, &read, query, &written)?;
+        bias.map_or(Ok(()), |bias| offsets(client, problem, elem, &read.handle, bias))
     }
 }
 

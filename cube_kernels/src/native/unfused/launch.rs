@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::server::Handle;
 
-use super::plan::{MAX_SAMPLE, total_heads};
+use super::plan::{ELEMENT, MAX_SAMPLE, VECTOR, total_heads};
 use super::{Product, Schedule};
 use crate::native::Element;
 use crate::native::compile::{Cubin, Source, compile, has_compiler};
@@ -49,7 +49,7 @@ pub fn dots(
         check_buffer("bias", bias, dtype.size() * problem.heads * problem.bias_entries())?;
     }
     let tensors = Tensors {
-        weights: Buffer::written(weights),
+        weights: Tensor::written("weights", weights, Shape::weights(problem)),
         rows: Tensor::read("rows", inputs.rows),
         tokens: Tensor::read("tokens", inputs.tokens.space),
         bias: inputs.bias,
@@ -66,12 +66,12 @@ pub fn sums(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
-    weights: &Handle,
+    weights: &Strided,
     tokens: &Tokens<&Strided>,
     rows: &Handle,
 ) -> Result<(), KernelError> {
     let tensors = Tensors {
-        weights: Buffer::read(weights),
+        weights: Tensor::read("weights", weights),
         rows: Tensor::written("rows", rows, Operand::Query.shape(problem)),
         tokens: Tensor::read("tokens", tokens.space),
         bias: None,
@@ -88,12 +88,12 @@ pub fn spread(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
-    weights: &Handle,
+    weights: &Strided,
     rows: &Strided,
     tokens: &Tokens<&Handle>,
 ) -> Result<(), KernelError> {
     let tensors = Tensors {
-        weights: Buffer::read(weights),
+        weights: Tensor::read("weights", weights),
         rows: Tensor::read("rows", rows),
         tokens: Tensor::written("tokens", tokens.space, Operand::Key.shape(problem)),
         bias: None,
@@ -139,7 +139,7 @@ impl Tensor {
 }
 
 struct Tensors<'a> {
-    weights: Buffer,
+    weights: Tensor,
     rows: Tensor,
     tokens: Tensor,
     bias: Option<&'a Handle>,
@@ -160,10 +160,22 @@ fn enqueue(
         got => return Err(KernelError::ElementType { known: "f16 and bf16", got }),
     };
     let Tensors { weights, rows, tokens, bias } = tensors;
-    let offset = weights.handle.offset_start.unwrap_or(0) as usize;
-    let schedule = Schedule::plan(problem, product, element, bias.is_some(), offset)
-        .map_err(KernelError::Problem)?;
-    check_buffer("weights", &weights.handle, dtype.size() * problem.weights())?;
+    let offset = weights.view.handle.offset_start.unwrap_or(0) as usize;
+    let plan = |pitch| Schedule::plan(problem, product, element, bias.is_some(), offset, pitch);
+    let pitch = pitch(problem, &weights.view);
+    let schedule = match pitch.map(plan) {
+        Some(Ok(schedule)) => schedule,
+        // What there are no kernels for is not worth a copy.
+        _ => {
+            let contiguous = plan(problem.slots()).map_err(KernelError::Problem)?;
+            if pitch != Some(problem.slots()) {
+                let reason = "rows of slots have to lie as far from each other as all others";
+                return Err(KernelError::Layout { name: weights.name, reason });
+            }
+            contiguous
+        }
+    };
+    weights.view.check(weights.name, Shape::weights(problem), dtype.size())?;
     rows.check(Operand::Query.shape(problem), dtype.size())?;
     tokens.check(Operand::Key.shape(problem), dtype.size())?;
     let cubin = load(schedule, &device)?;
@@ -179,10 +191,34 @@ fn enqueue(
         shared_memory: schedule.shared_memory() as u32,
     };
     let argument = schedule.params(problem, &rows.view, &tokens.view, hidden);
-    let bias = Buffer::read(bias.unwrap_or(&weights.handle));
-    let buffers = vec![weights, rows.buffer(), tokens.buffer(), bias];
+    let bias = Buffer::read(bias.unwrap_or(&weights.view.handle));
+    let buffers = vec![weights.buffer(), rows.buffer(), tokens.buffer(), bias];
     launch(client, kernel, buffers, vec![argument]);
     Ok(())
+}
+
+/// Elements from one row of weights to the next, where all of them are as far apart, and kernels can read them.
+///
+/// With gaps between them, as tensors lie that Burn makes on CUDA, each begins at 16 bytes, and is read in whole vectors, the last of which
+/// may end in the gap, but not behind the memory.
+fn pitch(problem: &Problem, weights: &Strided) -> Option<usize> {
+    let shape = Shape::weights(problem);
+    if weights.is_contiguous(shape) {
+        return Some(shape.dim);
+    }
+    let mut axes = weights.strides.into_iter().zip(shape.lengths());
+    let (pitch, _) = axes.rfind(|(_, length)| *length > 1)?;
+    let rows = shape.elements() / shape.dim;
+    let bytes = ELEMENT * ((rows - 1) * pitch + shape.dim).next_multiple_of(VECTOR);
+    let offset = weights.handle.offset_start.unwrap_or(0);
+    let is_read = problem.axes[0].kernel_size == 1
+        && pitch >= shape.dim
+        && pitch.is_multiple_of(VECTOR)
+        && offset.is_multiple_of((ELEMENT * VECTOR) as u64)
+        && rows / problem.batch * pitch < MAX_SAMPLE
+        && weights.is_contiguous(Shape { dim: pitch, ..shape })
+        && bytes as u64 <= weights.handle.size_in_used();
+    is_read.then_some(pitch)
 }
 
 /// The program of a kernel, whose text is written only when it is asked for the first time.

@@ -36,6 +36,9 @@ const MAX_SPAN: [usize; 2] = [63, 64];
 const MAX_PARTS: usize = 8;
 /// Elements of a sample: kernels have 32-bit offsets in it.
 pub(super) const MAX_SAMPLE: usize = 1 << 31;
+/// Bytes of an element, and elements of a vector of 16 bytes.
+pub(super) const ELEMENT: usize = 2;
+pub(super) const VECTOR: usize = 16 / ELEMENT;
 
 /// A kernel: all that its text is specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,8 +68,10 @@ pub struct Schedule {
     pub(super) span: [usize; 2],
     /// Bytes in which weights are read and written.
     pub(super) word: usize,
-    /// Whether the weights of a line of tokens lie without gaps.
+    /// Whether the weights of a line of tokens lie without gaps, but for those between rows.
     pub(super) is_together: bool,
+    /// Elements from one row of weights to the next: more than its slots where there are gaps.
+    pub(super) pitch: usize,
 }
 
 /// Counterparts of parts and of tiles of an axis.
@@ -134,7 +139,7 @@ impl Cut {
 }
 
 impl Schedule {
-    /// The kernel for a product of a problem whose weights begin `offset` bytes into their memory.
+    /// The kernel for a product of a problem whose weights begin `offset` bytes into their memory, in rows that lie `pitch` elements apart.
     ///
     /// # Errors
     ///
@@ -145,6 +150,7 @@ impl Schedule {
         element: Element,
         has_bias: bool,
         offset: usize,
+        pitch: usize,
     ) -> Result<Self, String> {
         if let Some(reason) = unsupported(problem) {
             return Err(reason);
@@ -170,7 +176,7 @@ impl Schedule {
                     continue;
                 }
                 let schedule =
-                    Self::of(problem, product, element, has_bias, offset, heads, tile, band);
+                    Self::of(problem, product, element, has_bias, offset, pitch, heads, tile, band);
                 let shared = schedule.shared_memory();
                 if schedule.span[0] > MAX_SPAN[0]
                     || schedule.span[1] > MAX_SPAN[1]
@@ -199,6 +205,7 @@ impl Schedule {
         element: Element,
         has_bias: bool,
         offset: usize,
+        pitch: usize,
         heads: usize,
         tile: [usize; 2],
         band: usize,
@@ -220,10 +227,14 @@ impl Schedule {
             (false, _) if kernel[0] > 1 => vec![2 * slots],
             (false, _) => vec![row],
         };
-        let is_shifted = is_together && product == Product::Spread;
+        let is_pitched = pitch != kernel.iter().product::<usize>();
+        let is_shifted = is_together && !is_pitched && product == Product::Spread;
         let offset = if is_shifted { 0 } else { offset };
         let is_word = |word: &usize| places.iter().chain([&offset]).all(|place| place % word == 0);
-        let word = [16, 8, 4].into_iter().find(is_word).unwrap_or(2);
+        let word = match is_pitched {
+            true => 16,
+            false => [16, 8, 4].into_iter().find(is_word).unwrap_or(2),
+        };
         let halo_x = along_x.halo.next_multiple_of(8);
         Self {
             product,
@@ -243,6 +254,7 @@ impl Schedule {
             span: [along_y.span, along_x.span],
             word,
             is_together,
+            pitch,
         }
     }
 
@@ -262,7 +274,22 @@ impl Schedule {
 
     /// Whether lines of weights move in whole vectors wherever they begin.
     pub(super) fn is_shifted(&self) -> bool {
-        self.is_together && self.product == Product::Spread
+        self.is_together && !self.is_pitched() && self.product == Product::Spread
+    }
+
+    /// Whether there are gaps between rows of weights.
+    pub(super) fn is_pitched(&self) -> bool {
+        self.pitch != self.kernel.iter().product::<usize>()
+    }
+
+    /// Elements from one row of weights to the next in shared memory. Of rows with gaps, whole vectors are there, an odd number of them, so
+    /// that neighbors lie in different banks.
+    pub(super) fn row(&self) -> usize {
+        let [_, y, x] = self.kernel;
+        match self.is_pitched() {
+            true => ((y * x).div_ceil(VECTOR) | 1) * VECTOR,
+            false => y * x,
+        }
     }
 
     /// CTAs that are to share a multiprocessor: a bound on the registers of a thread.
@@ -276,7 +303,7 @@ impl Schedule {
     pub(super) fn shared_memory(&self) -> usize {
         let halo = self.halo[0] * self.halo[1] * self.heads;
         let [_, kernel_y, kernel_x] = self.kernel;
-        let slots = self.heads * kernel_y * kernel_x;
+        let slots = self.heads * self.row();
         let weights = match self.product {
             Product::Spread if self.is_shifted() => {
                 self.halo[0] * ((2 * self.halo[1] * slots).next_multiple_of(16) + 16)
@@ -327,7 +354,8 @@ mod tests {
         let side = Axis::neighborhood(56, 7);
         let problem = Problem::new([side, side], 2, 32).with_batch(64);
         for product in [Product::Dots, Product::Sums, Product::Spread] {
-            let schedule = Schedule::plan(&problem, product, Element::Bf16, false, 0).expect("one");
+            let schedule = Schedule::plan(&problem, product, Element::Bf16, false, 0, 49);
+            let schedule = schedule.expect("one");
             assert!(schedule.is_together, "{schedule:?}");
             // A key of the border has more visitors.
             assert_eq!(schedule.span, [if product == Product::Spread { 11 } else { 8 }, 16]);

@@ -57,6 +57,9 @@ impl Schedule {
             ("WORD", self.word),
             ("SHIFTED", flag(self.is_shifted())),
             ("TOGETHER", flag(self.is_together)),
+            ("PITCHED", flag(self.is_pitched())),
+            ("ROW", self.row()),
+            ("ROW_PITCH", self.pitch),
         ];
         macros.extend(["KERNEL_Z", "KERNEL_Y", "KERNEL_X"].into_iter().zip(self.kernel));
         macros.extend(["CAUSAL_Z", "CAUSAL_Y", "CAUSAL_X"].into_iter().zip(self.causal.map(flag)));

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::cube::{Tensor, addresses, widest_of};
 use crate::view::check_buffer;
-use crate::{KernelError, Operand, Problem, Strided};
+use crate::{KernelError, Operand, Problem, Shape, Strided};
 
 /// What [`dots`] reads.
 #[derive(Clone, Copy, Debug)]
@@ -88,11 +88,12 @@ pub fn sums(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
-    weights: &Handle,
+    weights: &Strided,
     tokens: &Tokens<&Strided>,
     rows: &Handle,
 ) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, None, Some(tokens))?;
+    let weights = weights.contiguous_handle("weights", Shape::weights(problem))?;
     check_buffer("weights", weights, dtype.size() * problem.weights())?;
     check_buffer("rows", rows, dtype.size() * Operand::Query.shape(problem).elements())?;
     if launch.query_rows() > 0 {
@@ -110,11 +111,12 @@ pub fn spread(
     client: &Client,
     problem: &Problem,
     dtype: ElemType,
-    weights: &Handle,
+    weights: &Strided,
     rows: &Strided,
     tokens: &Tokens<&Handle>,
 ) -> Result<(), KernelError> {
     let launch = prepare(client, problem, dtype, Some(rows), None)?;
+    let weights = weights.contiguous_handle("weights", Shape::weights(problem))?;
     check_buffer("weights", weights, dtype.size() * problem.weights())?;
     if tokens.additional.is_some() != (problem.additional > 0) {
         return Err(KernelError::Additional(problem.additional));

@@ -1,7 +1,7 @@
 // tokens[k] = scale * sum over (q, s) that see it of weights[q, s] rows[q]
 //
 // The transposed sums: a tile is one of keys, its halo the queries that see any of them, whose vectors and weights lie in shared memory:
-// `[HALO_Y, HALO_X, HEADS, SLOTS]`, LINE bytes to a line. Heads of rows that share one of tokens follow each other.
+// `[HALO_Y, HALO_X, HEADS, ROW]`, LINE bytes to a line. Heads of rows that share one of tokens follow each other.
 
 constexpr int STAGE = HEADS * HALO_Y * HALO_X * PITCH;
 
@@ -16,7 +16,7 @@ DEVICE void add(const Params& params, const Tile& tile, const Halo& halo, const 
   const u16* slots[2][SPAN_X / 8][2];
   u32 masks[2][SPAN_X / 8];
   int at_y[2];
-  const u16* const corner = stage + (from_y - halo.y) * (LINE / 2) + (from_x - halo.x + lane % 4) * HEADS * SLOTS + part.h * SLOTS;
+  const u16* const corner = stage + (from_y - halo.y) * (LINE / 2) + (from_x - halo.x + lane % 4) * HEADS * ROW + part.h * ROW;
 #if SHIFTED
   const int step_y = (int)params.axes[1].dilation.value * params.axes[2].length * params.heads * SLOTS;
   const u32 first = (u32)(u64)(params.weights + (row_at(params, tile, tile.z.first, from_y, halo.x) + tile.head) * SLOTS) / 2;
@@ -33,7 +33,7 @@ DEVICE void add(const Params& params, const Tile& tile, const Halo& halo, const 
         const Row key(tile, part, i);
         const int at_x = tile.x.first + key.x;
         at_y[i] = tile.y.first + key.y;
-        slots[i][c][e] = corner + column * HEADS * SLOTS + at_x - seen.start;
+        slots[i][c][e] = corner + column * HEADS * ROW + at_x - seen.start;
         if (key.is_there && position < tile.x.length && seen.start <= at_x && at_x < seen.end) masks[i][c] |= 0xffffu << 16 * e;
       }
     }
@@ -81,7 +81,7 @@ __device__ __noinline__ void sum_key(const Params& params, const Tile& tile, int
           const int slot_y = at_y - window<CAUSAL_Y>(params.axes[1], y, tile.y.length).start;
           for (int x = along_x.start; x < along_x.end; x++) {
             const int slot_x = at_x - window<CAUSAL_X>(params.axes[2], x, tile.x.length).start;
-            const u16* const weights = params.weights + (row_at(params, tile, z, y, x) + head) * KERNEL_Z * SLOTS;
+            const u16* const weights = params.weights + (row_at(params, tile, z, y, x) + head) * ROW_PITCH;
             const u16* const row = rows_of(params, tile) + vector_at(params, tile, params.row_strides, z, y, x, head);
             sum = fmaf(unpack(weights[(slot_z * KERNEL_Y + slot_y) * KERNEL_X + slot_x]), unpack(row[d]), sum);
           }

@@ -1,7 +1,7 @@
 // rows[q] = scale * sum over s of weights[q, s] token(q, s)
 //
 // Of its 16 queries and 16 tokens of their halo at a time, a warp takes the weights from the slots of shared memory, with zeros where a token
-// is not in a query's window. Shared memory: the halo's tokens, and weights of the tile, `[TILE_Y, TILE_X, HEADS, SLOTS]`.
+// is not in a query's window. Shared memory: the halo's tokens, and weights of the tile, `[TILE_Y, TILE_X, HEADS, ROW]`.
 
 constexpr int STAGE = HEADS * HALO_Y * HALO_X * PITCH;
 
@@ -26,7 +26,7 @@ DEVICE void add(const Params& params, const Tile& tile, const Halo& halo, const 
     }
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      slots[i][e] = stage + ((row.y * TILE_X + row.x) * HEADS + part.h) * SLOTS - seen.first_y * KERNEL_X + seen.column(pair + e) - seen.first_x;
+      slots[i][e] = stage + ((row.y * TILE_X + row.x) * HEADS + part.h) * ROW - seen.first_y * KERNEL_X + seen.column(pair + e) - seen.first_x;
     }
   }
   const u32 tokens = address_of_shared(memory) +
@@ -56,7 +56,7 @@ __device__ __noinline__ void sum_row(const Params& params, const Tile& tile, int
   if (at_y >= tile.y.length || at_x >= tile.x.length) return;
   const Window along_z = window<CAUSAL_Z>(params.axes[0], at_z, tile.z.length), along_y = window<CAUSAL_Y>(params.axes[1], at_y, tile.y.length);
   const Window along_x = window<CAUSAL_X>(params.axes[2], at_x, tile.x.length);
-  const u16* const weights = params.weights + (row_at(params, tile, at_z, at_y, at_x) + head) * KERNEL_Z * SLOTS;
+  const u16* const weights = params.weights + (row_at(params, tile, at_z, at_y, at_x) + head) * ROW_PITCH;
   for (int d = threadIdx.x % 32; d < DIM; d += 32) {
     float sum = 0.f;
     for (int z = along_z.start; z < along_z.end; z++) {

@@ -8,7 +8,9 @@
 //
 // Compile-time parameters besides: BF16, DIM, KERNEL_Z, KERNEL_Y, KERNEL_X, CAUSAL_Z, CAUSAL_Y, CAUSAL_X, STRIDED, GROUP (heads of rows that
 // share one of tokens), DILATED, DEPTH (whether there is a slowest axis), THREADS, CTAS (of a multiprocessor), WORD (bytes in which weights move), TOGETHER (whether a line of the tile's weights is without gaps), SHIFTED (whether it moves in
-// vectors of 16 bytes, wherever it begins, and is as far from such a vector's beginning in shared memory).
+// vectors of 16 bytes, wherever it begins, and is as far from such a vector's beginning in shared memory), ROW_PITCH (elements from one row of weights to the next),
+// ROW (the same of one position along the slowest axis in shared memory), PITCHED (whether there are gaps between rows of weights,
+// each of which begins at 16 bytes).
 
 // n / value for 0 <= n < 2^31.
 struct Divisor { u32 value, magic, shift, unused; };
@@ -160,9 +162,9 @@ DEVICE void load_halo(const Params& params, const Tile& tile, const Halo& halo, 
 
 // Bytes of a line of the halo's weights.
 #if SHIFTED
-constexpr int LINE = (2 * HALO_X * HEADS * SLOTS + 15) / 16 * 16 + 16;
+constexpr int LINE = (2 * HALO_X * HEADS * ROW + 15) / 16 * 16 + 16;
 #else
-constexpr int LINE = 2 * HALO_X * HEADS * SLOTS;
+constexpr int LINE = 2 * HALO_X * HEADS * ROW;
 #endif
 
 #if WORD == 16
@@ -191,7 +193,34 @@ template <bool Store> DEVICE void move_word(Word* global, Word* shared) {
 }
 
 // Moves the weights of a box of EXTENT_Y x EXTENT_X queries, of which there are `count`, in the slots of one position along the slowest
-// axis: `[y, x, HEADS, SLOTS]` in shared memory, where a line of the box takes whole words. `head` is the first one.
+// axis: `[y, x, HEADS, ROW]` in shared memory, where a line of the box takes whole words. `head` is the first one.
+#if PITCHED
+// The same of rows with gaps between them, which are read. A lane has the same vector of each of its rows, and a vector is left to as many
+// lanes as a power of two has more than a row has vectors, so that rows are steps apart that are known.
+template <int EXTENT_Y, int EXTENT_X, bool Store>
+DEVICE void move_weights(const Params& params, const Tile& tile, const Halo& box, u8* stage, int z, int head, int) {
+  static_assert(!Store && KERNEL_Z == 1, "");
+  constexpr int COUNT = (SLOTS + 7) / 8, LANES = COUNT > 16 ? 32 : COUNT > 8 ? 16 : COUNT > 4 ? 8 : COUNT > 2 ? 4 : COUNT;
+  constexpr int ROWS = EXTENT_X * HEADS, AT_ONCE = 32 / LANES;
+  const int lane = threadIdx.x % 32, vector = lane % LANES, rows = box.count_x * HEADS;
+  const int step_x = (int)params.axes[2].dilation.value * params.heads * ROW_PITCH;
+  const int step_y = (int)params.axes[1].dilation.value * params.axes[2].length * params.heads * ROW_PITCH;
+  const u16* const corner = params.weights + (row_at(params, tile, z, box.y, box.x) + head) * ROW_PITCH + 8 * vector;
+  const u32 shared = address_of_shared(stage) + 16 * vector;
+  for (int y = threadIdx.x / 32; y < box.count_y; y += WARPS) {
+    const u16* const line = corner + (i64)y * step_y;
+    const u32 to = shared + y * (2 * ROWS * ROW);
+#pragma unroll 8
+    for (int i = lane / LANES; i < ROWS; i += AT_ONCE) {
+      const u16* const from = line + (TOGETHER ? i * ROW_PITCH : i / HEADS * step_x + i % HEADS * ROW_PITCH);
+#pragma unroll
+      for (int v = 0; v < COUNT; v += LANES) {
+        if (i < rows && vector + v < COUNT) copy_word<16>(to + 2 * i * ROW + 16 * v, from + 8 * v);
+      }
+    }
+  }
+}
+#else
 template <int EXTENT_Y, int EXTENT_X, bool Store>
 DEVICE void move_weights(const Params& params, const Tile& tile, const Halo& box, u8* stage, int z, int head, int plane) {
   // What lies without gaps: a line, or the heads of a query, or one of them. A warp takes a line at a time, or a thread a word of any.
@@ -245,6 +274,7 @@ DEVICE void move_weights(const Params& params, const Tile& tile, const Halo& box
     move_word<Store>(global, shared);
   }
 }
+#endif
 
 // The part of 16 tokens with this number: its head, and where it is in the tile.
 struct Part {
