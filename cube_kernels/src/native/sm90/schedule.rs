@@ -431,6 +431,7 @@ impl Schedule {
             ("MASK", self.mask as usize),
             ("INVERSE", usize::from(self.pass == Pass::Keys)),
             ("PACKED", usize::from(self.is_packed)),
+            ("BIAS_COPIES", self.bias_copies()),
             ("ROWS_IN_REGISTERS", usize::from(self.rows_in_registers())),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
@@ -441,7 +442,6 @@ impl Schedule {
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
-                ("BIAS_COPIES", self.bias_copies()),
                 ("SUM_BIAS", usize::from(self.gradients.bias)),
                 ("SUM_SLOTS", self.sum_slots),
                 ("FIRST_START", self.gradients.start),
