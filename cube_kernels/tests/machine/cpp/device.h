@@ -66,6 +66,9 @@ void m_barrier_wait(u32 barrier, u32 parity);
 void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at);
 void m_tma_acquire(const TensorMap* map);
 void m_proxy_fence();
+void m_copy(u32 to, const void* from, u32 bytes);        // cp.async of a thread, of zeros from nowhere
+void m_copy_arrive(u32 barrier);                         // cp.async.mbarrier.arrive.noinc
+void m_copy_wait();                                      // cp.async.wait_all
 void m_setmaxnreg(int registers, int more);
 // Hopper: all 128 threads of a warpgroup call; d has n / 2 elements, a is four registers or null.
 void m_wgmma(const Wgmma* of, float* d, const u32* const* a, u64 a_matrix, u64 b, int accumulate);
@@ -203,16 +206,10 @@ DEVICE void load_transposed(u32 (&r)[4], u32 address) {
     r[i] = halves[0] | halves[1] << 16;
   }
 }
-// Done at once: a wait that is missing is not found.
-template <int BYTES> DEVICE void copy_word(u32 to, const void* from) {
-  for (int i = 0; i < BYTES; i += 2) m_store<u16>(to + i, *(const u16*)((const u8*)from + i));
-}
-DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) {
-  const uint4 zeros = {0, 0, 0, 0};
-  m_store(to, is_there ? *(const uint4*)from : zeros);
-}
-DEVICE void arrive_with_copies(u32 barrier) { m_barrier_arrive(barrier, 0); }
-DEVICE void wait_for_copies() {}
+template <int BYTES> DEVICE void copy_word(u32 to, const void* from) { m_copy(to, from, BYTES); }
+DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) { m_copy(to, is_there ? from : nullptr, 16); }
+DEVICE void arrive_with_copies(u32 barrier) { m_copy_arrive(barrier); }
+DEVICE void wait_for_copies() { m_copy_wait(); }
 
 // ---- sm100: tcgen05, and arithmetic
 
