@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{How, Shape, candidates_of, chosen, fastest, schedules};
+use super::{How, Shape, candidates_of, chosen, fastest, schedules, splits};
 use crate::choices::Choices;
 use crate::native::dense;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
@@ -57,6 +57,17 @@ impl BackwardPlan {
         }
     }
 
+    /// Bytes of device memory for sums of the gradients of keys and values, besides [`backward_workspace`](crate::native::backward_workspace): 4 for
+    /// each element and CTA that shares the heads of a group with others.
+    pub fn split_workspace(&self, problem: &Problem) -> usize {
+        let bytes = |schedules: &[Schedule], problem: &Problem| -> usize {
+            schedules.iter().map(|schedule| splits::bytes(schedule, problem)).sum()
+        };
+        let own = bytes(&self.keys, problem);
+        // One after the other.
+        own.max(dense(problem).map_or(0, |dense| bytes(&self.additional, &dense)))
+    }
+
     /// All kernels, each with what it computes: `problem`, or for [`additional`](Self::additional) the
     /// dense one.
     pub fn kernels(&self, problem: &Problem) -> Vec<(Schedule, Problem)> {
@@ -86,6 +97,7 @@ pub fn plan_backward(
 ) -> Option<BackwardPlan> {
     let best = |problem: &Problem, pass: Pass, gradients: Gradients| {
         let all = backward_candidates(problem, element, pass, gradients);
+        let all: Vec<_> = all.into_iter().map(|one| splits::split(one, problem)).collect();
         let tiled = all.iter().filter(|schedule| Some(schedule.tiling()) == tiling).copied();
         fastest(tiled.collect(), problem).or_else(|| fastest(all, problem))
     };
