@@ -384,6 +384,18 @@ impl Schedule {
         (0..MAX_RANK).map(blocks).product()
     }
 
+    /// Bytes of device memory for the sums of CTAs that share the heads of a group, besides
+    /// [`backward_workspace`](crate::native::backward_workspace): 4 for each element of the gradients that it sums and each of the
+    /// [`splits`](Self::splits).
+    pub fn split_workspace(&self, problem: &Problem) -> usize {
+        if self.splits == 1 {
+            return 0;
+        }
+        let values = if self.gradients.value { problem.head_dim_v } else { 0 };
+        let rows = problem.batch * problem.keys() * problem.heads_kv;
+        size_of::<f32>() * rows * self.splits * (self.gradients.width + values)
+    }
+
     /// What launches and tensor maps have to know of it.
     pub fn cut(&self) -> Cut {
         Cut {

@@ -57,17 +57,6 @@ impl BackwardPlan {
         }
     }
 
-    /// Bytes of device memory for sums of the gradients of keys and values, besides [`backward_workspace`](crate::native::backward_workspace): 4 for
-    /// each element and CTA that shares the heads of a group with others.
-    pub fn split_workspace(&self, problem: &Problem) -> usize {
-        let bytes = |schedules: &[Schedule], problem: &Problem| -> usize {
-            schedules.iter().map(|schedule| splits::bytes(schedule, problem)).sum()
-        };
-        let own = bytes(&self.keys, problem);
-        // One after the other.
-        own.max(dense(problem).map_or(0, |dense| bytes(&self.additional, &dense)))
-    }
-
     /// All kernels, each with what it computes: `problem`, or for [`additional`](Self::additional) the
     /// dense one.
     pub fn kernels(&self, problem: &Problem) -> Vec<(Schedule, Problem)> {

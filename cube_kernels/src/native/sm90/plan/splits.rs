@@ -20,22 +20,12 @@ const MOST: usize = 4;
 /// Share of the time that further splits have to save.
 const GAIN: f64 = 0.03;
 
-/// Bytes of the sums that the CTAs of a schedule leave to be added up.
-pub(super) fn bytes(schedule: &Schedule, problem: &Problem) -> usize {
-    if schedule.splits == 1 {
-        return 0;
-    }
-    let values = if schedule.gradients.value { problem.head_dim_v } else { 0 };
-    let rows = problem.batch * problem.keys() * problem.heads_kv;
-    size_of::<f32>() * rows * schedule.splits * (schedule.gradients.width + values)
-}
-
 /// Seconds for writing these sums and adding them up.
 pub(super) fn seconds(schedule: &Schedule, problem: &Problem) -> f64 {
     let device = DeviceModel::H200;
-    match bytes(schedule, problem) {
+    match schedule.split_workspace(problem) {
         0 => 0.0,
-        bytes => 2.0 * (device.launch + bytes as f64 / device.bandwidth),
+        bytes => device.launch + 2.0 * bytes as f64 / device.bandwidth,
     }
 }
 

@@ -43,10 +43,12 @@ fn what_has_ctas_enough_is_not_split() {
 fn sums_are_counted() {
     let problem = compressed(1024, 4);
     let plan = plan_backward(&problem, Element::Bf16, None).expect("it is supported");
-    assert_eq!(plan.split_workspace(&problem), 4 * 1023 * 4 * plan.keys[0].splits * 256);
+    let splits = plan.keys[0].splits;
+    assert_eq!(plan.keys[0].split_workspace(&problem), 4 * 1023 * 4 * splits * 256);
+    assert_eq!(plan.queries[0].split_workspace(&problem), 0);
     let many = compressed(16384, 4);
     let plan = plan_backward(&many, Element::Bf16, None).expect("it is supported");
-    assert_eq!(plan.split_workspace(&many), 0);
+    assert_eq!(plan.keys[0].split_workspace(&many), 0);
 }
 
 #[test]
