@@ -15,7 +15,7 @@ mod tests;
 
 /// Rounds of CTAs that are enough without splits.
 const ENOUGH: usize = 2;
-/// Most rounds of CTAs that splits may make, which bounds the memory for their sums: some 140 MB on an H200.
+/// Most rounds of CTAs that splits may make, which bounds the memory for their sums: some 70 MB on an H200.
 const MOST: usize = 4;
 /// Share of the time that further splits have to save.
 const GAIN: f64 = 0.03;
