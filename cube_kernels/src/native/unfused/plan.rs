@@ -303,7 +303,7 @@ fn unsupported(problem: &Problem) -> Option<String> {
     if problem.additional > 0 {
         return Some("there are additional tokens".into());
     }
-    if dim == 0 || dim % 16 != 0 || dim > MAX_DIM {
+    if dim == 0 || !dim.is_multiple_of(16) || dim > MAX_DIM {
         return Some(format!("head_dim is {dim}, not a multiple of 16 up to {MAX_DIM}"));
     }
     if problem.has_origin() || problem.axes.iter().any(|axis| axis.queries != axis.keys) {
