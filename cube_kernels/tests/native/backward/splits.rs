@@ -25,7 +25,7 @@ fn problems() -> Vec<Problem> {
         compressed(150, 64),
         compressed(150, 128),
         compressed(40, 256),
-        shared(problem(&[axis(190, 21, 1, 11, true)], 64)),
+        shared(problem(&[axis(250, 21, 1, 11, true)], 64)),
         shared(problem(&plane, 128)).with_head_dim_v(40).with_additional(70),
     ]
 }
