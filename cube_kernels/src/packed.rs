@@ -50,7 +50,7 @@ pub struct Packed {
 #[derive(Clone, Default)]
 pub(crate) struct Known(Arc<Mutex<Vec<Arc<dyn Any + Send + Sync>>>>);
 
-/// Most that is kept, the oldest out first: of each pass a choice and a table for each of its kernels, on a few streams.
+/// Most that is kept, what was not used for longest out first: of each pass a choice and a table for each of its kernels, on a few streams.
 const MOST: usize = 32;
 
 impl Known {
@@ -64,8 +64,15 @@ impl Known {
         let is_it = |one: &Arc<dyn Any + Send + Sync>| {
             one.downcast_ref::<(K, T)>().is_some_and(|(of, _)| *of == key)
         };
-        let found = all().iter().find(|one| is_it(one)).cloned();
-        if let Some(Ok(found)) = found.map(Arc::downcast) {
+        let find = || {
+            let mut all = all();
+            let place = all.iter().position(is_it)?;
+            // What was used last stays longest.
+            let found = all.remove(place);
+            all.push(found.clone());
+            Some(found)
+        };
+        if let Some(Ok(found)) = find().map(Arc::downcast) {
             return found;
         }
         // Not under the lock: it may take its time.

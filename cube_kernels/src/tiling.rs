@@ -168,6 +168,11 @@ impl Tiling {
         visitors::count(self, problem)
     }
 
+    /// How many tiles of queries each tile of keys meets along an axis, in the same count.
+    pub(crate) fn axis_visitors(&self, axis: &Axis, index: usize) -> Vec<u64> {
+        visitors::of_axis(self, axis, index)
+    }
+
     /// Scores that the visited tiles hold, for one sample and head, additional tokens included.
     ///
     /// # Panics

@@ -60,7 +60,9 @@ impl Call {
         }
         let bias = inputs.bias.as_ref().map(TensorMetadata::shape);
         call.with(bias.iter().flat_map(|shape| shape.as_slice()).copied());
-        call.with(options.scale.map(|scale| scale.to_bits() as usize));
+        // Halves: addresses may have 32 bits.
+        let halves = |bits: u64| [(bits >> 32) as usize, bits as u32 as usize];
+        call.with(options.scale.into_iter().flat_map(|scale| halves(scale.to_bits())));
         Ok(call)
     }
 

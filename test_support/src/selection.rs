@@ -258,6 +258,14 @@ pub fn native_cases() -> Vec<(String, Selection)> {
     let mut negative = of(4, 2, 256, 400);
     (negative.scale, negative.cmp_block, negative.slc_block) = (-0.1, 32, 8);
     all.push(("a negative scale and long compressed blocks".into(), negative));
+    // What that one has, one by one.
+    all.push(("vectors of 256".into(), of(4, 2, 256, 300)));
+    let mut turned = of(4, 2, 64, 300);
+    turned.scale = -0.1;
+    all.push(("a negative scale".into(), turned));
+    let mut long = of(4, 2, 64, 400);
+    (long.cmp_block, long.slc_block) = (32, 8);
+    all.push(("compressed blocks of eight strides".into(), long));
     let mut uneven = of(8, 1, 40, 700);
     (uneven.cmp_block, uneven.cmp_stride, uneven.slc_block) = (6, 2, 10);
     (uneven.num_selected, uneven.query_tile) = (32, 5);

@@ -1,9 +1,10 @@
 //! Launches of the backward kernels, which all architectures' take alike.
 //!
 //! First the statistics: what the kernels need of each query besides its vectors. Then the gradients, each
-//! written once by one kernel that computes all scores it needs: nothing is summed in memory, so that
-//! results are the same in every run, and the statistics are all the workspace there is, but for a counter
-//! for each launch, from which its CTAs take their tiles.
+//! written once by one kernel that computes all scores it needs: nothing is summed in memory but where CTAs
+//! share the heads of a group, see [`splits`](super::splits), and in one order, so that results are the same in
+//! every run. The statistics and those sums are all the workspace there is, but for a counter for each launch,
+//! from which its CTAs take their tiles.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use super::compile::Cubin;
 use super::forward::{ELEMENT, check_layouts, more_strides, words};
 use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use super::splits::Splits;
 use super::statistics::{pitch, places, statistics_bytes};
 use super::{Cut, delta, dense, runs};
 use crate::view::{KeyGradients, check_gradients, check_saved};
@@ -33,6 +35,8 @@ pub(super) struct Part {
     /// Whether it writes the gradients of keys and of values.
     pub is_joint: bool,
     pub cubin: Arc<Cubin>,
+    /// What adds up the gradients that several CTAs sum parts of, if any do.
+    pub splits: Option<Splits>,
 }
 
 /// The kernels of a backward pass that sum a gradient that somebody wants.
@@ -114,13 +118,24 @@ pub(super) fn enqueue(
         if works.is_empty() {
             return;
         }
-        let launches: Vec<(Grid, &Work<'_>)> = works
+        // Where kernels write: to the gradients, or to memory for sums.
+        let written: Vec<[Handle; 2]> = works
             .iter()
-            .flat_map(|work| grids(work.part.cut, problem, device).map(move |grid| (grid, work)))
+            .map(|work| match &work.part.splits {
+                Some(splits) => splits.sums(client, problem),
+                None => work.outputs.clone(),
+            })
+            .collect();
+        let launches: Vec<(Grid, &Work<'_>, &[Handle; 2])> = works
+            .iter()
+            .zip(&written)
+            .flat_map(|(work, written)| {
+                grids(work.part.cut, problem, device).map(move |grid| (grid, work, written))
+            })
             .collect();
         let bias = inputs.operands.bias.as_ref().map(|bias| {
-            let sums = launches.iter().filter(|(_, work)| work.part.sums_bias);
-            let summing: Vec<_> = sums.map(|(grid, _)| grid).collect();
+            let sums = launches.iter().filter(|(_, work, _)| work.part.sums_bias);
+            let summing: Vec<_> = sums.map(|(grid, ..)| grid).collect();
             Bias::new(client, problem, &bias.handle, &summing)
         });
         let workspace = Workspace {
@@ -130,15 +145,20 @@ pub(super) fn enqueue(
         };
         launch_delta(client, &parts.delta, problem, inputs, &workspace, launches.len());
         let mut row = 0;
-        for (number, (grid, work)) in launches.iter().enumerate() {
+        for (number, (grid, work, written)) in launches.iter().enumerate() {
             let part = work.part;
             let kernel = grid.kernel(&part.cubin, c"attention_backward");
-            let buffers = buffers(inputs, &work.outputs, &workspace, number);
+            let buffers = buffers(inputs, written, &workspace, number);
             let bias = workspace.bias.as_ref();
             let mut arguments = arguments(grid, part.has_additional, inputs, bias, row);
             arguments.extend(part.sums_bias.then(|| runs::argument(grid)));
             launch(client, kernel, buffers, arguments);
             row += if part.sums_bias { grid.ctas() as usize } else { 0 };
+        }
+        for (work, sums) in works.iter().zip(&written) {
+            if let Some(splits) = &work.part.splits {
+                splits.launch(client, problem, sums, &work.outputs);
+            }
         }
         if let (Some(bias), Some(cubin), Some(gradient)) = (&workspace.bias, &parts.bias_sum, dbias)
         {
@@ -380,7 +400,7 @@ pub(super) fn arguments(
         more_strides: more_strides(additional),
         space: grid.space(),
         heads: problem.heads as i32,
-        group_size: problem.group_size() as i32,
+        group_size: (problem.group_size() / grid.cut.splits) as i32,
         additional: if has_additional { problem.additional as i32 } else { 0 },
         scale: problem.scale as f32,
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,

@@ -25,6 +25,8 @@ pub struct Cut {
     pub swizzle: usize,
     /// Whether tiles of all samples that lie alike follow each other, a head after the other.
     pub samples_first: bool,
+    /// CTAs that share the heads of a group, where rows are keys: each sums what its own heads contribute, in single precision.
+    pub splits: usize,
     /// Threads of a CTA.
     pub threads: usize,
     /// Bytes of shared memory of a CTA.

@@ -114,11 +114,11 @@ impl Grid<'_> {
         rows.div_ceil(self.cut.cta_tile[index])
     }
 
-    /// Heads of the rows.
+    /// Heads of the rows: as many as splits for each key head.
     fn heads(&self) -> usize {
         match self.cut.pass {
             Pass::Forward | Pass::Queries => self.problem.heads,
-            Pass::Keys => self.problem.heads_kv,
+            Pass::Keys => self.problem.heads_kv * self.cut.splits,
         }
     }
 
@@ -165,7 +165,7 @@ impl Grid<'_> {
         if !self.problem.axes.iter().any(uneven) {
             return group;
         }
-        let pairs = self.problem.batch * self.problem.heads_kv;
+        let pairs = self.problem.batch * self.heads() / group;
         let space = self.tiles() / (self.problem.batch * self.heads());
         let wanted = (12 * self.ctas() as usize).div_ceil(space * group);
         let chunk = (1..=pairs).find(|chunk| pairs.is_multiple_of(*chunk) && *chunk >= wanted);

@@ -101,8 +101,8 @@ pub struct Buffer {
     pub handle: Handle,
     /// Whether the kernel writes to it.
     pub is_output: bool,
-    /// What it has to hold at the launch: a table, and its number among those that stay.
-    table: Option<(Arc<Contents>, Option<usize>)>,
+    /// What it has to hold at the launch.
+    table: Option<Arc<Contents>>,
 }
 
 /// Contents of buffers begin at multiples of this: the size of a tensor map.
@@ -116,14 +116,13 @@ impl Buffer {
 
     /// A table with these contents, which the kernel reads.
     pub fn table(client: &Client, contents: &Arc<Contents>) -> Self {
-        let (handle, number) = contents.memory(client);
-        Self { table: Some((contents.clone(), number)), ..Self::read(&handle) }
+        Self { table: Some(contents.clone()), ..Self::read(&contents.memory(client)) }
     }
 
     /// What it holds at the launch: each at a multiple of 128 bytes, behind the one before it. They name buffers of the same
     /// launch, as the kernel's arguments do.
     pub fn contents(&self) -> &[Argument] {
-        self.table.as_ref().map_or(&[], |(contents, _)| contents.arguments())
+        self.table.as_ref().map_or(&[], |contents| contents.arguments())
     }
 
     /// One that the kernel writes.
@@ -208,7 +207,8 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
         return;
     }
     let id = kernel.cubin.key.clone();
-    let tables: Vec<_> = buffers.iter().map(|buffer| buffer.table.clone()).collect();
+    let table = |buffer: &Buffer| Some((buffer.table.clone()?, buffer.handle.clone()));
+    let tables: Vec<_> = buffers.iter().map(table).collect();
     submit(client, id, buffers, move |server, ordinal, stream, bindings| {
         // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which the callers of `launch` see to.
         unsafe {
@@ -320,7 +320,7 @@ unsafe fn fill(
     ordinal: u16,
     stream: StreamId,
     buffers: &mut [BufferBinding],
-    (number, (contents, place)): (usize, &(Arc<Contents>, Option<usize>)),
+    (number, (contents, handle)): (usize, &(Arc<Contents>, Handle)),
 ) -> Result<(), ServerError> {
     make_current(ordinal)?;
     let is_recording = is_recording(server, stream, buffers)?;
@@ -328,7 +328,7 @@ unsafe fn fill(
         // Contents do not name their own buffer.
         let mut key = addresses.to_vec();
         key[number] = 0;
-        // A graph is replayed when a table may hold something else by then.
+        // A graph is replayed when a table that stays now may be gone.
         if !is_recording && let Some(table) = contents.written(&key) {
             return Ok((key, Err(table)));
         }
@@ -347,9 +347,6 @@ unsafe fn fill(
             return Ok(());
         }
     };
-    if let Some(place) = place {
-        contents.forget(*place, is_recording);
-    }
     let buffer = &buffers[number];
     let descriptor = CopyDescriptor {
         handle: buffer.clone(),
@@ -362,8 +359,9 @@ unsafe fn fill(
     if let Some(failure) = server.write_streams().read_failure([buffer].into_iter()) {
         return Err(failure.error);
     }
-    if let Some(place) = place {
-        contents.note(*place, addresses);
+    // A graph writes it again whenever it is replayed.
+    if !is_recording {
+        contents.keep(handle.clone(), addresses);
     }
     Ok(())
 }

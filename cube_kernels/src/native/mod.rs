@@ -34,6 +34,8 @@ mod runs;
 pub mod sm100;
 pub mod sm90;
 #[cfg(feature = "cuda")]
+mod splits;
+#[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub mod stand_in;
 mod statistics;

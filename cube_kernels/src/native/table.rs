@@ -2,8 +2,9 @@
 //!
 //! Addresses are known on the device's thread alone. There a table is written, in the order of the stream, unless one of the same
 //! contents was written for the same addresses before, as those of the last step or of the layer before may have been: then nothing is
-//! encoded and nothing copied.
+//! encoded and nothing copied. Each launch brings memory of its own for that: what it finds is never written again.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -27,22 +28,14 @@ pub struct Contents {
     bytes: usize,
     /// Whether tables stay for later launches.
     stays: bool,
-    tables: Mutex<Tables>,
-}
-
-#[derive(Default)]
-struct Tables {
-    all: Vec<Table>,
-    /// That which the next launch is offered.
-    next: usize,
+    /// The oldest first.
+    tables: Mutex<VecDeque<Table>>,
 }
 
 struct Table {
     handle: Handle,
     /// What it has been written for.
-    addresses: Option<Vec<u64>>,
-    /// Whether a graph writes it.
-    is_recorded: bool,
+    addresses: Vec<u64>,
 }
 
 impl Contents {
@@ -62,43 +55,33 @@ impl Contents {
         &self.arguments
     }
 
-    /// Memory that a launch is to write them to where no table will do, and its number among the tables that stay.
-    pub(super) fn memory(&self, client: &Client) -> (Handle, Option<usize>) {
-        if !self.stays {
-            return (client.empty(self.bytes), None);
-        }
-        let mut tables = self.tables();
-        let number = tables.next;
-        tables.next = (number + 1) % TABLES;
-        if tables.all.len() == number {
-            let handle = client.empty(self.bytes);
-            tables.all.push(Table { handle, addresses: None, is_recorded: false });
-        }
-        (tables.all[number].handle.clone(), Some(number))
+    /// Memory that a launch is to write them to where no table will do.
+    pub(super) fn memory(&self, client: &Client) -> Handle {
+        client.empty(self.bytes)
     }
 
     /// A table that holds them for these addresses.
     pub(super) fn written(&self, addresses: &[u64]) -> Option<Handle> {
         let tables = self.tables();
-        let is_it = |table: &&Table| table.addresses.as_deref() == Some(addresses);
-        tables.all.iter().find(is_it).map(|table| table.handle.clone())
+        let found = tables.iter().find(|table| table.addresses == addresses);
+        found.map(|table| table.handle.clone())
     }
 
-    /// That a table is about to be written, and no longer holds what it did. A graph that is recorded writes it again whenever it is
-    /// replayed, so that its contents are never known again.
-    pub(super) fn forget(&self, number: usize, is_recorded: bool) {
-        let table = &mut self.tables().all[number];
-        table.addresses = None;
-        table.is_recorded |= is_recorded;
+    /// Has memory that they have been written to for these addresses stay, in place of the oldest. A launch that reads that one has been
+    /// enqueued, so that the stream's order keeps it from what is written there next.
+    pub(super) fn keep(&self, handle: Handle, addresses: Vec<u64>) {
+        if !self.stays {
+            return;
+        }
+        let mut tables = self.tables();
+        if tables.len() == TABLES {
+            tables.pop_front();
+        }
+        tables.push_back(Table { handle, addresses });
     }
 
-    /// That a table has been written for these addresses.
-    pub(super) fn note(&self, number: usize, addresses: Vec<u64>) {
-        let table = &mut self.tables().all[number];
-        table.addresses = (!table.is_recorded).then_some(addresses);
-    }
-
-    fn tables(&self) -> MutexGuard<'_, Tables> {
+    /// Never held while the client is called: that waits for the device's thread, which wants it, too.
+    fn tables(&self) -> MutexGuard<'_, VecDeque<Table>> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,38 +102,37 @@ mod tests {
         Contents::new(vec![Argument::Struct { words: vec![0; words], pointers: vec![] }])
     }
 
+    fn client() -> Client {
+        cubecl::Device::cpu().expect("the feature `cpu` is on").client()
+    }
+
     #[test]
-    fn a_table_is_that_of_the_addresses_it_was_written_for_last() {
-        let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
-        let contents = contents(32);
-        let offered: Vec<_> = (0..2 * TABLES).map(|_| contents.memory(&client).1).collect();
-        assert!(offered.into_iter().eq((0..2 * TABLES).map(|number| Some(number % TABLES))));
-        contents.note(1, vec![7, 8]);
-        contents.note(2, vec![7, 9]);
-        assert!(contents.written(&[7, 8]).is_some() && contents.written(&[7, 9]).is_some());
-        assert!(contents.written(&[7, 7]).is_none());
-        // It is written again, for a launch that may fail.
-        contents.forget(1, false);
-        assert!(contents.written(&[7, 8]).is_none());
-        contents.note(1, vec![5, 5]);
-        assert!(contents.written(&[5, 5]).is_some());
-        // A graph writes it whenever it is replayed.
-        contents.forget(1, true);
-        contents.note(1, vec![5, 5]);
-        assert!(contents.written(&[5, 5]).is_none() && contents.written(&[7, 9]).is_some());
+    fn the_last_tables_stay_for_their_addresses() {
+        let (client, contents) = (client(), contents(32));
+        let last = TABLES as u64;
+        for number in 0..=last {
+            assert!(contents.written(&[7, number]).is_none());
+            contents.keep(contents.memory(&client), vec![7, number]);
+        }
+        let found: Vec<_> =
+            (0..=last + 1).map(|number| contents.written(&[7, number]).is_some()).collect();
+        assert_eq!(found, [false, true, true, true, true, false]);
     }
 
     #[test]
     fn tables_that_stay_have_an_end() {
-        let client = cubecl::Device::cpu().expect("the feature `cpu` is on").client();
+        let client = client();
         let words = MOST_BYTES / TABLES / size_of::<u64>();
-        let large = contents(words + 128);
-        assert_eq!(large.memory(&client).1, None, "it takes more than all may");
+        let stays = |contents: &Contents| {
+            contents.keep(contents.memory(&client), vec![1]);
+            contents.written(&[1]).is_some()
+        };
+        assert!(!stays(&contents(words + 128)), "they take more than all may");
         let some: Vec<_> = (0..20).map(|_| contents(words / 10)).collect();
-        let stay = some.iter().filter(|contents| contents.memory(&client).1.is_some()).count();
+        let stay = some.iter().filter(|contents| stays(contents)).count();
         // Another test has some room, too.
         assert!(matches!(stay, 9 | 10), "{stay}");
         drop(some);
-        assert_eq!(contents(words / 10).memory(&client).1, Some(0));
+        assert!(stays(&contents(words / 10)));
     }
 }

@@ -1,5 +1,7 @@
 //! Tiles of keys, and the tiles of queries that see them.
 
+use std::ops::Range;
+
 use super::{TileCount, Tiling};
 use crate::{Axis, Problem};
 
@@ -19,6 +21,27 @@ pub(super) fn count(tiling: &Tiling, problem: &Problem) -> TileCount {
     counts.reduce(TileCount::times).unwrap_or_default()
 }
 
+/// See [`Tiling::axis_visitors`].
+pub(super) fn of_axis(tiling: &Tiling, axis: &Axis, index: usize) -> Vec<u64> {
+    let (q_tile, kv_tile) = (tiling.q_tile[index], tiling.kv_tile[index]);
+    let of_group = |group: usize| {
+        let starts = (0..axis.group(group).1).step_by(kv_tile);
+        starts.map(move |start| visited(&seen(axis, group, start, kv_tile), q_tile))
+    };
+    (0..axis.dilation).flat_map(of_group).collect()
+}
+
+/// The queries that see the first and the last key of a tile, which bound all others: starts and ends never decrease.
+fn seen(axis: &Axis, group: usize, start: usize, kv_tile: usize) -> [Range<usize>; 2] {
+    let (_, keys) = axis.group(group);
+    [start, keys.min(start + kv_tile) - 1].map(|key| axis.seen_by(group, key))
+}
+
+/// A tile that nobody sees is visited all the same: its gradients are zeros.
+fn visited([first, last]: &[Range<usize>; 2], q_tile: usize) -> u64 {
+    last.end.saturating_sub(first.start).div_ceil(q_tile).max(1) as u64
+}
+
 fn add(a: TileCount, b: TileCount) -> TileCount {
     TileCount {
         q_tiles: a.q_tiles + b.q_tiles,
@@ -32,15 +55,12 @@ fn count_group(axis: &Axis, group: usize, q_tile: usize, kv_tile: usize) -> Tile
     let (queries, keys) = axis.group(group);
     let mut count = TileCount::default();
     for start in (0..keys).step_by(kv_tile) {
-        // Starts and ends never decrease, so the first and the last key bound all others.
-        let last = axis.seen_by(group, keys.min(start + kv_tile) - 1);
-        let first = axis.seen_by(group, start);
-        let seen = last.end.saturating_sub(first.start);
+        let ends = seen(axis, group, start, kv_tile);
+        let [first, last] = &ends;
         let begin = last.start.saturating_sub(first.start).div_ceil(q_tile);
         let end = first.end.saturating_sub(first.start) / q_tile;
         count.q_tiles += 1;
-        // A tile that nobody sees is visited all the same: its gradients are zeros.
-        count.visited += seen.div_ceil(q_tile).max(1) as u64;
+        count.visited += visited(&ends, q_tile);
         count.unmasked += end.saturating_sub(begin) as u64;
         count.possible += queries.div_ceil(q_tile) as u64;
     }

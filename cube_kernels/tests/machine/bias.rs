@@ -4,13 +4,14 @@
 
 use burn_natten_kernels::native::sm90::{Element, Pass, backward_candidates, unsupported};
 use burn_natten_kernels::{Axis, Problem};
+use cubecl::client::Client;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use test_support::compare::{for_each_case, format};
 use test_support::oracle::compute;
 use test_support::tier::{BackwardTier, check_data, upload_all};
 use test_support::{Data, axis};
 
-use crate::run::Policy;
+use crate::run::{Machine, Policy};
 use crate::ways::{OnMachine, Way, client, hopper, planned_backward};
 
 /// A problem, and the slots for its sums, if other than it gets.
@@ -33,6 +34,15 @@ fn check(cases: &[Case]) {
         let data = Data::random(problem, seed, format(*element).round);
         check_data::<OnMachine>(&client, *element, &way, problem, &data)
     });
+}
+
+/// With one slot, which each step of a tile takes from the one before. An error says what is found.
+pub fn check_one_slot(machine: &Machine, client: &Client) -> Result<(), String> {
+    let (problem, element) = (problem(&plane()), Element::Bf16);
+    let mut way = Way { machine: *machine, plan: planned_backward(&problem, element) };
+    way.plan.queries.iter_mut().for_each(|schedule| schedule.sum_slots = 1);
+    let data = Data::random(&problem, 3, format(element).round);
+    check_data::<OnMachine>(client, element, &way, &problem, &data).map(|_| ())
 }
 
 fn plane() -> [Axis; 2] {

@@ -1,5 +1,7 @@
 //! Block-sparse attention.
 
+use std::panic::panic_any;
+
 use burn_natten_kernels::native::sm90::{
     Element, Union, backward_blocks, backward_union, forward_blocks, planned_blocks,
     planned_blocks_backward,
@@ -14,10 +16,17 @@ use test_support::blocks::{
 use test_support::compare::{differs, format, half_ulp, magnitude};
 
 use crate::run::{Machine, Policy};
-use crate::ways::{client, hopper};
+use crate::ways::{MachineFault, client, hopper};
+
+/// A launch that ends with a fault of the machine.
+fn fail(case: &Case, fault: &str) -> ! {
+    let text = format!("{}: {fault}; {:?}", case.name, case.sparse);
+    eprintln!("{text}");
+    panic_any(MachineFault(text))
+}
 
 /// The forward pass of a case on the machine.
-fn forward(
+pub fn forward(
     machine: &Machine,
     client: &Client,
     element: Element,
@@ -25,14 +34,12 @@ fn forward(
 ) -> Result<(), String> {
     case.check_forward(client, element, |inputs, lists, outputs| {
         let launch = || forward_blocks(client, &case.sparse, element, inputs, lists, outputs);
-        machine
-            .run(launch)
-            .unwrap_or_else(|fault| panic!("{}: {fault}; {:?}", case.name, case.sparse))
+        machine.run(launch).unwrap_or_else(|fault| fail(case, &fault))
     })
 }
 
 /// The backward pass.
-fn backward(
+pub fn backward(
     machine: &Machine,
     client: &Client,
     element: Element,
@@ -40,9 +47,7 @@ fn backward(
 ) -> Result<(), String> {
     case.check_backward(client, element, |saved, lists, gradients| {
         let launch = || backward_blocks(client, &case.sparse, element, saved, lists, gradients);
-        machine
-            .run(launch)
-            .unwrap_or_else(|fault| panic!("{}: {fault}; {:?}", case.name, case.sparse))
+        machine.run(launch).unwrap_or_else(|fault| fail(case, &fault))
     })
 }
 

@@ -16,6 +16,7 @@ mod program;
 mod repair;
 mod run;
 mod selection;
+mod splits;
 mod text;
 mod unfused;
 mod views;

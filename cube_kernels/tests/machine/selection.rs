@@ -1,15 +1,17 @@
 //! The selection of native sparse attention.
 
+use std::panic::panic_any;
+
 use burn_natten_kernels::native::sm90::{Element, select_blocks};
 use burn_natten_kernels::sparse::Selection;
 use test_support::blocks::Layout;
 use test_support::compare::format;
 use test_support::selection::{
-    Lists, Tensors, cases, compare_all, native_cases, reference, run, small,
+    Lists, Reference, Tensors, cases, compare_all, native_cases, reference, run, small,
 };
 
 use crate::run::{Machine, Policy};
-use crate::ways::{client, hopper};
+use crate::ways::{MachineFault, client, hopper};
 
 /// The lists that the machine writes.
 fn lists(
@@ -36,8 +38,32 @@ fn lists_by(
     let lse = lse.map(|lse| client.create_from_slice(&bytes(lse)));
     run(&client, of, tensors, (format(element), layout), |query, key, lists| {
         let launch = || select_blocks(&client, of, element, query, key, lse.as_ref(), lists);
-        machine.run(launch).unwrap_or_else(|fault| panic!("{name}: {fault}"))
+        machine.run(launch).unwrap_or_else(|fault| {
+            let text = format!("{name}: {fault}");
+            eprintln!("{text}");
+            panic_any(MachineFault(text))
+        })
     })
+}
+
+/// Groups of so many heads, and keys enough to come round to where the first ones were. An error says how many lists are wrong.
+pub fn check_one(machine: &Machine, group: usize) -> Result<(), String> {
+    let mut of = small(1200);
+    (of.heads, of.heads_kv, of.batch, of.rows) = (2 * group, 2, 1, 40);
+    let name = format!("the last queries of groups of {group}");
+    let tensors = Tensors::random(&of, 60, format(Element::Bf16));
+    let actual = lists(machine, (&name, &of), Element::Bf16, &tensors, Layout::Contiguous).blocks;
+    let Reference { lists, gaps } = reference(&of, &tensors);
+    let wrong = actual
+        .iter()
+        .zip(&lists.blocks)
+        .zip(&gaps.blocks)
+        .filter(|((actual, exact), gap)| **gap >= 1e-5 && actual != exact)
+        .count();
+    match wrong {
+        0 => Ok(()),
+        _ => Err(format!("{name}: {wrong} of {} lists are wrong", actual.len())),
+    }
 }
 
 fn check(policy: Policy, cases: &[(String, Selection)]) {

@@ -57,10 +57,12 @@ trait Kernel: Copy {
     fn multiply_adds(&self) -> usize;
     /// Seconds.
     fn estimate(&self, problem: &Problem) -> f64;
+    /// Bytes of device memory for sums, besides [`backward_workspace`].
+    fn workspace(&self, problem: &Problem) -> usize;
 }
 
 macro_rules! kernel {
-    ($architecture:ident) => {
+    ($architecture:ident, $workspace:expr) => {
         impl Kernel for $architecture::Schedule {
             fn pass(&self) -> Pass {
                 self.pass
@@ -80,12 +82,15 @@ macro_rules! kernel {
             fn estimate(&self, problem: &Problem) -> f64 {
                 $architecture::estimate(self, problem)
             }
+            fn workspace(&self, problem: &Problem) -> usize {
+                $workspace(self, problem)
+            }
         }
     };
 }
 
-kernel!(sm90);
-kernel!(sm100);
+kernel!(sm90, sm90::Schedule::split_workspace);
+kernel!(sm100, |_, _| 0);
 
 /// The planned schedule, and one of each other tiling. Who asks for a tiling gets it in the backward pass, too, where that has it.
 fn schedules<K: Kernel>(
@@ -110,7 +115,9 @@ fn schedules<K: Kernel>(
         let asked = is_asked.then_some(tiling);
         let forward = Cost::forward(problem, Some(&tiling), size, request.device);
         let choice = if number == 0 { Choice::Planned } else { Choice::Other(asked) };
-        let (backward, kernels) = backward_cost(request, backward(choice)?);
+        let backward = backward(choice)?;
+        let sums: usize = backward.iter().map(|(kernel, of)| kernel.workspace(of)).sum();
+        let (backward, kernels) = backward_cost(request, backward);
         Some(Schedule {
             name: kernel.summary(),
             tiling: Some(tiling),
@@ -118,7 +125,7 @@ fn schedules<K: Kernel>(
             forward: Cost { seconds: seconds.max(forward.seconds), ..forward },
             backward,
             kernels,
-            workspace: Some(backward_workspace(problem) as u64),
+            workspace: Some((backward_workspace(problem) + sums) as u64),
         })
     };
     kernels.into_iter().enumerate().filter_map(schedule).collect()

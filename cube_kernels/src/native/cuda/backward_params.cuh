@@ -1,5 +1,11 @@
+// SPLITS: CTAs that share the heads of a key head's group, each with rows of its own. What they sum is added up by another kernel, see
+// splits.cu.
+#if !defined SPLITS
+#define SPLITS 1
+#endif
+
 struct Params {
-  void *first, *second;          // gradients: of query, or of key and value
+  void *first, *second;          // gradients: of query, or of key and value; or sums [batch, keys, heads, SPLITS, dim], of the elements that this kernel has
   const u16 *query, *key, *value, *dout, *more_key, *more_value;
   const float4* statistics;      // of the queries, see delta.cu
   int* taken;                    // tiles that this launch has handed out, beyond the first of each CTA
@@ -7,7 +13,7 @@ struct Params {
   i64 more_key_strides[3], more_value_strides[3];                           // batch, token, head
   Space space;
   int heads;                     // of the queries
-  int group_size;                // query heads to a key head
+  int group_size;                // query heads to a key head, or to one of its SPLITS
   int additional;                // tokens that every query sees
   float scale, scale_log2;       // scale * log2(e)
   int shift[3];                  // of the queries along each axis, see window.cuh; with ORIGIN
@@ -24,6 +30,21 @@ struct Maps {
   DEVICE static constexpr bool is_used(int i) { return i < 4 || (INVERSE && i == 6); }
   DEVICE static Maps at(const TensorMap* first) { return {first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6}; }
 };
+
+#if SPLITS > 1
+typedef float Gradient;
+#else
+typedef u16 Gradient;
+#endif
+// Where a row of the first one begins.
+DEVICE Gradient* first_gradient(const Params& params, i64 row) {
+  return (Gradient*)params.first + (SPLITS > 1 ? row * FIRST_DIM : row * DIM + FIRST_START);
+}
+DEVICE void set_gradient(float* to, float value) { *to = value; }
+DEVICE void set_gradient(u16* to, float value) { *to = (u16)pack(value, 0.f); }
+
+// The head of a tensor that has the rows of a tile's head.
+DEVICE int row_head(int head) { return head / SPLITS; }
 
 // The columns of a key head are the queries of several heads, one after the other.
 DEVICE int passes(const Params& params) { return INVERSE ? params.group_size / COLUMN_H : 1; }

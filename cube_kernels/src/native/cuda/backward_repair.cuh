@@ -38,8 +38,8 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[P
   for (int i = 0; i < (DIM_V + 31) / 32; i++) sum.values_v[i] = 0.f;
   const u16* first = INVERSE ? params.key : params.query;
   const u16* second = INVERSE ? params.value : params.dout;
-  load_row(row, first + offset(INVERSE ? params.key_strides : params.query_strides, tile.batch, here, head_of(tile, at)),
-           second + offset(INVERSE ? params.value_strides : params.dout_strides, tile.batch, here, head_of(tile, at)), lane);
+  load_row(row, first + offset(INVERSE ? params.key_strides : params.query_strides, tile.batch, here, row_head(head_of(tile, at))),
+           second + offset(INVERSE ? params.value_strides : params.dout_strides, tile.batch, here, row_head(head_of(tile, at))), lane);
 #if LISTED
   const Listed& listed = params.listed;
 #pragma unroll 1
@@ -98,8 +98,8 @@ DEVICE void repair_row(const Params& params, const Tile& tile, const int (&at)[P
   }
 #pragma unroll
   for (int i = FIRST_START / 32; WITH_FIRST && i < (FIRST_START + FIRST_DIM + 31) / 32; i++)
-    if (i * 32 + lane < FIRST_START + FIRST_DIM) ((u16*)params.first)[place * DIM + i * 32 + lane] = (u16)pack(sum.values[i] * params.scale, 0.f);
+    if (i * 32 + lane < FIRST_START + FIRST_DIM) set_gradient(first_gradient(params, place) + i * 32 + lane - FIRST_START, sum.values[i] * params.scale);
 #pragma unroll
   for (int i = 0; WITH_SECOND && i < (DIM_V + 31) / 32; i++)
-    if (i * 32 + lane < DIM_V) ((u16*)params.second)[place * DIM_V + i * 32 + lane] = (u16)pack(sum.values_v[i], 0.f);
+    if (i * 32 + lane < DIM_V) set_gradient((Gradient*)params.second + place * DIM_V + i * 32 + lane, sum.values_v[i]);
 }

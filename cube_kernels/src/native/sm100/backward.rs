@@ -122,5 +122,6 @@ fn part(
         sums_bias: false,
         is_joint: schedule.pass == Pass::Keys,
         cubin: program.load(architecture, device)?,
+        splits: None,
     })
 }

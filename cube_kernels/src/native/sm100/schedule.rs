@@ -208,6 +208,7 @@ impl Schedule {
             ctas: 1,
             swizzle: 128,
             samples_first: false,
+            splits: 1,
             threads: self.threads(),
             shared_memory: self.shared_memory(),
         }

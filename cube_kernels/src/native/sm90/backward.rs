@@ -5,10 +5,11 @@ use cubecl::server::Handle;
 
 use super::forward::hopper;
 use super::program::Program;
-use super::{BackwardPlan, Element, Pass, Schedule, planned_backward};
+use super::{BackwardPlan, Element, Gradients, Pass, Schedule, planned_backward};
 use crate::native::backward::{self as launches, Part, Parts};
 use crate::native::dense;
 use crate::native::launch::DeviceInfo;
+use crate::native::splits::Splits;
 use crate::tiling::Tiling;
 use crate::{KernelError, Operands, Problem, Saved, Strided};
 
@@ -49,6 +50,7 @@ pub fn warm_up_backward(
         if schedule.gradients.bias {
             Program::Bias(schedule.element).load(&device)?;
         }
+        splits(schedule, &device)?;
     }
     Ok(())
 }
@@ -105,7 +107,22 @@ pub(super) fn load(schedules: &[Schedule], device: &DeviceInfo) -> Result<Vec<Pa
             sums_bias: schedule.gradients.bias,
             is_joint: schedule.gradients.width > 0 && schedule.gradients.value,
             cubin: Program::Attention(*schedule).load(device)?,
+            splits: splits(schedule, device)?,
         })
     };
     schedules.iter().map(load).collect()
+}
+
+/// What adds up the sums of a kernel whose CTAs share the heads of groups.
+fn splits(schedule: &Schedule, device: &DeviceInfo) -> Result<Option<Splits>, KernelError> {
+    if schedule.splits == 1 {
+        return Ok(None);
+    }
+    let Gradients { start, width, value, .. } = schedule.gradients;
+    let values = if value { schedule.head_dim_v } else { 0 };
+    Ok(Some(Splits {
+        count: schedule.splits,
+        elements: [start..start + width, 0..values],
+        cubin: Program::Splits(schedule.element).load(device)?,
+    }))
 }

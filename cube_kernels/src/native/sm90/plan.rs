@@ -15,6 +15,7 @@ mod backward;
 mod blocks;
 mod packed;
 mod parts;
+mod splits;
 #[cfg(test)]
 mod tests;
 
@@ -200,6 +201,7 @@ fn schedules(
                 blocks: shape.blocks,
                 stages: 0,
                 ctas: shape.ctas,
+                splits: 1,
                 mask: Mask::None,
                 is_late: shape.is_late,
                 is_packed: false,
@@ -370,9 +372,12 @@ struct Load {
 impl Load {
     fn new(schedule: &Schedule, problem: &Problem) -> Self {
         let device = DeviceModel::H200;
-        // Blocks are counted for each head of the queries; keys' tiles visit those of a group in turn.
+        // Blocks are counted for each head of the queries; keys' tiles visit those of a group, or of one of its splits, in turn.
         let heads = (problem.batch * problem.heads) as f64;
-        let passes = if schedule.pass == Pass::Keys { problem.group_size() as f64 } else { 1.0 };
+        let passes = match schedule.pass {
+            Pass::Keys => (problem.group_size() / schedule.splits) as f64,
+            Pass::Forward | Pass::Queries => 1.0,
+        };
         let blocks = schedule.blocks as f64;
         let columns = TILE * schedule.blocks;
         let count = |rows: [usize; MAX_RANK]| {
@@ -411,6 +416,7 @@ impl Load {
         let row_bytes = (2 * TILE * schedule.warpgroups * row_dims) as f64;
         let cache = (loads * column_bytes + tiles * row_bytes) / device.l2_bandwidth;
         let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
+        let work = work + splits::seconds(schedule, problem);
         Self { tiles, work, cache, memory: bytes / device.bandwidth }
     }
 

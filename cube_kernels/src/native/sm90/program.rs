@@ -5,9 +5,9 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use super::source::{delta_source, lists_source};
 use super::{ARCHITECTURE, Element, OPTIONS, Schedule, SelectSchedule, Union, UnionKernel};
-use crate::native::bias;
 use crate::native::compile::{CompileError, Cubin, Source, compile};
 use crate::native::launch::DeviceInfo;
+use crate::native::{bias, splits};
 
 /// What a program is specialised by.
 // Nearly all are of the largest kind, and a box would be allocated for every launch.
@@ -20,6 +20,8 @@ pub(super) enum Program {
     Delta(Element, usize, bool),
     /// What surrounds kernels that add a bias.
     Bias(Element),
+    /// What adds up the gradients of keys and values where CTAs share the heads of a group.
+    Splits(Element),
     /// What turns lists of blocks into what kernels walk over; of lists that were turned around or not.
     Lists(bool),
     /// A kernel for queries that have lists of their own.
@@ -44,6 +46,7 @@ impl Program {
                 delta_source(element, head_dim_v, is_packed)
             }
             Self::Bias(element) => bias::source(element),
+            Self::Splits(element) => splits::source(element),
             Self::Lists(is_turned) => lists_source(is_turned),
             Self::Union(of, kernel) => (of.name(kernel), of.source(kernel)),
             Self::UnionLists(of) => of.lists_source(),

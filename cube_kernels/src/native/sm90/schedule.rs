@@ -101,6 +101,8 @@ pub struct Schedule {
     pub stages: usize,
     /// CTAs that a multiprocessor runs at once.
     pub ctas: usize,
+    /// CTAs that share the heads of a group in a kernel for keys, whose gradients one more kernel adds up then: a divisor of the group.
+    pub splits: usize,
     /// How windows are enforced.
     pub mask: Mask,
     /// Of a backward pass, whether dP of a step is begun only when its scores are there, which saves
@@ -209,8 +211,12 @@ impl Schedule {
         let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
         let (columns, of) =
             (blocks * TILE, if self.pass == Pass::Keys { "queries" } else { "keys" });
+        let splits = match self.splits {
+            1 => String::new(),
+            splits => format!(", heads of a group in {splits} splits"),
+        };
         format!(
-            "{ctas} x {warpgroups} warpgroups along the {axis}, {stages} x {columns} {of}, {mask}"
+            "{ctas} x {warpgroups} warpgroups along the {axis}, {stages} x {columns} {of}, {mask}{splits}"
         )
     }
 
@@ -378,6 +384,18 @@ impl Schedule {
         (0..MAX_RANK).map(blocks).product()
     }
 
+    /// Bytes of device memory for the sums of CTAs that share the heads of a group, besides
+    /// [`backward_workspace`](crate::native::backward_workspace): 4 for each element of the gradients that it sums and each of the
+    /// [`splits`](Self::splits).
+    pub fn split_workspace(&self, problem: &Problem) -> usize {
+        if self.splits == 1 {
+            return 0;
+        }
+        let values = if self.gradients.value { problem.head_dim_v } else { 0 };
+        let rows = problem.batch * problem.keys() * problem.heads_kv;
+        size_of::<f32>() * rows * self.splits * (self.gradients.width + values)
+    }
+
     /// What launches and tensor maps have to know of it.
     pub fn cut(&self) -> Cut {
         Cut {
@@ -390,6 +408,7 @@ impl Schedule {
             ctas: self.ctas,
             swizzle: self.swizzle(),
             samples_first: self.gradients.bias,
+            splits: self.splits,
             threads: self.threads(),
             shared_memory: self.shared_memory(),
         }
@@ -431,6 +450,7 @@ impl Schedule {
             ("MASK", self.mask as usize),
             ("INVERSE", usize::from(self.pass == Pass::Keys)),
             ("PACKED", usize::from(self.is_packed)),
+            ("BIAS_COPIES", self.bias_copies()),
             ("ROWS_IN_REGISTERS", usize::from(self.rows_in_registers())),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
@@ -438,10 +458,12 @@ impl Schedule {
         if let Some(Listed { row_heads, column_heads }) = self.listed {
             macros.extend([("LISTED", 1), ("ROW_H", row_heads), ("COLUMN_H", column_heads)]);
         }
+        if self.splits > 1 {
+            macros.push(("SPLITS", self.splits));
+        }
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
-                ("BIAS_COPIES", self.bias_copies()),
                 ("SUM_BIAS", usize::from(self.gradients.bias)),
                 ("SUM_SLOTS", self.sum_slots),
                 ("FIRST_START", self.gradients.start),
@@ -467,6 +489,8 @@ impl Schedule {
             && (self.has_origin || !problem.has_origin())
             && self.bias == problem.has_bias.then(|| problem.bias_extents())
             && self.listed.is_none()
+            && problem.group_size().is_multiple_of(self.splits)
+            && (self.splits == 1 || self.pass == Pass::Keys)
     }
 }
 
@@ -492,6 +516,9 @@ impl fmt::Display for Schedule {
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;
         write!(f, "_{}", NAMES[self.stack])?;
         f.write_str(if self.is_late { "_late" } else { "" })?;
+        if self.splits > 1 {
+            write!(f, "_{}splits", self.splits)?;
+        }
         f.write_str(match self.mask {
             Mask::None => "_whole",
             Mask::Linear => "_linear",

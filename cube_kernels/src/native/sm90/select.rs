@@ -18,7 +18,8 @@ use crate::{KernelError, Shape, Strided};
 /// keys are walked over twice.
 ///
 /// Returns when the work is enqueued; the first use of a schedule compiles it. No workspace. A list depends on what its first query
-/// sees, and on nothing else: not on how many queries there are, nor on what other rows are computed beside it.
+/// sees and on the logsumexps of its rows, and on nothing else: not on how many queries there are, nor on what other rows are computed
+/// beside it.
 ///
 /// # Errors
 ///

@@ -34,6 +34,9 @@ const LONGEST: usize = 128;
 /// Blocks in flight. More wait for nothing.
 const MOST_STAGES: usize = 12;
 
+/// Parts of inverse lists that are longer than a part, of a sample and key head: each has memory for its sums.
+const MOST_LONG: usize = 1024;
+
 /// Rows of a step of the kernel for keys.
 const KEYS_ROWS: usize = 32;
 
@@ -91,6 +94,7 @@ impl Union {
         let [_, _, queries] = sparse.query_block;
         let [_, _, keys] = sparse.key_block;
         let group = sparse.heads_of_list();
+        let listed = sparse.query_blocks().saturating_mul(sparse.entries);
         let of = Self {
             element,
             head_dim: problem.head_dim,
@@ -98,7 +102,9 @@ impl Union {
             group,
             keys,
             is_causal: axis.is_causal,
-            part: (MOST_VISITORS / queries.min(axis.queries).saturating_mul(group).max(1)).max(1),
+            part: (MOST_VISITORS / queries.min(axis.queries).saturating_mul(group).max(1))
+                .max((listed / MOST_LONG).next_power_of_two())
+                .max(1),
         };
         let rows = queries.min(axis.queries).saturating_mul(group);
         let longest = problem.head_dim.max(problem.head_dim_v);
@@ -120,7 +126,7 @@ impl Union {
         if group < MOST_WARP_QUERIES && rows >= TILED_ROWS {
             return Err(format!("{group} heads leave most rows of a warp idle"));
         }
-        if sparse.query_blocks().saturating_mul(sparse.entries) > MOST_LISTED {
+        if listed > MOST_LISTED {
             return Err(format!("the lists of a head have more than {MOST_LISTED} entries"));
         }
         let entries = sparse.entries.saturating_mul(of.queries());
@@ -308,6 +314,16 @@ impl fmt::Display for Union {
 mod tests {
     use super::*;
     use crate::{Axis, Problem};
+
+    #[test]
+    fn sums_of_parts_have_a_bound() {
+        for tokens in [4096, 65_536, 1 << 20, 1 << 24] {
+            let problem = Problem::new([Axis::dense(tokens, tokens, true)], 16, 128);
+            let sparse = BlockSparse::new(problem.with_heads_kv(1), [1], [64]).with_lists(1, 16);
+            let of = Union::of(&sparse, Element::Bf16).expect("is one");
+            assert!(of.part >= 4096 && tokens * 16 / of.part <= MOST_LONG, "{}", of.part);
+        }
+    }
 
     #[test]
     fn queries_of_a_cta_have_bits() {

@@ -7,6 +7,7 @@ use crate::native::Element;
 
 impl Schedule {
     /// The entry function.
+    #[cfg(feature = "cuda")]
     pub(super) fn entry(&self) -> &'static std::ffi::CStr {
         match self.product {
             Product::Dots => c"unfused_dots",

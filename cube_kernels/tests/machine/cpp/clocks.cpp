@@ -20,18 +20,20 @@ Agent agent_of_barrier(u32) {
   return first_barrier() + barriers_known++;
 }
 Agent agent_of_products() { return first_barrier() + BARRIERS; }
+Agent agent_of_copies(u32 warp) { return agent_of_products() + 1 + warp; }
 std::string name_of(Agent agent) {
   char text[80];
   if (agent < launch.block) snprintf(text, sizeof text, "thread %u (warp %u, lane %u)", agent, agent / WARP, agent % WARP);
   else if (agent < first_barrier()) snprintf(text, sizeof text, "an instruction of warp %u", agent - launch.block);
   else if (agent < agent_of_products()) snprintf(text, sizeof text, "TMA to barrier number %u", agent - first_barrier());
-  else snprintf(text, sizeof text, "a product");
+  else if (agent == agent_of_products()) snprintf(text, sizeof text, "a product");
+  else snprintf(text, sizeof text, "cp.async of warp %u", agent - agent_of_copies(0));
   return text;
 }
 
 Clock empty_clock() {
   // Whole vectors of the host.
-  const Epochs none((agent_of_products() + 16) / 16 * 16);
+  const Epochs none((agent_of_copies(launch.block / WARP) + 15) / 16 * 16);
   return {none, none, none, none};
 }
 void clear(Epochs& of) { std::fill(of.begin(), of.end(), 0); }

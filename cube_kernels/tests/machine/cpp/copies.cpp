@@ -1,4 +1,4 @@
-// mbarriers with their phases, arrivals and bytes; TMA; the order in which what is asynchronous is done.
+// mbarriers with their phases, arrivals and bytes; TMA and cp.async; the order in which what is asynchronous is done.
 #include "machine.h"
 
 #include <algorithm>
@@ -12,6 +12,16 @@ namespace {
 std::map<u32, Barrier> barriers;
 std::deque<Operation> operations;
 bool has_init_fence;
+// Copies of a thread in the order of their issue, numbered from 1 on, and how many of them are done; the barriers that get an arrival behind
+// so many of them, and how many have got it.
+struct Copy { u32 to, bytes; const u8* from; };
+struct Arrival { u32 barrier, copies; };
+struct Copies {
+  std::vector<Copy> all;
+  std::vector<Arrival> arrivals;
+  u32 done, arrived;
+};
+std::vector<Copies> copies;
 // Maps in global memory that some threads have acquired, and when. The fence counts for who comes after it.
 std::map<const TensorMap*, std::vector<std::pair<u32, u32>>> acquired;
 bool is_acquired(const TensorMap* map) {
@@ -74,6 +84,27 @@ void reset_copies() {
   operations.clear();
   has_init_fence = false;
   acquired.clear();
+  copies.assign(launch.block, {});
+}
+void finish_copies() {
+  for (u32 i = 0; i < copies.size(); i++)
+    if (copies[i].done < copies[i].all.size()) fault_of(i, "the thread ends with copies that nobody has waited for");
+}
+static void copy_up_to(u32 thread, u32 count) {
+  for (u32& done = copies[thread].done; done < count; done++) {
+    const Copy& copy = copies[thread].all[done];
+    if (copy.from) memcpy(at_shared(copy.to), copy.from, copy.bytes);
+    else memset(at_shared(copy.to), 0, copy.bytes);
+  }
+}
+static void arrive_for(u32 thread, const Arrival& arrival) {
+  copy_up_to(thread, arrival.copies);
+  Barrier& b = barrier_at(arrival.barrier);
+  if (!b.pending) fault_of(thread, "one arrival too many at the barrier at %u, by cp.async", arrival.barrier - SHARED);
+  const Agent agent = agent_of_copies(thread / WARP);
+  for (Epochs* of : {&b.gathered.seen, &b.gathered.over}) (*of)[agent] = std::max((*of)[agent], arrival.copies);
+  b.pending--;
+  settle(arrival.barrier);
 }
 
 Barrier& barrier_at(u32 address) {
@@ -212,6 +243,36 @@ void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at) {
     b.gathered.seen[b.agent] = b.gathered.over[b.agent] = phase + 1;
     settle(barrier);
   });
+}
+
+// A thread's writes that are seen by who has waited for them, as a warp's: lanes issue as many.
+void m_copy(u32 to, const void* from, u32 bytes) {
+  if (to % bytes || (size_t)from % bytes) fault("cp.async of %u bytes to %u of shared memory", bytes, to - SHARED);
+  if (from) check_global((const u8*)from, bytes, false, "cp.async");
+  shared_in_range(to, bytes);
+  Copies& mine = copies[me];
+  mine.all.push_back({to, bytes, (const u8*)from});
+  const Clock& clock = self().clock;
+  check_shared(to, bytes, agent_of_copies(me / WARP), (u32)mine.all.size(), {clock.seen, clock.over, clock.proxied}, true, false, "cp.async");
+  memset(at_shared(to), JUNK, bytes);
+  if (launch.policy == EARLY) copy_up_to(me, (u32)mine.all.size());
+}
+// The barrier gets an arrival when all copies so far are done, behind those of the thread's copies before. It says nothing of what else the
+// thread has done.
+void m_copy_arrive(u32 barrier) {
+  used(barrier);
+  Copies& mine = copies[me];
+  mine.arrivals.push_back({barrier, (u32)mine.all.size()});
+  enqueue(-1, barrier, [thread = me, count = mine.arrivals.size()] {
+    Copies& its = copies[thread];
+    while (its.arrived < count) arrive_for(thread, its.arrivals[its.arrived++]);
+  });
+}
+void m_copy_wait() {
+  const u32 count = (u32)copies[me].all.size();
+  copy_up_to(me, count);
+  const Agent agent = agent_of_copies(me / WARP);
+  for (Epochs* of : {&self().clock.seen, &self().clock.over}) (*of)[agent] = std::max((*of)[agent], count);
 }
 
 }

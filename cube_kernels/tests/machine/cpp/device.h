@@ -66,6 +66,9 @@ void m_barrier_wait(u32 barrier, u32 parity);
 void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at);
 void m_tma_acquire(const TensorMap* map);
 void m_proxy_fence();
+void m_copy(u32 to, const void* from, u32 bytes);        // cp.async of a thread, of zeros from nowhere
+void m_copy_arrive(u32 barrier);                         // cp.async.mbarrier.arrive.noinc
+void m_copy_wait();                                      // cp.async.wait_all
 void m_setmaxnreg(int registers, int more);
 // Hopper: all 128 threads of a warpgroup call; d has n / 2 elements, a is four registers or null.
 void m_wgmma(const Wgmma* of, float* d, const u32* const* a, u64 a_matrix, u64 b, int accumulate);
@@ -203,16 +206,10 @@ DEVICE void load_transposed(u32 (&r)[4], u32 address) {
     r[i] = halves[0] | halves[1] << 16;
   }
 }
-// Done at once: a wait that is missing is not found.
-template <int BYTES> DEVICE void copy_word(u32 to, const void* from) {
-  for (int i = 0; i < BYTES; i += 2) m_store<u16>(to + i, *(const u16*)((const u8*)from + i));
-}
-DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) {
-  const uint4 zeros = {0, 0, 0, 0};
-  m_store(to, is_there ? *(const uint4*)from : zeros);
-}
-DEVICE void arrive_with_copies(u32 barrier) { m_barrier_arrive(barrier, 0); }
-DEVICE void wait_for_copies() {}
+template <int BYTES> DEVICE void copy_word(u32 to, const void* from) { m_copy(to, from, BYTES); }
+DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) { m_copy(to, is_there ? from : nullptr, 16); }
+DEVICE void arrive_with_copies(u32 barrier) { m_copy_arrive(barrier); }
+DEVICE void wait_for_copies() { m_copy_wait(); }
 
 // ---- sm100: tcgen05, and arithmetic
 
@@ -231,7 +228,8 @@ DEVICE void tmem_store(u32 address, const float* r) { m_tmem_store(address, (con
 DEVICE void mma_shared(u32 d, u64 a, u64 b, u32 instruction, u32 accumulate) { m_mma(d, 0, a, b, instruction, accumulate); }
 DEVICE void mma_tensor(u32 d, u32 a, u64 b, u32 instruction, u32 accumulate) { m_mma(d, 1, a, b, instruction, accumulate); }
 DEVICE void mma_commit(u32 barrier) { m_mma_commit(barrier); }
-DEVICE float max3(float a, float b, float c) { return fmaxf(a, fmaxf(b, c)); }
+DEVICE float max2(float a, float b) { return a != a || b != b ? a + b : fmaxf(a, b); }
+DEVICE float max3(float a, float b, float c) { return max2(a, max2(b, c)); }
 DEVICE void fma2(float& x, float& y, float a, float b, float c, float d, float e, float f) { x = fmaf(a, b, e), y = fmaf(c, d, f); }
 DEVICE void add2(float& x, float& y, float a, float b, float c, float d) { x = a + b, y = c + d; }
 DEVICE float m_add_down(float a, float b) {

@@ -201,6 +201,7 @@ void run_cta(void (*kernel)(void**), void** arguments) {
   end_threads();
   finish_hopper();
   while (perform_one()) {}
+  finish_copies();
   finish_blackwell();
 }
 

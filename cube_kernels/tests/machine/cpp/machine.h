@@ -58,12 +58,13 @@ extern std::mt19937 dice;
 // ---- clocks
 
 // Agents are all threads of the CTA; its warps, for what each does by wgmma and tcgen05.ld and st; barriers, for TMA that arrives
-// at them; and the products of tcgen05. An agent numbers what it does by epochs.
+// at them; the products of tcgen05; and warps once more, for the copies of cp.async. An agent numbers what it does by epochs.
 typedef u32 Agent;
 constexpr u32 BARRIERS = 64;
 Agent agent_of_warp(u32 warp);
 Agent agent_of_barrier(u32 barrier);  // counted as they are initialised
 Agent agent_of_products();
+Agent agent_of_copies(u32 warp);
 std::string name_of(Agent agent);
 
 typedef std::vector<u32> Epochs;
@@ -133,6 +134,7 @@ void enqueue(int queue, u32 barrier, std::function<void()> work);
 bool perform_one();
 bool is_open(u32 barrier, u32 parity);  // whether a thread that waits so can go on
 void reset_copies();
+void finish_copies();
 void reset_hopper();
 bool perform_product();           // one of wgmma, at random
 void finish_hopper();

@@ -43,8 +43,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "sums are written before they are there",
         On::Line,
-        "          sum_bias(high - 1);\n          wgmma_wait<0>();",
-        "          sum_bias(high - 1);",
+        "          wgmma_wait<0>();\n          pin(first);\n        }\n        release_columns",
+        "          pin(first);\n        }\n        release_columns",
     ),
     // Arrivals.
     fault(
@@ -157,6 +157,44 @@ pub const FAULTS: &[Fault] = &[
         "lane % 4 * 32 + 12;",
         "(lane + 1) % 4 * 32 + 12;",
     ),
+    // Sums of a bias.
+    fault(
+        "bias: sums are added up while others still add to them",
+        On::Bias,
+        "    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);\n    if (SUM_BIAS && known >= 0)",
+        "    if (SUM_BIAS && known >= 0)",
+    ),
+    fault(
+        "bias: sums are added to while others still add them up",
+        On::Bias,
+        "table.fill(params.bias, head, params.scale_log2);\n    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);",
+        "table.fill(params.bias, head, params.scale_log2);",
+    ),
+    fault(
+        "bias: sums are set to zero while others point at them",
+        On::Bias,
+        "0.f;\n    __syncthreads();\n    if (threadIdx.x >= 128 && threadIdx.x % 32 < SUM_SLOTS)",
+        "0.f;\n    if (threadIdx.x >= 128 && threadIdx.x % 32 < SUM_SLOTS)",
+    ),
+    fault(
+        "bias: slots are emptied before all lanes have put their slopes",
+        On::OneSlot,
+        "    lane = opaque(lane);\n    __syncwarp();",
+        "    lane = opaque(lane);",
+    ),
+    fault(
+        "bias: slots are cleared while lanes still add from them",
+        On::Bias,
+        "add(slot, is_wrong, lane);\n    __syncwarp();",
+        "add(slot, is_wrong, lane);",
+    ),
+    // Where slots are pointed at, lanes meet twice, behind emptying and behind pointing: either is enough.
+    fault(
+        "bias: the last sums are not added up",
+        On::Bias,
+        "      consumer.find_bias(launch.any(), table, -1);\n",
+        "",
+    ),
     // Numbers and windows.
     fault(
         "delta is added",
@@ -167,7 +205,7 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "heads that share keys are one",
         On::Plane,
-        "return INVERSE ? params.group_size : 1;",
+        "return INVERSE ? params.group_size / COLUMN_H : 1;",
         "return 1;",
     ),
     fault(
@@ -185,8 +223,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "delta leaves out the logsumexp's gradient",
         On::Line,
-        "is_blind ? 0.f : sum - dlse;",
-        "is_blind ? 0.f : sum;",
+        "is_blind ? 0.f : sum[i] - dlse[i];",
+        "is_blind ? 0.f : sum[i];",
     ),
     fault(
         "lanes of delta do not meet",
@@ -197,8 +235,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "statistics are written one place further",
         On::Plane,
-        "place[1]) * extents[2] + place[2];",
-        "place[1]) * extents[2] + place[2] + 1;",
+        "at[1]) * extents[2] + at[2];",
+        "at[1]) * extents[2] + at[2] + 1;",
     ),
     // A taken tile that is taken again is written again, with the same bits: what is left of the counter in memory harms nobody.
 ];

@@ -7,16 +7,25 @@ mod backward;
 mod blackwell_backward;
 mod blackwell_forward;
 mod forward;
+mod lists;
+mod selection;
 
+use std::fs;
 use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::path::Path;
 
 use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, Problem};
+use cubecl::client::Client;
+use test_support::blocks::own_lists;
 use test_support::compare::format;
 use test_support::{Data, axis, problem};
 
+use crate::bias::check_one_slot;
 use crate::blackwell::ways::{self as sm100, blackwell};
+use crate::blocks;
 use crate::run::{Change, Machine, Policy};
+use crate::selection::check_one as selects;
 use crate::ways::{
     MachineFault, changed, check_one_backward, check_one_forward, client, hopper, planned,
 };
@@ -36,9 +45,22 @@ enum On {
     Space,
     /// One axis, with scores so far apart that sums have to be rescaled.
     Sharp,
+    /// Two axes with a position bias, whose gradient is summed; several heads and samples to a CTA.
+    Bias,
+    /// The same with one slot for the slopes of all steps.
+    OneSlot,
+    /// Queries that have lists of their own, long ones of one head.
+    Lists,
+    /// The same of many heads, which are rows enough to come round to where the first ones were.
+    HeadsOfLists,
+    /// The selection of blocks: a warp has several lists.
+    Selection,
+    /// The same where warps share a list.
+    SharedSelection,
 }
 
 impl On {
+    /// That of attention.
     fn problem(self) -> Problem {
         let plane = [axis(21, 5, 1, 1, false), axis(19, 7, 1, 1, false)];
         let space = [axis(5, 3, 1, 1, false), axis(9, 4, 1, 2, false), axis(10, 5, 1, 1, true)];
@@ -51,6 +73,14 @@ impl On {
             Self::Space => problem(&space, 64).with_additional(70),
             Self::Sharp => {
                 problem(&[axis(600, 500, 1, 1, false)], 64).with_batch(1).with_scale(0.5)
+            }
+            Self::Bias => shared(problem(&plane, 32)).with_batch(3).with_bias(true),
+            Self::OneSlot
+            | Self::Lists
+            | Self::HeadsOfLists
+            | Self::Selection
+            | Self::SharedSelection => {
+                unreachable!("is none of attention in a window")
             }
         }
     }
@@ -89,26 +119,21 @@ impl Chip {
         }
     }
 
-    /// A pass of a problem on a machine, held to the oracle. An error says what the machine or the oracle finds.
-    fn check(self, machine: &Machine, problem: &Problem, of: Direction) -> Result<f64, String> {
+    /// A pass on a machine, held to the oracle. An error says what the machine or the oracle finds.
+    fn check(self, machine: &Machine, on: On, of: Direction) -> Result<(), String> {
         let (client, element) = (client(), Element::Bf16);
-        let data = Data::random(problem, 3, format(element).round);
-        let check = || match (self, of) {
-            (Self::Hopper, Direction::Forward) => {
-                let schedule = planned(problem, element);
-                check_one_forward(machine, &client, problem, &schedule, &data)
+        let check = || match (on, of) {
+            (On::OneSlot, _) => check_one_slot(machine, &client),
+            (On::Lists | On::HeadsOfLists, of) => {
+                let case = own_lists().swap_remove(if on == On::Lists { 5 } else { 2 });
+                match of {
+                    Direction::Forward => blocks::forward(machine, &client, element, &case),
+                    Direction::Backward => blocks::backward(machine, &client, element, &case),
+                }
             }
-            (Self::Hopper, Direction::Backward) => {
-                check_one_backward(machine, &client, problem, element, &data)
-            }
-            (Self::Blackwell, Direction::Forward) => {
-                let schedule = sm100::planned(problem, element);
-                sm100::check_one_forward(machine, &client, problem, &schedule, &data)
-            }
-            (Self::Blackwell, Direction::Backward) => {
-                let plan = sm100::planned_backward(problem, element);
-                sm100::check_one_backward(machine, &client, problem, &plan, &data)
-            }
+            (On::Selection, _) => selects(machine, 4),
+            (On::SharedSelection, _) => selects(machine, 32),
+            _ => self.check_problem(machine, &client, &on.problem(), of).map(|_| ()),
         };
         // Nothing of what is unwound is looked at again.
         std::panic::catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| {
@@ -120,11 +145,40 @@ impl Chip {
         })
     }
 
+    /// The same of attention in a window. Gives the error relative to that of rounding.
+    fn check_problem(
+        self,
+        machine: &Machine,
+        client: &Client,
+        problem: &Problem,
+        of: Direction,
+    ) -> Result<f64, String> {
+        let element = Element::Bf16;
+        let data = Data::random(problem, 3, format(element).round);
+        match (self, of) {
+            (Self::Hopper, Direction::Forward) => {
+                let schedule = planned(problem, element);
+                check_one_forward(machine, client, problem, &schedule, &data)
+            }
+            (Self::Hopper, Direction::Backward) => {
+                check_one_backward(machine, client, problem, element, &data)
+            }
+            (Self::Blackwell, Direction::Forward) => {
+                let schedule = sm100::planned(problem, element);
+                sm100::check_one_forward(machine, client, problem, &schedule, &data)
+            }
+            (Self::Blackwell, Direction::Backward) => {
+                let plan = sm100::planned_backward(problem, element);
+                sm100::check_one_backward(machine, client, problem, &plan, &data)
+            }
+        }
+    }
+
     /// How a fault was found; `None` if it was not.
     fn found(self, fault: &Fault, of: Direction) -> Option<String> {
         let machine = self.machine(fault.policy).expect("a compiler");
         let machine = changed(&machine, Change { from: fault.from, to: fault.to });
-        self.check(&machine, &fault.on.problem(), of).err()
+        self.check(&machine, fault.on, of).err()
     }
 }
 
@@ -133,14 +187,26 @@ impl Chip {
 fn nothing_is_found_where_there_is_no_fault() {
     for chip in [Chip::Hopper, Chip::Blackwell] {
         let Some(machine) = chip.machine(Policy::Late) else { return };
-        for on in [On::Line, On::LongLine, On::Plane, On::LongPlane, On::Space, On::Sharp] {
-            let directions: &[_] = match (chip, on) {
+        let shared = [On::Line, On::LongLine, On::Plane, On::LongPlane, On::Space, On::Sharp];
+        let of_hopper = [
+            On::Bias,
+            On::OneSlot,
+            On::Lists,
+            On::HeadsOfLists,
+            On::Selection,
+            On::SharedSelection,
+        ];
+        let more: &[_] = if matches!(chip, Chip::Hopper) { &of_hopper } else { &[] };
+        for &on in shared.iter().chain(more) {
+            let directions: &[_] = match on {
                 // Gradients of such weights cancel, and what rounding leaves of them is no measure.
-                (_, On::Sharp) => &[Direction::Forward],
+                On::Sharp => &[Direction::Forward],
+                On::OneSlot => &[Direction::Backward],
+                On::Selection | On::SharedSelection => &[Direction::Forward],
                 _ => &[Direction::Forward, Direction::Backward],
             };
             for &of in directions {
-                chip.check(&machine, &on.problem(), of)
+                chip.check(&machine, on, of)
                     .unwrap_or_else(|how| panic!("{chip:?}, {on:?}, {of:?}: {how}"));
             }
         }
@@ -168,8 +234,9 @@ fn look_for<'a>(chip: Chip, of: Direction, faults: impl IntoIterator<Item = &'a 
     assert!(missed.is_empty(), "not found: {missed:#?}");
 }
 
-/// One of waiting, one of order in memory, one of a descriptor, one of a fence; of Blackwell, one of a commit, and fences of tensor memory.
-const SAMPLE: [&str; 8] = [
+/// One of waiting, one of order in memory, one of a descriptor, one of a fence; of Blackwell, one of a commit, and fences of tensor memory; one
+/// of copies, one of each other kind of kernel.
+const SAMPLE: [&str; 12] = [
     "keys are multiplied before they have arrived",
     "the producer does not wait for free rows",
     "the descriptor's stride is that of four rows",
@@ -178,15 +245,47 @@ const SAMPLE: [&str; 8] = [
     "sm_100: no fence behind rescaling",
     "sm_100: statistics are read before they have arrived",
     "sm_100: no fence when slopes are written",
+    "lists: blocks are multiplied before they have arrived",
+    "lists: rows are handed over while they are copied",
+    "selection: scores are taken of what others still write",
+    "bias: sums are added up while others still add to them",
 ];
 
 /// Each table, with whose faults they are.
-const TABLES: [(Chip, Direction, &[Fault]); 4] = [
+const TABLES: [(Chip, Direction, &[Fault]); 7] = [
     (Chip::Hopper, Direction::Forward, forward::FAULTS),
     (Chip::Hopper, Direction::Backward, backward::FAULTS),
     (Chip::Blackwell, Direction::Forward, blackwell_forward::FAULTS),
     (Chip::Blackwell, Direction::Backward, blackwell_backward::FAULTS),
+    (Chip::Hopper, Direction::Forward, lists::FORWARD),
+    (Chip::Hopper, Direction::Backward, lists::BACKWARD),
+    (Chip::Hopper, Direction::Forward, selection::FAULTS),
 ];
+
+/// The texts of all native kernels below a folder.
+fn texts(folder: &Path, texts: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("a folder of the crate's") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            self::texts(&path, texts);
+        } else if path.extension().is_some_and(|of| of == "cu" || of == "cuh") {
+            texts.push(fs::read_to_string(path).expect("a kernel's text"));
+        }
+    }
+}
+
+/// A kernel that has changed would otherwise be noticed only where all faults are looked for.
+#[test]
+fn kernels_have_the_text_that_faults_change() {
+    let mut all = vec![];
+    texts(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/native"), &mut all);
+    let faults = TABLES.iter().flat_map(|(_, _, faults)| *faults);
+    let gone: Vec<_> = faults
+        .filter(|fault| !all.iter().any(|text| text.contains(fault.from)))
+        .map(|fault| fault.name)
+        .collect();
+    assert!(gone.is_empty(), "no kernel has the text of {gone:#?}");
+}
 
 #[test]
 fn a_few_faults_are_found() {
@@ -221,4 +320,17 @@ fn all_faults_of_blackwells_forward_kernel_are_found() {
 #[ignore = "minutes"]
 fn all_faults_of_blackwells_backward_kernels_are_found() {
     look_for(Chip::Blackwell, Direction::Backward, blackwell_backward::FAULTS);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn all_faults_of_lists_are_found() {
+    look_for(Chip::Hopper, Direction::Forward, lists::FORWARD);
+    look_for(Chip::Hopper, Direction::Backward, lists::BACKWARD);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn all_faults_of_the_selection_are_found() {
+    look_for(Chip::Hopper, Direction::Forward, selection::FAULTS);
 }

@@ -11,3 +11,4 @@ mod repeat;
 pub mod run;
 mod sample;
 mod schedules;
+mod splits;

@@ -27,12 +27,12 @@ struct Softmax {
 
   DEVICE void start() { max = NEG_INF, sum = 0.f; }
 
-  // The largest of these scores and of `most`.
+  // The largest of these scores and of `most`; NaN if any is.
   template <int N> DEVICE float largest(const float (&x)[N], float most) const {
-    float a = max3(x[0], x[1], most), b = fmaxf(x[2], x[3]);
+    float a = max3(x[0], x[1], most), b = max2(x[2], x[3]);
 #pragma unroll
     for (int j = 4; j < N; j += 4) a = max3(a, x[j], x[j + 1]), b = max3(b, x[j + 2], x[j + 3]);
-    return fmaxf(a, b);
+    return max2(a, b);
   }
 
   // Of a step whose largest score is `most`, `max` included: gives what older sums are to be multiplied with. `max` lags behind by
@@ -40,6 +40,8 @@ struct Softmax {
   DEVICE float step(float most, float scale) {
     // Of a row that has seen nothing yet.
     float base = most == NEG_INF ? 0.f : most;
+    // What is not finite stays in the sum, so that the row is computed again: polynomials have made a number of it.
+    sum = fmaf(base, 0.f, sum);
     float rescale = 1.f;
     const float growth = (max - base) * scale;
     if (growth < -RESCALE_ABOVE) rescale = exp2_approx(growth), max = most;

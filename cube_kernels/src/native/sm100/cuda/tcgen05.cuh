@@ -96,7 +96,9 @@ DEVICE void mma_commit(u32 barrier) {
 
 // ---- arithmetic
 
-DEVICE float max3(float a, float b, float c) { float y; asm("max.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c)); return y; }
+// The largest, or NaN if any is: fmaxf leaves it out.
+DEVICE float max2(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+DEVICE float max3(float a, float b, float c) { float y; asm("max.NaN.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c)); return y; }
 // x = a b + e and y = c d + f at once, which is how a multiprocessor has 128 multiply-adds a cycle.
 DEVICE void fma2(float& x, float& y, float a, float b, float c, float d, float e, float f) {
   asm("{\n.reg .b64 p, q, r;\nmov.b64 p, {%2, %4};\nmov.b64 q, {%3, %5};\nmov.b64 r, {%6, %7};\n"

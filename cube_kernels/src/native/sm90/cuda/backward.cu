@@ -43,8 +43,8 @@ DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u3
     const Tile& own = LISTED ? (&tile)[w] : tile;
     int at[3];
     row_box(space, own, LISTED ? 0 : w, at);
-    load_box(rows + w * FIRST_TILE, maps.row_first, full, chunks_of(DIM), 64, at, own.head);
-    load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, chunks_of(DIM_V), 64, at, own.head);
+    load_box(rows + w * FIRST_TILE, maps.row_first, full, chunks_of(DIM), 64, at, row_head(own.head));
+    load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, chunks_of(DIM_V), 64, at, row_head(own.head));
   }
 }
 
@@ -492,8 +492,8 @@ struct Consumer {
       const i64 row = row_index(params.space, tile, row_at[r]);
       const bool exists = row_exists(tile, row_at[r]);
       float poison = 0.f;
-      if constexpr (WITH_FIRST) poison += store_row((u16*)params.first + row * DIM + FIRST_START, first, r, params.scale, exists, lane);
-      if constexpr (WITH_SECOND) poison += store_row((u16*)params.second + row * DIM_V, second, r, 1.f, exists, lane);
+      if constexpr (WITH_FIRST) poison += store_row(first_gradient(params, row), first, r, params.scale, exists, lane);
+      if constexpr (WITH_SECOND) poison += store_row((Gradient*)params.second + row * DIM_V, second, r, 1.f, exists, lane);
       broken[r] = exists && !(poison == 0.f);
     }
     for_each_broken(broken, row_at, [&](const int (&at)[PLACE]) { repair_row(params, tile, at, lane); });

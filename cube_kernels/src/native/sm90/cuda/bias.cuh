@@ -16,9 +16,6 @@ constexpr int TABLE_ENTRIES = table_extent(0) * table_extent(1) * table_extent(2
 constexpr int TABLE_HEADER = 16;  // bytes: the head that the table is of, whether sums of the gradient are to be completed, and the CTA's tiles, see bias_sums.cuh
 // Backward kernels may have a second copy, which begins with entry 1, so that a lane reads entries of two adjacent columns at once: from the copy
 // that has them at a multiple of eight bytes. Lanes of neighboring rows read from both; banks are half of all apart.
-#if !defined BIAS_COPIES
-#define BIAS_COPIES 1
-#endif
 constexpr bool PAIRED_ENTRIES = BIAS_COPIES > 1;
 constexpr int SECOND_COPY = (TABLE_ENTRIES + 16) / 32 * 32 + 16;  // where entry 1 is, in entries
 constexpr int TABLE_BYTES = BIAS ? TABLE_HEADER + ((PAIRED_ENTRIES ? SECOND_COPY : 0) + TABLE_ENTRIES + 3) / 4 * 16 : 0;

@@ -22,8 +22,16 @@ DEVICE uint4 gather_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+// Zero, or NaN where one of the `2 N` columns that a quad has of a row is infinite or NaN.
+template <int N> DEVICE float poison_of(const float (&out)[N], int second) {
+  float poison = 0.f;
+#pragma unroll
+  for (int j = 0; j < N / 4; j++) poison = fmaf(out[4 * j + 2 * second], 0.f, fmaf(out[4 * j + 2 * second + 1], 0.f, poison));
+  return poison;
+}
+
 // Writes `2 N` columns of one row, the lane's second or first one; all lanes of a quad call it with the
-// same row. Gives zero, or NaN where a column is infinite or NaN.
+// same row. Gives their poison.
 template <int N> DEVICE float store_row(u16* row, const float (&out)[N], int second, float factor, bool exists, int lane) {
   const int q = lane & 3;
 #define COLUMNS(j) pack(out[4 * (j) + 2 * second] * factor, out[4 * (j) + 2 * second + 1] * factor)
@@ -36,10 +44,15 @@ template <int N> DEVICE float store_row(u16* row, const float (&out)[N], int sec
   for (int j = N / 16 * 4; j < N / 4; j++)
     if (exists) *(u32*)(row + 8 * j + 2 * q) = COLUMNS(j);
 #undef COLUMNS
-  float poison = 0.f;
+  return poison_of(out, second);
+}
+
+// The same in single precision.
+template <int N> DEVICE float store_row(float* row, const float (&out)[N], int second, float factor, bool exists, int lane) {
 #pragma unroll
-  for (int j = 0; j < N / 4; j++) poison = fmaf(out[4 * j + 2 * second], 0.f, fmaf(out[4 * j + 2 * second + 1], 0.f, poison));
-  return poison;
+  for (int j = 0; j < N / 4; j++)
+    if (exists) *(float2*)(row + 8 * j + 2 * (lane & 3)) = make_float2(out[4 * j + 2 * second] * factor, out[4 * j + 2 * second + 1] * factor);
+  return poison_of(out, second);
 }
 
 // Calls `repair` with each of the warp's rows that is broken, with all lanes.

@@ -7,7 +7,7 @@
 // have, and lie in shared memory as a ring, of which blocks that are complete take their scores. A warp has some lists, each with its best
 // so far in order across lanes, and no score is written anywhere else.
 //
-// Sums have one order wherever a row lies, so that a list depends on what its query sees and on nothing else.
+// Sums have one order wherever a row lies, so that a list depends on what its query sees, on logsumexps that are given, and on nothing else.
 //
 // Compile-time parameters: BF16, DIM, GROUP, GROUP_ROWS, WARPGROUPS, RATIO (compressed blocks from one block to the next), REACH (that
 // overlap a point), RING (probabilities of a ring, a power of two), SUPER (blocks are super-blocks).

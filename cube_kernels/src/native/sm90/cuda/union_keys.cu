@@ -182,11 +182,9 @@ struct Consumer {
         store_row((u16*)params.dk + row * DIM, dk, r, params.scale, token < params.keys, lane);
         store_row((u16*)params.dv + row * DIM_V, dv, r, 1.f, token < params.keys, lane);
       } else {
-        float* const to = params.sums + ((i64)work.slot * KEYS + own) * (DIM + DIM_V) + lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < DIM / 8; j++) *(float2*)(to + 8 * j) = make_float2(dk[4 * j + 2 * r], dk[4 * j + 2 * r + 1]);
-#pragma unroll
-        for (int j = 0; j < DIM_V / 8; j++) *(float2*)(to + DIM + 8 * j) = make_float2(dv[4 * j + 2 * r], dv[4 * j + 2 * r + 1]);
+        float* const to = params.sums + ((i64)work.slot * KEYS + own) * (DIM + DIM_V);
+        store_row(to, dk, r, 1.f, true, lane);
+        store_row(to + DIM, dv, r, 1.f, true, lane);
       }
     }
   }

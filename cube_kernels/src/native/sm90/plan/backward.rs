@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{How, Shape, candidates_of, chosen, fastest, schedules};
+use super::{How, Shape, candidates_of, chosen, fastest, schedules, splits};
 use crate::choices::Choices;
 use crate::native::dense;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
@@ -86,6 +86,7 @@ pub fn plan_backward(
 ) -> Option<BackwardPlan> {
     let best = |problem: &Problem, pass: Pass, gradients: Gradients| {
         let all = backward_candidates(problem, element, pass, gradients);
+        let all: Vec<_> = all.into_iter().map(|one| splits::split(one, problem)).collect();
         let tiled = all.iter().filter(|schedule| Some(schedule.tiling()) == tiling).copied();
         fastest(tiled.collect(), problem).or_else(|| fastest(all, problem))
     };

@@ -243,6 +243,7 @@ pub fn block_candidates(
                     blocks,
                     stages: 0,
                     ctas,
+                    splits: 1,
                     mask: Mask::ByItem,
                     is_late,
                     is_packed: false,

@@ -183,6 +183,7 @@ fn cut(of: &Union, pass: Pass) -> Cut {
         ctas: 1,
         swizzle: 128,
         samples_first: false,
+        splits: 1,
         threads: of.threads(),
         shared_memory: of.shared_memory(),
     }
