@@ -269,7 +269,8 @@ fn weights_that_kernels_cannot_read() {
         handle: case.pitched(&client, 64, 15).handle.offset_start(2),
         ..case.pitched(&client, 64, 15)
     };
-    let lays: [(&str, Problem, &dyn Fn(&Case) -> Strided); 5] = [
+    type Lay<'a> = (&'a str, Problem, &'a dyn Fn(&Case) -> Strided);
+    let lays: [Lay; 5] = [
         ("the last vector ends behind the memory", plane, &|case| case.pitched(&client, 56, 6)),
         ("rows begin anywhere", plane, &|case| case.pitched(&client, 50, 1)),
         ("axes are exchanged", plane, &swapped),
