@@ -241,13 +241,14 @@ fn block() -> NeighborhoodTransformerBlockConfig {
     NeighborhoodTransformerBlockConfig::new(8, 2, [3, 3]).with_rel_pos_bias(true)
 }
 
-/// From the same weights and through the same batches, losses are those of Flex.
+/// From the same weights and through the same batches, losses are those of Flex. Not on CubeCL's CPU runtime, which takes minutes to compile
+/// what Burn's own operators are made of.
 #[test]
 fn trainings_agree_on_all_devices() {
     let record = block().init(&Device::flex()).into_record();
     let want = losses(record.clone(), &Device::flex());
     assert!(want[8] < 0.8 * want[0], "nothing is learned: {want:?}");
-    for device in devices() {
+    for device in devices().into_iter().filter(|device| device.name != "cubecl-cpu") {
         // Burn's products may be in TF32 there.
         let most = if device.name.contains("cuda") { 2e-2 } else { 1e-3 };
         let got = losses(record.clone(), &device.device);
