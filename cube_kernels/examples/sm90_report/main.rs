@@ -6,7 +6,7 @@
 //! macro, and every tile with every stacking axis, has been compiled once; of both passes. With
 //! `--sample` a tenth of it: what is chosen for the catalogue, and each value of a macro once. With
 //! `--all` every candidate of the catalogue and a wider sweep: hours. `--list` prints names and
-//! compiles nothing. Fails if one does not compile, spills registers or has its wgmmas serialised.
+//! compiles nothing. Fails if one does not compile, spills registers, but for those that are known to, or has its wgmmas serialised.
 //!
 //! Needs libnvrtc where the loader finds it, as in the wheel `nvidia-cuda-nvrtc==13.0.*`.
 
@@ -71,10 +71,21 @@ impl Program {
     }
 }
 
+/// Kernels that are known to spill, and so many bytes at most: of some with a position bias, which wait for a schedule that does
+/// not.
+const SPILLING: [(&str, usize); 2] = [
+    ("sm90_forward_bf16_d128_q8x8_k8x8_2w2b2s1c_y_onehot_bias13x13", 16),
+    (
+        "sm90_keys_bf16_d128_q2x4x8_k2x8x4_2w1b3s1c_z_late_onehot_causal_x_strided_dilated_bias9x9x9",
+        64,
+    ),
+];
+
 fn report(program: &Program, log: &Log) -> Result<String, String> {
     let Log { text, registers, spills } = log;
     let serialised = text.contains("serialized") || text.contains("(C75");
-    if serialised || *spills > 0 {
+    let known = SPILLING.iter().find(|(name, _)| *name == program.source.name);
+    if serialised || *spills > known.map_or(0, |(_, most)| *most) {
         return Err(text.clone());
     }
     let (consumer, shared_memory) = program.consumer;
