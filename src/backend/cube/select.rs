@@ -47,16 +47,6 @@ fn selection(plan: &SelectPlan, dtype: DType) -> Option<Selection> {
     Some(selection)
 }
 
-/// Whether the native Hopper kernel is trusted with a problem. On an H200 its lists were wrong for a problem with vectors
-/// of 256 elements, a negative scale and eight strides to a compressed block. By which of these is not known: the model of the machine gives
-/// the right ones.
-#[cfg(feature = "cuda")]
-fn is_proven(selection: &Selection) -> bool {
-    selection.head_dim <= 128
-        && selection.scale > 0.0
-        && selection.cmp_block <= 2 * selection.cmp_stride
-}
-
 /// Launches the native Hopper kernel, where strategy, type and device have it.
 #[cfg(feature = "cuda")]
 fn by_tensor_cores(
@@ -74,10 +64,6 @@ fn by_tensor_cores(
     };
     let is_wanted = matches!(plan.strategy, Strategy::Auto | Strategy::Hopper);
     if !is_wanted || !sm90::is_available(&query.client) {
-        return None;
-    }
-    if !is_proven(selection) {
-        log_once("blocks are selected by Portable kernels, because a head_dim above 128, a scale below 0 or a cmp_block above two cmp_stride have given other lists on a device".into());
         return None;
     }
     Some(sm90::select_blocks(&query.client, selection, element, query_view, key_view, lse, lists))

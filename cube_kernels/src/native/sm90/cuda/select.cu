@@ -247,7 +247,8 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
 #pragma unroll
       for (int j = 2 * r; j < KEYS / 2; j += 4) greatest = fmaxf(greatest, fmaxf(scores[j], scores[j + 1]));
       const float base = greatest * scale;
-      sums[r] *= exp2_approx(most[r] * scale - base);
+      // Of the difference: a product that is contracted with `base`, rounded as it is, leaves 1e22 of -1e30.
+      sums[r] *= exp2_approx((most[r] - greatest) * scale);
       most[r] = greatest;
 #pragma unroll
       for (int j = 2 * r; j < KEYS / 2; j += 4)
