@@ -80,7 +80,8 @@ impl SelectSchedule {
         }
         let (ratio, reach) = selection.overlap(is_super);
         let of = |warpgroups| Self { element, head_dim, group, warpgroups, ratio, reach, is_super };
-        let all: Vec<_> = [4, 2, 1].map(of).into_iter().filter(Self::has_room).collect();
+        let all: Vec<_> = [8, 6, 4, 2, 1].map(of).into_iter().filter(Self::has_room).collect();
+        let all: Vec<_> = all.into_iter().filter(|s| std::env::var("BN_WG").map_or(true, |w| s.warpgroups <= w.parse().unwrap())).collect();
         // As many rows as there can be share what TMA brings, unless multiprocessors would have nothing to do.
         let busy = all.iter().find(|schedule| schedule.ctas(selection) >= multiprocessors);
         let chosen = busy.or(all.last()).copied();
@@ -107,15 +108,17 @@ impl SelectSchedule {
         KEYS.saturating_add(self.ratio).saturating_add(self.reach).min(1 << 20).next_power_of_two()
     }
 
+    /// Whether there are shared memory and registers: with more than 16 warps, a warp that has more than four lists would spill.
     fn has_room(&self) -> bool {
-        self.shared_memory() <= SHARED_MEMORY
+        let has_registers = self.warpgroups <= 4 || self.group_rows() >= 4;
+        has_registers && self.shared_memory() <= SHARED_MEMORY
     }
 
-    /// Bytes of a CTA: steps of keys, a ring for each sum of a warp, a list's bounds, barriers.
+    /// Bytes of a CTA: steps of keys, as much for the rows of a warpgroup, a ring for each sum of a warp, a list's bounds, barriers.
     pub(super) fn shared_memory(&self) -> usize {
-        let keys = STAGES * self.head_dim.div_ceil(64) * KEYS * 128;
+        let tiles = (STAGES + self.warpgroups) * self.head_dim.div_ceil(64) * KEYS * 128;
         let sums = 4 * self.warpgroups * (16 / self.group_rows()).max(1);
-        keys + 4 * self.ring() * sums + 16 * self.lists() + 16 * STAGES
+        tiles + 4 * self.ring() * sums + 16 * self.lists() + 16 * STAGES
     }
 
     pub(super) fn macros(&self) -> [(&'static str, usize); 9] {

@@ -118,9 +118,9 @@ impl SelectSchedule {
             name: "wgmma_scores",
             n: 64,
             types: &format!("k16.f32.{element}.{element}"),
-            a: A::Registers,
+            a: A::Shared,
             accumulate: None,
-            tail: ", 1, 1, 0",
+            tail: ", 1, 1, 0, 0",
         };
         text += include_str!("../cuda/device.cuh");
         text += include_str!("../cuda/tma.cuh");

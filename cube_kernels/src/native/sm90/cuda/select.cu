@@ -1,8 +1,8 @@
 // The lists of native sparse attention, for sm_90a; `sparse/selection.rs` says what they are.
 //
 // A row is the query that scores for a list, for one of the heads that share the list: GROUP_ROWS rows to a list, of which those behind
-// GROUP are padding that weighs nothing. A CTA has 64 rows for each of its WARPGROUPS, in registers as wgmma's first operand, and walks
-// twice over the compressed keys that its rows see, in steps of 64 that TMA brings: first for the logsumexp of each row, unless that
+// GROUP are padding that weighs nothing. A CTA has 64 rows for each of its WARPGROUPS, in shared memory, which leaves registers for many
+// warps: what one does between products, others hide. It walks twice over the compressed keys that its rows see, in steps of 64 that TMA brings: first for the logsumexp of each row, unless that
 // is given, then for the probabilities. These are summed over the heads of a list, first within a lane, then between lanes that swap halves of what they
 // have, and lie in shared memory as a ring, of which blocks that are complete take their scores. A warp has some lists, each with its best
 // so far in order across lanes, and no score is written anywhere else.
@@ -14,7 +14,7 @@
 
 constexpr int KEYS = 64, STAGES = 4, AHEAD = 2;
 constexpr int PANELS = (DIM + 63) / 64, K_STEPS = (DIM + 15) / 16;
-constexpr int STAGE = PANELS * KEYS * 128;
+constexpr int STAGE = PANELS * KEYS * 128;    // also of the rows of a warpgroup
 constexpr int WARPS = 4 * WARPGROUPS;
 constexpr int LISTS = 64 * WARPGROUPS / GROUP_ROWS;                  // of a CTA
 constexpr int WARP_LISTS = GROUP_ROWS < 16 ? 16 / GROUP_ROWS : 1;     // that a warp has sums of
@@ -22,7 +22,8 @@ constexpr int PARTS = GROUP_ROWS > 16 ? GROUP_ROWS / 16 : 1;          // warps t
 // Exchanges by which lanes sum rows, and the columns of 16 that each has then.
 constexpr int EXCHANGES = GROUP_ROWS >= 8 ? 3 : GROUP_ROWS == 4 ? 2 : GROUP_ROWS == 2 ? 1 : 0;
 constexpr int LEFT = 16 >> EXCHANGES;
-constexpr int RING_OFFSET = STAGES * STAGE;
+constexpr int ROWS_OFFSET = STAGES * STAGE;
+constexpr int RING_OFFSET = ROWS_OFFSET + WARPGROUPS * STAGE;
 constexpr int LIST_OFFSET = RING_OFFSET + 4 * RING * WARPS * WARP_LISTS;
 constexpr int BARRIER_OFFSET = LIST_OFFSET + 16 * LISTS;
 static_assert(RING >= KEYS + RATIO + REACH - 2 && (RING & (RING - 1)) == 0, "blocks are scored once they are complete");
@@ -74,12 +75,8 @@ DEVICE List list_of(const Params& params, int tile) {
   return list;
 }
 
-// Two elements of a query, turned by the sign of the scale; rows that are not there are zero.
-DEVICE u32 element_pair(const u16* row, int column, u32 signs) {
-  return row && column < DIM ? *(const u32*)(row + column) ^ signs : 0;
-}
-
-DEVICE u64 key_matrix(u32 address) {
+// A matrix of rows of 64 elements, of rows or keys, as TMA lays them.
+DEVICE u64 matrix_of(u32 address) {
   return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
@@ -102,7 +99,7 @@ struct Keys {
 };
 
 // Scores of a warpgroup's rows with the keys of a tile. The first thread brings the tile that comes AHEAD of it.
-DEVICE void multiply(const Keys& keys, int number, const u32 (&query)[4 * K_STEPS], float (&scores)[KEYS / 2]) {
+DEVICE void multiply(const Keys& keys, int number, u32 rows, float (&scores)[KEYS / 2]) {
   if (threadIdx.x == 0 && number + AHEAD < keys.all) keys.load(number + AHEAD);
   __syncwarp();
   const int stage = number % STAGES;
@@ -111,8 +108,7 @@ DEVICE void multiply(const Keys& keys, int number, const u32 (&query)[4 * K_STEP
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < K_STEPS; k++)
-    wgmma_scores(scores, query[4 * k], query[4 * k + 1], query[4 * k + 2], query[4 * k + 3],
-                 key_matrix(tile + k / 4 * KEYS * 128 + k % 4 * 32), k > 0);
+    wgmma_scores(scores, matrix_of(rows + k / 4 * KEYS * 128 + k % 4 * 32), matrix_of(tile + k / 4 * KEYS * 128 + k % 4 * 32), k > 0);
   wgmma_commit();
   wgmma_wait<0>();
   pin(scores);
@@ -208,22 +204,32 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
       for (int i = 0; i < AHEAD && i < keys.all; i++) keys.load(i);
   }
 
+  // The rows of a warp, sixteen bytes a lane; those that are not there are zero.
+  const u32 rows = shared + ROWS_OFFSET + warp / 4 * STAGE;
+#pragma unroll 1
+  for (int i = lane; i < 16 * 8 * PANELS; i += 32) {
+    const int row = i / (8 * PANELS), chunk = i % (8 * PANELS), of_cta = warp * 16 + row;
+    const int tile = first_tile + of_cta / GROUP_ROWS, member = of_cta % GROUP_ROWS;
+    uint4 some = make_uint4(0, 0, 0, 0);
+    if (tile < params.tiles && member < GROUP && chunk * 8 < DIM) {
+      const i64 at = batch * params.strides[0] + (i64)tile * params.query_tile * params.strides[1] + (head * GROUP + member) * params.strides[2];
+      some = *(const uint4*)(params.query + at + chunk * 8);
+      some = make_uint4(some.x ^ params.signs, some.y ^ params.signs, some.z ^ params.signs, some.w ^ params.signs);
+    }
+    const int of_group = of_cta % 64;
+    *(uint4*)(memory + (rows - shared) + chunk / 8 * KEYS * 128 + of_group * 128 + (chunk % 8 ^ of_group % 8) * 16) = some;
+  }
+  shared_proxy_fence();
+  named_sync(1 + warp / 4, 128);
+
   int seen[2];
-  u32 query[4 * K_STEPS];
   bool exists[2];
-  const u16* rows[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int row = warp * 16 + lane / 4 + 8 * r, tile = first_tile + row / GROUP_ROWS, member = row % GROUP_ROWS;
-    exists[r] = tile < params.tiles && member < GROUP;
+    const int row = warp * 16 + lane / 4 + 8 * r, tile = first_tile + row / GROUP_ROWS;
+    exists[r] = tile < params.tiles && row % GROUP_ROWS < GROUP;
     seen[r] = seen_by(params, tile);
-    rows[r] = exists[r] ? params.query + batch * params.strides[0] + (i64)tile * params.query_tile * params.strides[1] +
-                              (head * GROUP + member) * params.strides[2]
-                        : nullptr;
   }
-#pragma unroll
-  for (int i = 0; i < 4 * K_STEPS; i++)
-    query[i] = element_pair(rows[i & 1], i / 4 * 16 + (i >> 1 & 1) * 8 + lane % 4 * 2, params.signs);
 
   float scores[KEYS / 2];
   const float scale = params.scale_log2;
@@ -239,7 +245,7 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
   float most[2] = {-1e30f, -1e30f}, sums[2] = {0.f, 0.f};
 #pragma unroll 1
   for (int step = 0; step < keys.lse_steps; step++) {
-    multiply(keys, step, query, scores);
+    multiply(keys, step, rows, scores);
     mask(step, NEG_INF);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -284,7 +290,7 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
   };
 #pragma unroll 1
   for (int step = 0; step < score_steps; step++) {
-    multiply(keys, keys.lse_steps + step, query, scores);
+    multiply(keys, keys.lse_steps + step, rows, scores);
 #pragma unroll
     for (int j = 0; j < KEYS / 2; j++) scores[j] = exp2_approx(fmaf(scores[j], scale, -lse[j >> 1 & 1]));
     mask(step, 0.f);
