@@ -81,7 +81,6 @@ impl SelectSchedule {
         let (ratio, reach) = selection.overlap(is_super);
         let of = |warpgroups| Self { element, head_dim, group, warpgroups, ratio, reach, is_super };
         let all: Vec<_> = [8, 6, 4, 2, 1].map(of).into_iter().filter(Self::has_room).collect();
-        let all: Vec<_> = all.into_iter().filter(|s| std::env::var("BN_WG").map_or(true, |w| s.warpgroups <= w.parse().unwrap())).collect();
         // As many rows as there can be share what TMA brings, unless multiprocessors would have nothing to do.
         let busy = all.iter().find(|schedule| schedule.ctas(selection) >= multiprocessors);
         let chosen = busy.or(all.last()).copied();

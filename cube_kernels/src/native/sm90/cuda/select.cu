@@ -75,9 +75,10 @@ DEVICE List list_of(const Params& params, int tile) {
   return list;
 }
 
-// A matrix of rows of 64 elements, of rows or keys, as TMA lays them.
-DEVICE u64 matrix_of(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+// The first word of the matrix of rows of 64 elements at an address, of rows or keys, as TMA lays them; and that of a step further on.
+DEVICE u32 matrix_at(u32 address) { return (address & 0x3FFFF) >> 4 | 1 << 16; }
+DEVICE u64 matrix_of(u32 first, int k) {
+  return (u64)(1 << 30 | 1024 >> 4) << 32 | first + (k / 4 * KEYS * 128 + k % 4 * 32 >> 4);
 }
 
 // The tiles of keys on their way: those of both walks, one after the other.
@@ -99,16 +100,15 @@ struct Keys {
 };
 
 // Scores of a warpgroup's rows with the keys of a tile. The first thread brings the tile that comes AHEAD of it.
-DEVICE void multiply(const Keys& keys, int number, u32 rows, float (&scores)[KEYS / 2]) {
-  if (threadIdx.x == 0 && number + AHEAD < keys.all) keys.load(number + AHEAD);
+DEVICE void multiply(const Keys& keys, u32 number, u32 rows, float (&scores)[KEYS / 2]) {
+  if (threadIdx.x == 0 && (int)number + AHEAD < keys.all) keys.load(number + AHEAD);
   __syncwarp();
-  const int stage = number % STAGES;
+  const u32 stage = number % STAGES, tile = matrix_at(uniform(keys.shared + stage * STAGE));
   barrier_wait(keys.full(stage), number / STAGES & 1);
-  const u32 tile = keys.shared + stage * STAGE;
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < K_STEPS; k++)
-    wgmma_scores(scores, matrix_of(rows + k / 4 * KEYS * 128 + k % 4 * 32), matrix_of(tile + k / 4 * KEYS * 128 + k % 4 * 32), k > 0);
+    wgmma_scores(scores, matrix_of(rows, k), matrix_of(tile, k), k > 0);
   wgmma_commit();
   wgmma_wait<0>();
   pin(scores);
@@ -154,17 +154,20 @@ template <int HALF = 8> DEVICE void sum_heads(float (&values)[16], int lane) {
   }
 }
 
-// A block's score: its compressed blocks' probabilities, each as often as it shares a stride with the block.
+// A block's score: its compressed blocks' probabilities, each as often as it shares a stride with the block. Before the first one
+// the ring has zeros.
 DEVICE float score_of(const float* ring, int block) {
+  constexpr bool IS_WHOLE = (RATIO & RATIO - 1) == 0;  // a block's own do not wrap
+  const float* const own = ring + (block * RATIO & RING - 1);
   float score = 0.f;
 #pragma unroll(RATIO + REACH - 1 > 16 ? 1 : RATIO + REACH - 1)
   for (int i = 0; i < RATIO + REACH - 1; i++) {
-    const int x = block * RATIO - (REACH - 1) + i;
-    const int most = i + 1 < RATIO ? i + 1 : RATIO, before = i > REACH - 1 ? i - (REACH - 1) : 0;
-    if (x < 0) continue;
-    float probability = 0.f;
+    const int x = i - (REACH - 1);
+    const int most = i + 1 < RATIO ? i + 1 : RATIO, before = x > 0 ? x : 0;
+    const float* const at = IS_WHOLE && x >= 0 ? own + x : ring + (block * RATIO + x & RING - 1);
+    float probability = at[0];
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) probability += ring[part * RING + (x & RING - 1)];
+    for (int part = 1; part < PARTS; part++) probability += at[part * RING];
     score += (float)(most - before) * probability;
   }
   // What is no number counts as nothing, so that lists are always whole.
@@ -181,6 +184,7 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
   const int batch = pair / params.heads_kv, head = pair % params.heads_kv;
   List* const own = (List*)(memory + LIST_OFFSET);
   for (int i = threadIdx.x; i < LISTS; i += 128 * WARPGROUPS) own[i] = list_of(params, first_tile + i);
+  for (int i = threadIdx.x; i < RING * WARPS * WARP_LISTS; i += 128 * WARPGROUPS) ((float*)(memory + RING_OFFSET))[i] = 0.f;
 
   Keys keys = {shared, &map_key, head, batch, 0, 0};
   if (threadIdx.x == 0) {
@@ -221,6 +225,7 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
   }
   shared_proxy_fence();
   named_sync(1 + warp / 4, 128);
+  const u32 matrix = matrix_at(rows);
 
   int seen[2];
   bool exists[2];
@@ -245,7 +250,7 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
   float most[2] = {-1e30f, -1e30f}, sums[2] = {0.f, 0.f};
 #pragma unroll 1
   for (int step = 0; step < keys.lse_steps; step++) {
-    multiply(keys, step, rows, scores);
+    multiply(keys, step, matrix, scores);
     mask(step, NEG_INF);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -290,7 +295,7 @@ select_blocks(const __grid_constant__ TensorMap map_key, const __grid_constant__
   };
 #pragma unroll 1
   for (int step = 0; step < score_steps; step++) {
-    multiply(keys, keys.lse_steps + step, rows, scores);
+    multiply(keys, keys.lse_steps + step, matrix, scores);
 #pragma unroll
     for (int j = 0; j < KEYS / 2; j++) scores[j] = exp2_approx(fmaf(scores[j], scale, -lse[j >> 1 & 1]));
     mask(step, 0.f);
