@@ -186,6 +186,14 @@ pub enum Argument {
 }
 
 impl Argument {
+    /// The same with an address that lies so many bytes behind its buffer's start.
+    pub fn behind(mut self, word: usize, bytes: usize) -> Self {
+        if let Self::Struct { pointers, .. } = &mut self {
+            pointers[word].2 = bytes;
+        }
+        self
+    }
+
     /// Bytes that it takes among the contents of a buffer.
     pub fn places(&self) -> usize {
         let bytes = match self {

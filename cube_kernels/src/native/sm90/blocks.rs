@@ -18,7 +18,9 @@ use crate::{BlockSparse, KernelError, Operands, Outputs, Saved, Strided};
 /// their own, or by the schedule that is [`planned_blocks`].
 ///
 /// Returns when the work is enqueued; the first use of a kernel compiles it. Workspace, until the kernels ran: 8 bytes for each entry of
-/// each query where queries have lists of their own, or 16 for each list, and 8 for each box of at most 64 keys that a list names.
+/// each query where queries have lists of their own, or 16 for each list, and 8 for each box of at most 64 keys that a list names. Where
+/// groups have up to 8 heads, and blocks 64 keys, a value vector for each entry and head of the group instead, for as many samples and key
+/// heads at once as take 1.1 GiB, and one at least, of up to 5 GiB.
 ///
 /// # Errors
 ///
@@ -53,6 +55,16 @@ pub fn forward_union(
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
     union::check_forward(of, sparse, inputs, lists, outputs)?;
+    if let Some(of) = of.visits(sparse) {
+        let load = |kernel| Program::Union(of, kernel).load(&device);
+        let programs = union::VisitPrograms {
+            inverse: Program::Inverse.load(&device)?,
+            parts: load(UnionKernel::Parts)?,
+            visits: load(UnionKernel::Visits)?,
+            merge: load(UnionKernel::Merge)?,
+        };
+        return union::enqueue_visits(client, &programs, &of, sparse, inputs, lists, outputs);
+    }
     let programs = union::Programs {
         lists: Program::UnionLists(*of).load(&device)?,
         attention: Program::Union(*of, UnionKernel::Forward).load(&device)?,
@@ -144,6 +156,7 @@ pub fn backward_union(
     let programs = union::BackwardPrograms {
         delta: Program::Delta(of.element, sparse.problem.head_dim_v, false).load(&device)?,
         lists: Program::UnionLists(*of).load(&device)?,
+        inverse: Program::Inverse.load(&device)?,
         queries: load(UnionKernel::Queries)?,
         parts: load(UnionKernel::Parts)?,
         keys: load(UnionKernel::Keys)?,

@@ -11,6 +11,8 @@ mod blocks;
 #[cfg(feature = "cuda")]
 mod forward;
 #[cfg(feature = "cuda")]
+mod inverse;
+#[cfg(feature = "cuda")]
 mod packed;
 mod plan;
 #[cfg(feature = "cuda")]
@@ -43,5 +45,5 @@ pub use schedule::{Element, Gradients, Listed, Mask, Pass, Schedule};
 #[cfg(feature = "cuda")]
 pub use select::select_blocks;
 pub use selection::SelectSchedule;
-pub use source::{ARCHITECTURE, OPTIONS, delta_source, lists_source};
+pub use source::{ARCHITECTURE, OPTIONS, delta_source, inverse_source, lists_source};
 pub use union::{Union, UnionKernel};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::source::{delta_source, lists_source};
+use super::source::{delta_source, inverse_source, lists_source};
 use super::{ARCHITECTURE, Element, OPTIONS, Schedule, SelectSchedule, Union, UnionKernel};
 use crate::native::compile::{CompileError, Cubin, Source, compile};
 use crate::native::launch::DeviceInfo;
@@ -28,6 +28,8 @@ pub(super) enum Program {
     Union(Union, UnionKernel),
     /// What joins their lists.
     UnionLists(Union),
+    /// What turns lists around.
+    Inverse,
     /// What selects blocks.
     Select(SelectSchedule),
 }
@@ -50,6 +52,7 @@ impl Program {
             Self::Lists(is_turned) => lists_source(is_turned),
             Self::Union(of, kernel) => (of.name(kernel), of.source(kernel)),
             Self::UnionLists(of) => of.lists_source(),
+            Self::Inverse => inverse_source(),
             Self::Select(schedule) => (schedule.to_string(), schedule.source()),
         };
         let options = OPTIONS.map(String::from).to_vec();

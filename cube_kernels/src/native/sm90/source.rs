@@ -141,6 +141,21 @@ pub fn lists_source(is_turned: bool) -> (String, String) {
     blocks::source("sm90", is_turned)
 }
 
+/// Name and CUDA C++ of the kernels that turn lists around.
+pub fn inverse_source() -> (String, String) {
+    let code = concat!(include_str!("../cuda/device.cuh"), include_str!("cuda/inverse.cu"));
+    ("sm90_inverse".into(), code.into())
+}
+
+/// The products of a block with 64 rows that list it: of vectors, and of weights with values.
+pub(super) fn visit_products(element: Element, keys: usize, head_dim_v: usize) -> String {
+    let types = format!("k16.f32.{0}.{0}", element.name());
+    let product = |name, n, a, tail| Wgmma { name, n, types: &types, a, accumulate: None, tail };
+    let scores = product("wgmma_scores", keys, A::Shared, ", 1, 1, 0, 0");
+    let values = product("wgmma_values", head_dim_v, A::Registers, ", 1, 1, 1");
+    scores.function() + &values.function()
+}
+
 /// Where the first operand is.
 #[derive(Clone, Copy, PartialEq)]
 enum A {

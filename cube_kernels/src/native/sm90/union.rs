@@ -8,11 +8,13 @@ mod launch;
 
 #[cfg(feature = "cuda")]
 pub(super) use launch::{
-    BackwardPrograms, Programs, check_backward, check_forward, enqueue_backward, enqueue_forward,
+    BackwardPrograms, Programs, VisitPrograms, check_backward, check_forward, enqueue_backward,
+    enqueue_forward, enqueue_visits,
 };
 
 use super::plan::unsupported_lists;
 use super::schedule::{SHARED_MEMORY, TILE};
+use super::source::visit_products;
 use crate::BlockSparse;
 use crate::native::Element;
 
@@ -37,6 +39,17 @@ const MOST_STAGES: usize = 12;
 /// Parts of inverse lists that are longer than a part, of a sample and key head: each has memory for its sums.
 const MOST_LONG: usize = 1024;
 
+/// Heads of a group for which results of all entries in memory are cheaper than blocks for each query: for 16 they cost the same.
+const MOST_VISITING: usize = 8;
+/// Entries that name a block, on average, from which on they are.
+const LEAST_VISITORS: usize = 64;
+/// Entries that a CTA takes then: 32 tiles of 16 heads of four.
+const VISITORS_OF_PART: usize = 2048;
+/// Bytes of the results of a sample and key head. As many samples and heads at once as have results of [`RESULTS`].
+const MOST_RESULTS: usize = 5 << 30;
+#[cfg(feature = "cuda")]
+const RESULTS: usize = 9 << 27;
+
 /// Rows of a step of the kernel for keys.
 const KEYS_ROWS: usize = 32;
 
@@ -53,11 +66,23 @@ pub enum UnionKernel {
     Keys,
     /// The sum of those of parts of a block.
     Sums,
+    /// The forward pass by blocks, with a result for each entry of a list.
+    Visits,
+    /// Its results, put together.
+    Merge,
 }
 
 impl UnionKernel {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Forward, Self::Queries, Self::Parts, Self::Keys, Self::Sums];
+    pub const ALL: [Self; 7] = [
+        Self::Forward,
+        Self::Queries,
+        Self::Parts,
+        Self::Keys,
+        Self::Sums,
+        Self::Visits,
+        Self::Merge,
+    ];
 }
 
 /// What the kernels are specialised by.
@@ -137,6 +162,35 @@ impl Union {
             ));
         }
         Ok(of)
+    }
+
+    /// The same for a forward pass that goes from block to block, where that takes less time: each block is brought once for all rows that
+    /// list it, and results of all entries go through memory.
+    pub fn visits(&self, sparse: &BlockSparse) -> Option<Self> {
+        let [_, _, queries] = sparse.query_block;
+        let problem = &sparse.problem;
+        let listed = sparse.query_blocks().saturating_mul(sparse.entries);
+        // Blocks that few list are better brought by those.
+        let is_shared = listed >= LEAST_VISITORS * sparse.key_blocks();
+        let fits = self.bytes_of_visits(problem.queries() * sparse.entries) <= MOST_RESULTS;
+        let is_one = self.has_visits() && queries.min(problem.queries()) == 1;
+        (is_one && is_shared && fits).then_some(Self { part: VISITORS_OF_PART, ..*self })
+    }
+
+    /// Whether blocks and groups are those of kernels that go from block to block.
+    pub const fn has_visits(&self) -> bool {
+        self.keys == TILE && self.group <= MOST_VISITING
+    }
+
+    /// Bytes of the results of so many entries.
+    const fn bytes_of_visits(&self, entries: usize) -> usize {
+        entries.saturating_mul(self.group * (2 * self.head_dim_v + size_of::<f32>()))
+    }
+
+    /// Bytes of shared memory of the kernel that goes from block to block: the block, and two tiles of rows for each of two warpgroups.
+    #[cfg(feature = "cuda")]
+    const fn visits_memory(&self) -> usize {
+        self.stage() + 4 * self.head_dim.div_ceil(64) * TILE * 128
     }
 
     /// Warps for the heads of a query.
@@ -232,10 +286,21 @@ impl Union {
         const ROWS: &str = include_str!("cuda/union.cuh");
         text += match kernel {
             UnionKernel::Forward | UnionKernel::Queries | UnionKernel::Keys => RUNS,
+            UnionKernel::Visits => {
+                text += RUNS;
+                &visit_products(self.element, self.keys, self.head_dim_v)
+            }
             UnionKernel::Parts | UnionKernel::Sums => include_str!("../cuda/device.cuh"),
+            UnionKernel::Merge => concat!(
+                include_str!("../cuda/device.cuh"),
+                "constexpr int BIAS = 0;\n",
+                include_str!("cuda/union_seen.cuh"),
+                include_str!("../cuda/row_sum.cuh"),
+            ),
         };
         text += match kernel {
             UnionKernel::Forward | UnionKernel::Queries => ROWS,
+            UnionKernel::Merge => "",
             _ => include_str!("cuda/union_parts.cuh"),
         };
         text += match kernel {
@@ -254,6 +319,10 @@ impl Union {
                 concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/union_keys.cu"))
             }
             UnionKernel::Parts => include_str!("cuda/union_parts.cu"),
+            UnionKernel::Visits => {
+                concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/visits_forward.cu"))
+            }
+            UnionKernel::Merge => include_str!("cuda/visits_merge.cu"),
             UnionKernel::Sums => concat!(
                 "constexpr int BIAS = 0;\n",
                 include_str!("cuda/union_seen.cuh"),

@@ -114,6 +114,11 @@ template <class T> static inline T __shfl_xor_sync(u32 lanes, T value, int mask)
 static inline u32 __ballot_sync(u32 lanes, int p) { return m_ballot(lanes, p); }
 static inline int __any_sync(u32 lanes, int p) { return m_ballot(lanes, p) != 0; }
 static inline int __all_sync(u32 lanes, int p) { return m_ballot(lanes, p) == lanes; }
+static inline u32 __match_any_sync(u32 lanes, int value) {
+  u32 same = 0;
+  for (int lane = 0; lane < 32; lane++) same |= (u32)(m_exchange(lanes, (u32)value, lane) == (u32)value) << lane;
+  return same;
+}
 static inline int __ffs(u32 x) { return __builtin_ffs(x); }
 static inline int __popc(u32 x) { return __builtin_popcount(x); }
 // CTAs run one after the other.

@@ -1,10 +1,15 @@
 //! What is handed to the kernels.
 
+mod visits;
+
+pub(in crate::native::sm90) use visits::{VisitPrograms, enqueue_visits};
+
 use std::sync::Arc;
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
+use super::super::inverse::{Items, invert_lists};
 use super::Union;
 use crate::native::Cut;
 use crate::native::compile::Cubin;
@@ -12,7 +17,7 @@ use crate::native::grid::{Grid, parameters};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::native::statistics::statistics_bytes;
 use crate::native::{backward, forward};
-use crate::sparse::{Inverse, check_lists, invert};
+use crate::sparse::{Inverse, check_lists};
 use crate::view::KeyGradients;
 use crate::{
     BlockSparse, KernelError, KeyValue, MAX_RANK, Operands, Outputs, Pass, Saved, Strided,
@@ -264,6 +269,8 @@ pub(in crate::native::sm90) struct BackwardPrograms {
     pub delta: Arc<Cubin>,
     /// What joins lists.
     pub lists: Arc<Cubin>,
+    /// What turns lists around.
+    pub inverse: Arc<Cubin>,
     /// The gradient of queries.
     pub queries: Arc<Cubin>,
     /// What cuts inverse lists into parts.
@@ -363,7 +370,10 @@ pub(in crate::native::sm90) fn enqueue_backward(
         return Ok(());
     }
     // What can fail comes first.
-    let inverse = of_key.is_some().then(|| invert(client, sparse, lists)).transpose()?;
+    let inverse = of_key
+        .is_some()
+        .then(|| invert_lists(client, &programs.inverse, sparse, lists, Items::Lists))
+        .transpose()?;
     let workspace = backward::Workspace {
         statistics: client.empty(statistics_bytes(problem)),
         taken: client.empty(size_of::<i32>()),
@@ -459,13 +469,7 @@ impl Walk<'_> {
             shared_memory: shared as u32,
         };
 
-        let params = PartParams { pointers: [0; 4], listed: listed as i32, blocks: blocks as i32 };
-        // SAFETY: the assertion above counts every byte.
-        let params = behind_starts(unsafe { parameters(params, &[0, 1, 2, 2]) }, 3, behind);
-        let buffers =
-            vec![Buffer::written(&parts), Buffer::written(&slots), Buffer::read(&inverse.handle)];
-        let find = kernel(&programs.parts, c"attention_parts", pairs, 256, 2 * 256 * 4);
-        launch(client, find, buffers, vec![params]);
+        find_parts(client, &programs.parts, inverse, [pairs, listed, blocks], [&parts, &slots]);
 
         let tensors = read(inputs);
         let [scale, scale_log2] = self.scales();
@@ -493,7 +497,7 @@ impl Walk<'_> {
             buffers.push(Buffer::read(&inverse.handle));
             let pointers = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9];
             // SAFETY: the assertion above counts every byte.
-            let params = behind_starts(unsafe { parameters(params, &pointers) }, 10, behind);
+            let params = unsafe { parameters(params, &pointers) }.behind(10, behind);
             launch(client, kernel, buffers, vec![params]);
         };
         let (keys, threads) = (c"attention_backward", of.threads());
@@ -505,10 +509,26 @@ impl Walk<'_> {
     }
 }
 
-/// Parameters of which one address is that of inverse lists, so many bytes behind their starts.
-fn behind_starts(mut params: Argument, word: usize, bytes: usize) -> Argument {
-    if let Argument::Struct { pointers, .. } = &mut params {
-        pointers[word].2 = bytes;
-    }
-    params
+/// Enqueues what finds the parts of inverse lists: of so many pairs of a sample and a key head, each with so many entries and blocks.
+fn find_parts(
+    client: &Client,
+    cubin: &Arc<Cubin>,
+    inverse: &Inverse,
+    [pairs, listed, blocks]: [usize; 3],
+    [parts, slots]: [&Handle; 2],
+) {
+    let params = PartParams { pointers: [0; 4], listed: listed as i32, blocks: blocks as i32 };
+    // SAFETY: the assertion at `PartParams` counts every byte.
+    let params = unsafe { parameters(params, &[0, 1, 2, 2]) };
+    let params = params.behind(3, size_of::<u32>() * inverse.starts);
+    let kernel = Kernel {
+        cubin: cubin.clone(),
+        entry: c"attention_parts",
+        grid: pairs as u32,
+        block: 256,
+        shared_memory: 2 * 256 * 4,
+    };
+    let buffers =
+        vec![Buffer::written(parts), Buffer::written(slots), Buffer::read(&inverse.handle)];
+    launch(client, kernel, buffers, vec![params]);
 }

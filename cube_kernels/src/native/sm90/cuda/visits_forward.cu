@@ -1,0 +1,185 @@
+// Attention forward of blocks with the rows that list them, where heads that share a list are so few that a block is worth more to the
+// rows of all queries that list it than to those of one. A CTA has a block, or a part of the entries that name it, see union_parts.cuh. Its
+// warpgroups gather the rows of such entries, the heads of TILE_QUERIES of them at a time, and multiply them with wgmma: each entry has a
+// result of its own, as if its block were all that its query lists, which visits_merge.cu puts together.
+//
+// Compile-time parameters: BF16, DIM, DIM_V, GROUP, KEYS (64), CAUSAL, PART_ENTRIES. Shared memory: the block of keys and values, and two
+// tiles of rows for each warpgroup.
+
+constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS, CTAS = 2;
+constexpr int ROWS = 64, TILE_QUERIES = ROWS / GROUP;
+constexpr int K_BYTES = chunks_of(DIM) * KEYS * SWIZZLE, V_BYTES = chunks_of(DIM_V) * KEYS * SWIZZLE;
+constexpr int TILE = chunks_of(DIM) * ROWS * SWIZZLE, ROWS_OFFSET = K_BYTES + V_BYTES;
+static_assert(KEYS == 64, "a block is a tile");
+
+struct Params {
+  u16* partial;                  // [pairs of the launch, listed, GROUP, DIM_V]
+  float* lse;                    // the same without vectors, to the base of two
+  const u16 *query, *key, *value;
+  const int4* parts;             // see union_parts.cu
+  Inverse inverse;               // of entries
+  i64 query_strides[3], key_strides[3], value_strides[3];  // elements: batch, token, head
+  int queries, keys, heads_kv, entries;
+  int first_pair;                // of the launch
+  int origin, step;              // query i stands at i + origin, key j at j * step
+  float scale_log2;              // scale * log2(e)
+};
+
+extern __shared__ __align__(1024) u8 memory[];
+
+DEVICE u64 matrix_of(u32 address, u32 leading_bytes) {
+  return (u64)(1 << 30 | 8 * SWIZZLE >> 4) << 32 | leading_bytes >> 4 << 16 | (address & 0x3FFFF) >> 4;
+}
+
+// What a CTA has.
+struct Work {
+  int pair, batch, head_kv, block, count;
+  const u32* visitors;           // of the part
+  DEVICE Work(const Params& params) {
+    const int most = most_parts(params.inverse);
+    pair = params.first_pair + blockIdx.x / most;
+    batch = pair / params.heads_kv;
+    head_kv = pair % params.heads_kv;
+    const int4 part = params.parts[(i64)pair * most + blockIdx.x % most];
+    block = part.x;
+    count = part.z - part.y;
+    visitors = block < 0 ? nullptr : Visitors(params.inverse, pair, block).at + part.y;
+  }
+  // Whether a row of a tile is that of an entry, and which.
+  DEVICE bool find(int tile, int row, u32& entry) const {
+    const int member = row / GROUP, number = tile * TILE_QUERIES + member;
+    const bool exists = member < TILE_QUERIES && number < count;
+    entry = exists ? visitors[number] : 0u;
+    return exists;
+  }
+};
+
+// The block of keys or values.
+DEVICE void load_block(const Params& params, const Work& work, const u16* of, const i64 (&strides)[3], int dim, u32 to) {
+  for (int i = threadIdx.x; i < KEYS * dim / 8; i += THREADS) {
+    const int row = i / (dim / 8), column = i % (dim / 8), token = work.block * KEYS + row;
+    const bool exists = token < params.keys;
+    copy_or_zero(piece<KEYS>(to, row, column), of + work.batch * strides[0] + (i64)(exists ? token : 0) * strides[1] + work.head_kv * strides[2] + 8 * column, exists);
+  }
+}
+
+// A warpgroup.
+struct Consumer {
+  const Params& params;
+  const Work& work;
+  u32 shared, rows;              // addresses of the block and of two tiles
+  int thread, lane;
+  u32 next[2];                   // entries of the rows that the thread loads of the tile behind the one on its way
+  bool exists[2];
+
+  DEVICE void look(int tile) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) exists[r] = work.find(tile, thread / 4 + 32 * r, next[r]);
+  }
+
+  // Begins to copy what was looked for: a quarter of each of two rows.
+  DEVICE void gather(u32 to) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = thread / 4 + 32 * r;
+      const u16* from = params.query + work.batch * params.query_strides[0] + (i64)((int)next[r] / params.entries) * params.query_strides[1] +
+                        (work.head_kv * GROUP + (exists[r] ? row % GROUP : 0)) * params.query_strides[2];
+#pragma unroll
+      for (int i = 0; i < DIM / 8; i += 4) {
+        const int column = i + thread % 4;
+        if (column < DIM / 8) copy_or_zero(piece<ROWS>(to, row, column), from + 8 * column, exists[r]);
+      }
+    }
+  }
+
+  DEVICE void consume(int tile, u32 query) {
+    float scores[KEYS / 2], out[DIM_V / 2];
+    u32 weights[KEYS / 4], entry[2];
+    bool is_there[2];
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+      wgmma_scores(scores, matrix_of(query + k / 4 * ROWS * SWIZZLE + k % 4 * 32, 16), matrix_of(shared + k / 4 * KEYS * SWIZZLE + k % 4 * 32, 16), k > 0);
+    wgmma_commit();
+    int limit[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      is_there[r] = work.find(tile, thread / 32 * 16 + lane / 4 + 8 * r, entry[r]);
+      limit[r] = is_there[r] ? keys_before((int)entry[r] / params.entries, params.keys, params.origin, params.step) - work.block * KEYS : KEYS;
+    }
+    const bool hides = __any_sync(~0u, limit[0] < KEYS || limit[1] < KEYS);
+    wgmma_wait<0>();
+    pin(scores);
+    if (hides) {
+#pragma unroll
+      for (int j = 0; j < KEYS / 2; j++)
+        if (j / 4 * 8 + lane % 4 * 2 + (j & 1) >= limit[j >> 1 & 1]) scores[j] = NEG_INF;
+    }
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float most = scores[2 * r];
+#pragma unroll
+      for (int j = 2 * r; j < KEYS / 2; j += 4) most = fmaxf(most, fmaxf(scores[j], scores[j + 1]));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const float base = most * params.scale_log2;
+      float sum = 0.f;
+#pragma unroll
+      for (int j = 2 * r; j < KEYS / 2; j += 4) {
+        scores[j] = exp2_approx(fmaf(scores[j], params.scale_log2, -base));
+        scores[j + 1] = exp2_approx(fmaf(scores[j + 1], params.scale_log2, -base));
+        sum += scores[j] + scores[j + 1];
+      }
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      factor[r] = 1.f / sum;
+      if (lane % 4 == 0 && is_there[r]) params.lse[place(entry[r], r)] = base + log2_approx(sum);
+    }
+    pack_left(scores, weights);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+      wgmma_values(out, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], matrix_of(shared + K_BYTES + k * 16 * SWIZZLE, KEYS * SWIZZLE), k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(out);
+#pragma unroll
+    for (int r = 0; r < 2; r++) store_row(params.partial + place(entry[r], r) * DIM_V, out, r, factor[r], is_there[r], lane);
+  }
+
+  // The number of a result.
+  DEVICE i64 place(u32 entry, int r) const {
+    return ((i64)(work.pair - params.first_pair) * params.inverse.listed + entry) * GROUP + (thread / 32 * 16 + lane / 4 + 8 * r) % GROUP;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) attention_forward(const __grid_constant__ Params params) {
+  const u32 shared = (u32)__cvta_generic_to_shared(memory);
+  const Work work(params);
+  if (work.block < 0 || work.count == 0) return;
+  const int warpgroup = uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
+  const u32 rows = shared + ROWS_OFFSET + warpgroup * 2 * TILE;
+  const int tiles = (work.count + TILE_QUERIES - 1) / TILE_QUERIES;
+  Consumer consumer = {params, work, shared, rows, thread, thread % 32};
+  load_block(params, work, params.key, params.key_strides, DIM, shared);
+  load_block(params, work, params.value, params.value_strides, DIM_V, shared + K_BYTES);
+  consumer.look(warpgroup);
+  consumer.gather(rows);
+  consumer.look(warpgroup + WARPGROUPS);
+  wait_for_copies();
+  shared_proxy_fence();
+  __syncthreads();
+  int number = 0;
+#pragma unroll 1
+  for (int tile = warpgroup; tile < tiles; tile += WARPGROUPS, number ^= 1) {
+    // All of the warpgroup have copied this tile, and multiplied the one whose place the next one takes.
+    wait_for_copies();
+    shared_proxy_fence();
+    named_sync(1 + warpgroup, 128);
+    consumer.gather(rows + (number ^ 1) * TILE);
+    consumer.look(tile + 2 * WARPGROUPS);
+    consumer.consume(tile, rows + number * TILE);
+  }
+  wait_for_copies();
+}

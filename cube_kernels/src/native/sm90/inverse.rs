@@ -1,0 +1,108 @@
+//! Lists of blocks turned around on the device, see `cuda/inverse.cu`: what [`invert`] makes, in a tenth of its time.
+
+use std::sync::Arc;
+
+use cubecl::client::Client;
+
+use super::schedule::SHARED_MEMORY;
+use crate::native::compile::Cubin;
+use crate::native::grid::parameters;
+use crate::native::launch::{Buffer, Kernel, launch};
+use crate::sparse::{Inverse, check_lists, invert};
+use crate::{BlockSparse, KernelError};
+use cubecl::server::Handle;
+
+/// Entries of a chunk at least, and chunks of a sample and head at most.
+const LEAST_CHUNK: usize = 1024;
+const MOST_CHUNKS: usize = 512;
+/// Threads of the kernel that adds up counts.
+const STARTS_THREADS: usize = 1024;
+
+/// What inverse lists hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Items {
+    /// The numbers of lists.
+    Lists,
+    /// Those of entries, of all lists of a sample and head.
+    Entries,
+}
+
+/// The kernels' `Params`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    pointers: [u64; 4],
+    queries: i32,
+    heads: i32,
+    entries: i32,
+    blocks: i32,
+    chunks: i32,
+    chunk: i32,
+    divisor: i32,
+    padding: i32,
+}
+
+const _: () = assert!(size_of::<Params>() == 8 * 4 + 4 * 8);
+
+/// Whether a warp can count the blocks that its chunk names.
+const fn has_room(key_blocks: usize) -> bool {
+    key_blocks * size_of::<u32>() <= SHARED_MEMORY
+}
+
+/// The inverse of lists, as [`invert`] has it.
+///
+/// # Errors
+///
+/// If the lists are not those of the problem; then nothing was launched.
+pub(super) fn invert_lists(
+    client: &Client,
+    cubin: &Arc<Cubin>,
+    sparse: &BlockSparse,
+    lists: &Handle,
+    items: Items,
+) -> Result<Inverse, KernelError> {
+    let (queries, blocks, entries) =
+        (sparse.query_blocks(), sparse.key_blocks(), sparse.entries);
+    let pairs = sparse.problem.batch * sparse.list_heads;
+    let listed = queries * entries;
+    if items == Items::Lists && (!has_room(blocks) || pairs * listed * blocks == 0) {
+        return invert(client, sparse, lists);
+    }
+    check_lists(sparse, lists)?;
+    let chunk = listed.div_ceil(MOST_CHUNKS).next_multiple_of(32).max(LEAST_CHUNK);
+    let chunks = listed.div_ceil(chunk);
+    let starts = pairs * (blocks + 1);
+    let words = |count: usize| client.empty(count * size_of::<u32>());
+    let (handle, counts) = (words(starts + pairs * listed), words(pairs * chunks * blocks));
+    let params = Params {
+        pointers: [0; 4],
+        queries: queries as i32,
+        heads: sparse.list_heads as i32,
+        entries: entries as i32,
+        blocks: blocks as i32,
+        chunks: chunks as i32,
+        chunk: chunk as i32,
+        divisor: if items == Items::Entries { 1 } else { entries as i32 },
+        padding: 0,
+    };
+    // SAFETY: the assertion above counts every byte.
+    let params = unsafe { parameters(params, &[0, 0, 1, 2]) }.behind(1, starts * size_of::<u32>());
+    let walks = (pairs * chunks, 32, blocks * size_of::<u32>());
+    for (entry, (grid, block, shared)) in [
+        (c"attention_count", walks),
+        (c"attention_starts", (pairs, STARTS_THREADS, STARTS_THREADS / 32 * size_of::<u32>())),
+        (c"attention_scatter", walks),
+    ] {
+        let kernel = Kernel {
+            cubin: cubin.clone(),
+            entry,
+            grid: grid as u32,
+            block: block as u32,
+            shared_memory: shared as u32,
+        };
+        let buffers =
+            vec![Buffer::written(&handle), Buffer::written(&counts), Buffer::read(lists)];
+        launch(client, kernel, buffers, vec![params.clone()]);
+    }
+    Ok(Inverse { handle, starts })
+}
