@@ -66,7 +66,10 @@ fn check(policy: Policy, passes: Passes, cases: &[Case]) {
         let element = [Element::F16, Element::Bf16][number % 2];
         let of = Union::of(&case.sparse, element);
         match &of {
-            Ok(of) => println!("{}: {of}", case.name),
+            Ok(of) => {
+                let way = if of.visits(&case.sparse).is_some() { "visits" } else { "lists" };
+                println!("{}: {of}, by {way}", case.name);
+            }
             Err(_) => {
                 let schedule = planned_blocks(&case.sparse, element).expect("is supported");
                 println!("{}: {schedule}", case.name);
@@ -171,6 +174,18 @@ fn what_is_not_finite_stays_with_queries_that_list_it() {
     Union::of(&sparse, Element::Bf16).expect("is one");
     // A query's own block, the first one, and one by turns.
     let lists = (0..70i32).flat_map(|query| [query / 16, 0, query % 5]);
+    spoil(&sparse, &lists.collect::<Vec<_>>());
+}
+
+/// The same where blocks go to the rows that list them.
+#[test]
+fn what_is_not_finite_stays_with_rows_that_visit_it() {
+    let problem = Problem::new([Axis::dense(70, 70, true)], 4, 64).with_heads_kv(1);
+    let sparse = BlockSparse::new(problem, [1], [64]).with_lists(1, 3);
+    let of = Union::of(&sparse, Element::Bf16).expect("is one");
+    assert!(of.visits(&sparse).is_some());
+    // A block that is listed twice, one that is behind most queries, and one that is not there.
+    let lists = (0..70i32).flat_map(|query| [0, query % 3, query % 2]);
     spoil(&sparse, &lists.collect::<Vec<_>>());
 }
 

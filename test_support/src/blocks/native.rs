@@ -171,6 +171,32 @@ pub fn own_lists() -> Vec<Case> {
             "a head of its own, long lists of few keys",
             BlockSparse::new(problem(&[line(90, 50, false)], 2, 32), [1], [16]).with_lists(2, 7),
         ),
+        (
+            "4 heads, blocks that many list, causal",
+            BlockSparse::new(problem(&[line(200, 200, true)], 8, 64).with_heads_kv(2), [1], [64])
+                .with_lists(2, 3),
+        ),
+        (
+            "3 heads, rows that are nobody's, blocks that many list, short values",
+            BlockSparse::new(
+                problem(&[line(150, 130, false)], 3, 128).with_heads_kv(1).with_head_dim_v(48),
+                [1],
+                [64],
+            )
+            .with_lists(1, 4),
+        ),
+        (
+            "8 heads, keys with a step that many list, queries that see nothing, long values",
+            BlockSparse::new(
+                problem(&[line(140, 70, true).with_origin(-7)], 8, 16)
+                    .with_heads_kv(1)
+                    .with_head_dim_v(80),
+                [1],
+                [64],
+            )
+            .with_step(2)
+            .with_lists(1, 2),
+        ),
     ];
     laid(all, 700)
 }

@@ -61,8 +61,7 @@ pub(super) fn invert_lists(
     lists: &Handle,
     items: Items,
 ) -> Result<Inverse, KernelError> {
-    let (queries, blocks, entries) =
-        (sparse.query_blocks(), sparse.key_blocks(), sparse.entries);
+    let (queries, blocks, entries) = (sparse.query_blocks(), sparse.key_blocks(), sparse.entries);
     let pairs = sparse.problem.batch * sparse.list_heads;
     let listed = queries * entries;
     if items == Items::Lists && (!has_room(blocks) || pairs * listed * blocks == 0) {
@@ -100,8 +99,7 @@ pub(super) fn invert_lists(
             block: block as u32,
             shared_memory: shared as u32,
         };
-        let buffers =
-            vec![Buffer::written(&handle), Buffer::written(&counts), Buffer::read(lists)];
+        let buffers = vec![Buffer::written(&handle), Buffer::written(&counts), Buffer::read(lists)];
         launch(client, kernel, buffers, vec![params.clone()]);
     }
     Ok(Inverse { handle, starts })

@@ -285,11 +285,10 @@ impl Union {
         );
         const ROWS: &str = include_str!("cuda/union.cuh");
         text += match kernel {
-            UnionKernel::Forward | UnionKernel::Queries | UnionKernel::Keys => RUNS,
-            UnionKernel::Visits => {
-                text += RUNS;
-                &visit_products(self.element, self.keys, self.head_dim_v)
-            }
+            UnionKernel::Forward
+            | UnionKernel::Queries
+            | UnionKernel::Keys
+            | UnionKernel::Visits => RUNS,
             UnionKernel::Parts | UnionKernel::Sums => include_str!("../cuda/device.cuh"),
             UnionKernel::Merge => concat!(
                 include_str!("../cuda/device.cuh"),
@@ -298,6 +297,9 @@ impl Union {
                 include_str!("../cuda/row_sum.cuh"),
             ),
         };
+        if kernel == UnionKernel::Visits {
+            text += &visit_products(self.element, self.keys, self.head_dim_v);
+        }
         text += match kernel {
             UnionKernel::Forward | UnionKernel::Queries => ROWS,
             UnionKernel::Merge => "",

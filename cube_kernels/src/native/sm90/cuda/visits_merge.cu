@@ -56,7 +56,7 @@ DEVICE void repair(const Params& params, const List& list, int batch, int token,
   if (lane == 0) params.lse[row] = (sum.max + log2f(sum.sum)) * LN_2;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_merge(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 8) attention_merge(const __grid_constant__ Params params) {
   const int lane = threadIdx.x % 32, half = lane / 16, column = lane % 16 * 8;
   const i64 number = (i64)blockIdx.x * WARPS + threadIdx.x / 32, list_number = number / GROUP;
   const int member = (int)(number % GROUP), own = (int)(list_number / params.queries), token = (int)(list_number % params.queries);
