@@ -57,6 +57,17 @@ fn random_batches() {
     assert!(covered > 0, "none of {numbers:?}");
 }
 
+/// Sequences of the same shape in batches that differ in what their axes have: each has candidates of its own. No device is needed.
+#[test]
+fn sequences_of_one_shape_in_different_batches() {
+    for number in 1700..1860 {
+        let packed = packed(&random(number));
+        let forward = planned_packed(&packed, Element::F16, None).map(|parts| parts.len());
+        let backward = planned_packed_backward(&packed, Element::F16, None).map(|all| all.len());
+        assert_eq!(forward.is_ok(), backward.is_ok(), "{number}: {forward:?}, {backward:?}");
+    }
+}
+
 /// To be run alone: programs are those of the process.
 #[test]
 #[ignore = "counts what its process has compiled"]

@@ -182,7 +182,7 @@ fn divided<T: Clone>(
             let tiled: Vec<_> = tiled.collect();
             let schedules = if tiled.is_empty() { all } else { tiled };
             let loads = mix.shapes.iter().map(|(problem, count)| {
-                let loads = loads((how, traits, number), problem, &schedules);
+                let loads = loads((how, traits, number), &any, problem, &schedules);
                 loads.iter().map(|load| load.times(*count)).collect()
             });
             Candidates { loads: loads.collect(), schedules }
@@ -201,13 +201,23 @@ fn divided<T: Clone>(
     Ok(plans.iter().enumerate().map(part).collect())
 }
 
-/// What each schedule has to do for a sequence, counted once.
-fn loads(how: (How, Traits, usize), problem: &Problem, schedules: &[Schedule]) -> Arc<[Load]> {
-    static KNOWN: Choices<(How, Traits, usize, Pass), Arc<[Load]>> = LazyLock::new(Mutex::default);
+/// What loads depend on, besides a sequence: what lists schedules, and for which axes and pass.
+type Listed = (How, Traits, usize, [Axis; MAX_RANK], Pass);
+
+/// What each schedule has to do for a sequence, counted once. The schedules are those of `any`: a sequence of the same shape in a batch
+/// whose other sequences are causal, or have more axes, has others.
+fn loads(
+    how: (How, Traits, usize),
+    any: &Problem,
+    problem: &Problem,
+    schedules: &[Schedule],
+) -> Arc<[Load]> {
+    static KNOWN: Choices<Listed, Arc<[Load]>> = LazyLock::new(Mutex::default);
     let Some(first) = schedules.first() else { return Arc::default() };
     let (own, traits, number) = how;
     let count = || Some(schedules.iter().map(|schedule| Load::new(schedule, problem)).collect());
-    remembered(&KNOWN, problem, (own, traits, number, first.pass), count).unwrap_or_default()
+    remembered(&KNOWN, problem, (own, traits, number, any.axes, first.pass), count)
+        .unwrap_or_default()
 }
 
 /// The schedules of a packed batch: of one launch for all sequences, or of a few, each for some of them.
