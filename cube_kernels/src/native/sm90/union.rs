@@ -187,10 +187,12 @@ impl Union {
         entries.saturating_mul(self.group * (2 * self.head_dim_v + size_of::<f32>()))
     }
 
-    /// Bytes of shared memory of the kernel that goes from block to block: the block, and two tiles of rows for each of two warpgroups.
+    /// Bytes of shared memory of the kernel that goes from block to block: the block, and two tiles of rows or results for each of two
+    /// warpgroups.
     #[cfg(feature = "cuda")]
     const fn visits_memory(&self) -> usize {
-        self.stage() + 4 * self.head_dim.div_ceil(64) * TILE * 128
+        let longest = if self.head_dim > self.head_dim_v { self.head_dim } else { self.head_dim_v };
+        self.stage() + 4 * longest.div_ceil(64) * TILE * 128
     }
 
     /// Warps for the heads of a query.

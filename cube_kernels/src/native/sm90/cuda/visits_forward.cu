@@ -9,7 +9,7 @@
 constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS, CTAS = 2;
 constexpr int ROWS = 64, TILE_QUERIES = ROWS / GROUP;
 constexpr int K_BYTES = chunks_of(DIM) * KEYS * SWIZZLE, V_BYTES = chunks_of(DIM_V) * KEYS * SWIZZLE;
-constexpr int TILE = chunks_of(DIM) * ROWS * SWIZZLE, ROWS_OFFSET = K_BYTES + V_BYTES;
+constexpr int TILE = chunks_of(DIM > DIM_V ? DIM : DIM_V) * ROWS * SWIZZLE, ROWS_OFFSET = K_BYTES + V_BYTES;
 static_assert(KEYS == 64, "a block is a tile");
 
 struct Params {
@@ -93,6 +93,7 @@ struct Consumer {
   }
 
   DEVICE void consume(int tile, u32 query) {
+    const u32 results = query - shared;
     float scores[KEYS / 2], out[DIM_V / 2];
     u32 weights[KEYS / 4], entry[2];
     bool is_there[2];
@@ -144,14 +145,32 @@ struct Consumer {
     wgmma_commit();
     wgmma_wait<0>();
     pin(out);
+    // Through the rows' place, of which a warp has its sixteen, to whole vectors in memory.
+    named_sync(1 + threadIdx.x / 128, 128);
+    const int row = thread / 32 * 16 + lane / 4;
+    const u32 to = results + row * SWIZZLE + (row % 8 << 4) + lane % 4 * 4;
 #pragma unroll
-    for (int r = 0; r < 2; r++) store_row(params.partial + place(entry[r], r) * DIM_V, out, r, factor[r], is_there[r], lane);
+    for (int j = 0; j < DIM_V / 8; j++)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        *(u32*)(memory + (to ^ j % 8 << 4) + (j / 8 * ROWS + 8 * r) * SWIZZLE) = pack(out[4 * j + 2 * r] * factor[r], out[4 * j + 2 * r + 1] * factor[r]);
+    __syncwarp();
+    constexpr int PIECES = DIM_V / 8, TOGETHER = PIECES > 8 ? 16 : 8;  // of a vector, and lanes that write one
+    const int column = lane % TOGETHER;
+#pragma unroll
+    for (int i = 0; i < TOGETHER / 2; i++) {
+      const int other = lane / TOGETHER + 32 / TOGETHER * i, first = thread / 32 * 16;
+      const i64 at = __shfl_sync(~0u, is_there[i / (TOGETHER / 4)] ? (int)entry[i / (TOGETHER / 4)] : -1, other % 8 * 4);
+      if (at < 0 || column >= PIECES) continue;
+      const uint4 some = *(const uint4*)(memory + results + (column / 8 * ROWS + first + other) * SWIZZLE + ((column % 8 ^ other % 8) << 4));
+      *(uint4*)(params.partial + ((at + before()) * GROUP + (first + other) % GROUP) * DIM_V + 8 * column) = some;
+    }
   }
 
   // The number of a result.
-  DEVICE i64 place(u32 entry, int r) const {
-    return ((i64)(work.pair - params.first_pair) * params.inverse.listed + entry) * GROUP + (thread / 32 * 16 + lane / 4 + 8 * r) % GROUP;
-  }
+  DEVICE i64 place(u32 entry, int r) const { return (before() + entry) * GROUP + (thread / 32 * 16 + lane / 4 + 8 * r) % GROUP; }
+  // Entries of pairs before the own one.
+  DEVICE i64 before() const { return (i64)(work.pair - params.first_pair) * params.inverse.listed; }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) attention_forward(const __grid_constant__ Params params) {

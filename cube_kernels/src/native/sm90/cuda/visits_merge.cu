@@ -19,6 +19,7 @@ struct Params {
 };
 
 constexpr int WARPS = 4;
+constexpr int TOGETHER = 8;        // results on their way to a lane
 
 // A list, of which a lane looks at every 32nd entry.
 struct List {
@@ -87,17 +88,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8) attention_merge(cons
     const u32 there = __ballot_sync(~0u, exists);
     sum += weight;
     const int count = params.entries - base < 32 ? params.entries - base : 32;
-#pragma unroll 4
-    for (int i = 0; i < count; i += 2) {
-      const int from = i + half;
-      const float factor = __shfl_sync(~0u, weight, from);
-      if ((there >> from & 1) == 0 || column >= DIM_V) continue;
-      const uint4 words = *(const uint4*)(params.partial + (first + (i64)(base + from) * GROUP) * DIM_V + column);
-      const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += 2 * TOGETHER) {
+      uint4 words[TOGETHER];
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        out[2 * j] = fmaf(factor, unpack((u16)pairs[j]), out[2 * j]);
-        out[2 * j + 1] = fmaf(factor, unpack((u16)(pairs[j] >> 16)), out[2 * j + 1]);
+      for (int i = 0; i < TOGETHER; i++) {
+        const int from = begin + 2 * i + half;
+        words[i] = make_uint4(0, 0, 0, 0);
+        if (there >> from & 1 && column < DIM_V) words[i] = *(const uint4*)(params.partial + (first + (i64)(base + from) * GROUP) * DIM_V + column);
+      }
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        const float factor = __shfl_sync(~0u, weight, begin + 2 * i + half);
+        const u32 pairs[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          out[2 * j] = fmaf(factor, unpack((u16)pairs[j]), out[2 * j]);
+          out[2 * j + 1] = fmaf(factor, unpack((u16)(pairs[j] >> 16)), out[2 * j + 1]);
+        }
       }
     }
   }
