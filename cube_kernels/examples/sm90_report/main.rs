@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use burn_natten_kernels::native::compile::{Source, nvrtc_version};
 use burn_natten_kernels::native::sm90::{
-    Element, OPTIONS, UnionKernel, delta_source, lists_source,
+    Element, OPTIONS, delta_source, inverse_source, lists_source,
 };
 use native_report::{Log, compile, print};
 use sweep::{Extent, dims, schedules, unions};
@@ -111,12 +111,14 @@ fn programs(extent: Extent) -> Vec<Program> {
         }
     }
     for of in unions(extent) {
-        for kernel in UnionKernel::ALL {
+        for kernel in of.kernels() {
             programs.push(Program::new(of.name(kernel), of.source(kernel), (0, 0)));
         }
         let (name, code) = of.lists_source();
         programs.push(Program::new(name, code, (0, 0)));
     }
+    let (name, code) = inverse_source();
+    programs.push(Program::new(name, code, (0, 0)));
     for is_turned in [false, true] {
         let (name, code) = lists_source(is_turned);
         programs.push(Program::new(name, code, (0, 0)));

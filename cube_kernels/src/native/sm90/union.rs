@@ -177,6 +177,13 @@ impl Union {
         (is_one && is_shared && fits).then_some(Self { part: VISITORS_OF_PART, ..*self })
     }
 
+    /// The kernels that there are for it.
+    pub fn kernels(&self) -> impl Iterator<Item = UnionKernel> {
+        let visits = [UnionKernel::Visits, UnionKernel::Merge];
+        let has_visits = self.has_visits();
+        UnionKernel::ALL.into_iter().filter(move |kernel| has_visits || !visits.contains(kernel))
+    }
+
     /// Whether blocks and groups are those of kernels that go from block to block.
     pub const fn has_visits(&self) -> bool {
         self.keys == TILE && self.group <= MOST_VISITING

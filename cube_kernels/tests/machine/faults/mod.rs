@@ -9,6 +9,7 @@ mod blackwell_forward;
 mod forward;
 mod lists;
 mod selection;
+mod visits;
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -53,6 +54,8 @@ enum On {
     Lists,
     /// The same of many heads, which are rows enough to come round to where the first ones were.
     HeadsOfLists,
+    /// The same of four, whose blocks many list.
+    Visits,
     /// The selection of blocks: a warp has several lists.
     Selection,
     /// The same where warps share a list.
@@ -78,6 +81,7 @@ impl On {
             Self::OneSlot
             | Self::Lists
             | Self::HeadsOfLists
+            | Self::Visits
             | Self::Selection
             | Self::SharedSelection => {
                 unreachable!("is none of attention in a window")
@@ -124,8 +128,13 @@ impl Chip {
         let (client, element) = (client(), Element::Bf16);
         let check = || match (on, of) {
             (On::OneSlot, _) => check_one_slot(machine, &client),
-            (On::Lists | On::HeadsOfLists, of) => {
-                let case = own_lists().swap_remove(if on == On::Lists { 5 } else { 2 });
+            (On::Lists | On::HeadsOfLists | On::Visits, of) => {
+                let number = match on {
+                    On::Lists => 5,
+                    On::HeadsOfLists => 2,
+                    _ => 6,
+                };
+                let case = own_lists().swap_remove(number);
                 match of {
                     Direction::Forward => blocks::forward(machine, &client, element, &case),
                     Direction::Backward => blocks::backward(machine, &client, element, &case),
@@ -193,6 +202,7 @@ fn nothing_is_found_where_there_is_no_fault() {
             On::OneSlot,
             On::Lists,
             On::HeadsOfLists,
+            On::Visits,
             On::Selection,
             On::SharedSelection,
         ];
@@ -252,7 +262,7 @@ const SAMPLE: [&str; 12] = [
 ];
 
 /// Each table, with whose faults they are.
-const TABLES: [(Chip, Direction, &[Fault]); 7] = [
+const TABLES: [(Chip, Direction, &[Fault]); 8] = [
     (Chip::Hopper, Direction::Forward, forward::FAULTS),
     (Chip::Hopper, Direction::Backward, backward::FAULTS),
     (Chip::Blackwell, Direction::Forward, blackwell_forward::FAULTS),
@@ -260,6 +270,7 @@ const TABLES: [(Chip, Direction, &[Fault]); 7] = [
     (Chip::Hopper, Direction::Forward, lists::FORWARD),
     (Chip::Hopper, Direction::Backward, lists::BACKWARD),
     (Chip::Hopper, Direction::Forward, selection::FAULTS),
+    (Chip::Hopper, Direction::Forward, visits::FAULTS),
 ];
 
 /// The texts of all native kernels below a folder.
@@ -327,6 +338,7 @@ fn all_faults_of_blackwells_backward_kernels_are_found() {
 fn all_faults_of_lists_are_found() {
     look_for(Chip::Hopper, Direction::Forward, lists::FORWARD);
     look_for(Chip::Hopper, Direction::Backward, lists::BACKWARD);
+    look_for(Chip::Hopper, Direction::Forward, visits::FAULTS);
 }
 
 #[test]

@@ -45,12 +45,10 @@ struct Work {
     count = part.z - part.y;
     visitors = block < 0 ? nullptr : Visitors(params.inverse, pair, block).at + part.y;
   }
-  // Whether a row of a tile is that of an entry, and which.
-  DEVICE bool find(int tile, int row, u32& entry) const {
+  // The entry of a row of a tile, or -1 where it is that of none.
+  DEVICE int find(int tile, int row) const {
     const int member = row / GROUP, number = tile * TILE_QUERIES + member;
-    const bool exists = member < TILE_QUERIES && number < count;
-    entry = exists ? visitors[number] : 0u;
-    return exists;
+    return member < TILE_QUERIES && number < count ? (int)visitors[number] : -1;
   }
 };
 
@@ -69,12 +67,11 @@ struct Consumer {
   const Work& work;
   u32 shared, rows;              // addresses of the block and of two tiles
   int thread, lane;
-  u32 next[2];                   // entries of the rows that the thread loads of the tile behind the one on its way
-  bool exists[2];
+  int next[2];                   // entries of the rows that the thread loads of the tile behind the one on its way
 
   DEVICE void look(int tile) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) exists[r] = work.find(tile, thread / 4 + 32 * r, next[r]);
+    for (int r = 0; r < 2; r++) next[r] = work.find(tile, thread / 4 + 32 * r);
   }
 
   // Begins to copy what was looked for: a quarter of each of two rows.
@@ -82,12 +79,13 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int row = thread / 4 + 32 * r;
-      const u16* from = params.query + work.batch * params.query_strides[0] + (i64)((int)next[r] / params.entries) * params.query_strides[1] +
-                        (work.head_kv * GROUP + (exists[r] ? row % GROUP : 0)) * params.query_strides[2];
+      const bool exists = next[r] >= 0;
+      const u16* from = params.query + work.batch * params.query_strides[0] + (i64)(exists ? next[r] / params.entries : 0) * params.query_strides[1] +
+                        (work.head_kv * GROUP + row % GROUP) * params.query_strides[2];
 #pragma unroll
       for (int i = 0; i < DIM / 8; i += 4) {
         const int column = i + thread % 4;
-        if (column < DIM / 8) copy_or_zero(piece<ROWS>(to, row, column), from + 8 * column, exists[r]);
+        if (column < DIM / 8) copy_or_zero(piece<ROWS>(to, row, column), from + 8 * column, exists);
       }
     }
   }
@@ -95,8 +93,8 @@ struct Consumer {
   DEVICE void consume(int tile, u32 query) {
     const u32 results = query - shared;
     float scores[KEYS / 2], out[DIM_V / 2];
-    u32 weights[KEYS / 4], entry[2];
-    bool is_there[2];
+    u32 weights[KEYS / 4];
+    int entry[2];
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++)
@@ -105,8 +103,8 @@ struct Consumer {
     int limit[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      is_there[r] = work.find(tile, thread / 32 * 16 + lane / 4 + 8 * r, entry[r]);
-      limit[r] = is_there[r] ? keys_before((int)entry[r] / params.entries, params.keys, params.origin, params.step) - work.block * KEYS : KEYS;
+      entry[r] = work.find(tile, thread / 32 * 16 + lane / 4 + 8 * r);
+      limit[r] = entry[r] >= 0 ? keys_before(entry[r] / params.entries, params.keys, params.origin, params.step) - work.block * KEYS : KEYS;
     }
     const bool hides = __any_sync(~0u, limit[0] < KEYS || limit[1] < KEYS);
     wgmma_wait<0>();
@@ -135,7 +133,7 @@ struct Consumer {
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       factor[r] = 1.f / sum;
-      if (lane % 4 == 0 && is_there[r]) params.lse[place(entry[r], r)] = base + log2_approx(sum);
+      if (lane % 4 == 0 && entry[r] >= 0) params.lse[place(entry[r], r)] = base + log2_approx(sum);
     }
     pack_left(scores, weights);
     wgmma_fence();
@@ -159,8 +157,8 @@ struct Consumer {
     const int column = lane % TOGETHER;
 #pragma unroll
     for (int i = 0; i < TOGETHER / 2; i++) {
-      const int other = lane / TOGETHER + 32 / TOGETHER * i, first = thread / 32 * 16;
-      const i64 at = __shfl_sync(~0u, is_there[i / (TOGETHER / 4)] ? (int)entry[i / (TOGETHER / 4)] : -1, other % 8 * 4);
+      const int other = lane / TOGETHER + 32 / TOGETHER * i, first = opaque(thread / 32 * 16);
+      const i64 at = __shfl_sync(~0u, entry[i / (TOGETHER / 4)], other % 8 * 4);
       if (at < 0 || column >= PIECES) continue;
       const uint4 some = *(const uint4*)(memory + results + (column / 8 * ROWS + first + other) * SWIZZLE + ((column % 8 ^ other % 8) << 4));
       *(uint4*)(params.partial + ((at + before()) * GROUP + (first + other) % GROUP) * DIM_V + 8 * column) = some;
@@ -168,7 +166,7 @@ struct Consumer {
   }
 
   // The number of a result.
-  DEVICE i64 place(u32 entry, int r) const { return (before() + entry) * GROUP + (thread / 32 * 16 + lane / 4 + 8 * r) % GROUP; }
+  DEVICE i64 place(int entry, int r) const { return (before() + entry) * GROUP + (thread / 32 * 16 + lane / 4 + 8 * r) % GROUP; }
   // Entries of pairs before the own one.
   DEVICE i64 before() const { return (i64)(work.pair - params.first_pair) * params.inverse.listed; }
 };
