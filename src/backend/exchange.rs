@@ -4,22 +4,25 @@
 //! two of four waits are missing. The memory of the source may be used again before it is sent, and memory is received into that
 //! queued kernels still read. So a move is
 //!
-//! 1. a wait of the host until the destination has done what is queued there;
+//! 1. a wait of the destination's communication for the kernels that are queued there, by an event;
 //! 2. the move itself, which begins when the source has computed what is sent, and which the destination's kernels wait for;
 //! 3. a wait of the source's kernels for the communication, by an event: whatever takes the memory of the tensor waits, too.
 //!
-//! Nothing else may be queued between them, or memory changes hands. In a backward pass other operators' gradients would be, were the
+//! The host waits for nothing, so that a step of a model can be queued whole. Nothing else may be queued between them, or memory changes hands. In a backward pass other operators' gradients would be, were the
 //! waits operators around `to_device`: therefore the move is one operator with its waits inside, in either direction.
 
 use std::sync::{Mutex, PoisonError};
 
-#[cfg(feature = "cube")]
-use burn::backend::DispatchDevice;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "cube")]
+use burn::backend::{DeviceOps, DispatchDevice};
 use burn::tensor::Device;
-
-use crate::AttentionError;
+#[cfg(feature = "cube")]
+use cubecl::{
+    ir::{ElemType, FloatKind},
+    server::ReduceOperation,
+};
 
 /// From where to where.
 #[derive(Clone, Debug)]
@@ -123,19 +126,38 @@ fn carry<B: Backend>(tensor: FloatTensor<B>, route: &Route, to: &B::Device) -> F
 static ORDER: Mutex<()> = Mutex::new(());
 
 /// Moves something between the waits that it needs.
-///
-/// # Panics
-///
-/// If the destination fails.
 pub(crate) fn guarded<T>(route: &Route, exchange: impl FnOnce() -> T) -> T {
     let _one_at_a_time = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Err(error) = route.to.sync() {
-        panic!("{}", AttentionError::Execution { reason: error.to_string() });
-    }
+    expect(&route.to);
     let arrived = exchange();
     hold(&route.from);
     arrived
 }
+
+/// Lets what a device receives wait for the kernels that are queued there.
+///
+/// CubeCL has no call for it, but its reductions begin with that wait, and communication keeps its order. A reduction over one
+/// device moves nothing.
+#[cfg(feature = "cube")]
+fn expect(destination: &Device) {
+    if let Some(device) = cube(destination) {
+        let mut client = device.client();
+        if client.has_device_transport() {
+            let nothing = client.empty(size_of::<f32>());
+            let dtype = ElemType::Float(FloatKind::F32);
+            client.all_reduce(
+                nothing.clone(),
+                nothing,
+                dtype,
+                vec![device.id()],
+                ReduceOperation::Sum,
+            );
+        }
+    }
+}
+
+#[cfg(not(feature = "cube"))]
+fn expect(_destination: &Device) {}
 
 /// Lets the kernels of a device wait for what it sends.
 #[cfg(feature = "cube")]
