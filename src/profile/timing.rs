@@ -72,6 +72,12 @@ impl Timing {
         Self { samples, calls }
     }
 
+    /// Of calls that were timed one by one, by other means; `None` without any.
+    pub fn of_calls(samples: Vec<Duration>) -> Option<Self> {
+        let calls = samples.len();
+        (calls > 0).then(|| Self::new(samples, calls))
+    }
+
     /// All samples, in ascending order; at least one.
     pub fn samples(&self) -> &[Duration] {
         &self.samples
@@ -246,6 +252,12 @@ mod tests {
         let even = timing(&[4, 1, 2, 3]);
         assert_eq!(even.median(), Duration::from_micros(2500));
         assert_eq!(timing(&[6]).quartiles(), (Duration::from_millis(6), Duration::from_millis(6)));
+        let of_calls = Timing::of_calls(odd.samples().iter().rev().copied().collect());
+        assert_eq!(
+            of_calls.map(|timing| (timing.median(), timing.calls())),
+            Some((odd.median(), 5))
+        );
+        assert_eq!(Timing::of_calls(vec![]), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod errors;
 mod flags;
 mod measuring;
 mod ragged;
+mod sharded;
 mod sparse;
 mod unfused;
 

@@ -154,6 +154,12 @@ pub struct Args {
     #[arg(help_heading = "Run")]
     pub device: DeviceName,
 
+    /// Tokens in shards, one on each of these devices: every split beside one device
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = values::device)]
+    #[arg(conflicts_with_all = crate::sharded::WITHOUT, conflicts_with_all = TUNING)]
+    #[arg(hide_short_help = true, help_heading = "Run")]
+    pub devices: Vec<DeviceName>,
+
     /// Untimed calls at the start
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = values::at_least::<1>)]
     #[arg(help_heading = "Run")]

@@ -15,6 +15,7 @@ mod passes;
 mod print;
 mod ragged;
 mod request;
+mod sharded;
 mod sparse;
 mod unfused;
 mod units;
@@ -85,7 +86,9 @@ fn run(parsed: Parsed) -> Result<String, Failure> {
         return ragged::run(&job, &args);
     }
     let request = Request::new(&args)?;
-    if args.unfused {
+    if !args.devices.is_empty() {
+        sharded::run(&request, &args)
+    } else if args.unfused {
         unfused::run(&request, &args)
     } else if args.dry_run {
         dry_run::run(&request, &args)

@@ -2,9 +2,9 @@
 
 use burn_natten::plan::{Candidate, Explanation, Sizes, Target, Windows, explain};
 use burn_natten::profile::Workload;
-use burn_natten::{AttentionError, Context, Strategy};
+use burn_natten::{AttentionError, Context, NeighborhoodOptions, Strategy};
 use burn_natten_kernels::catalogue::{self, Published};
-use burn_natten_kernels::{MAX_RANK, Problem};
+use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 
 use crate::args::Args;
 use crate::failure::Failure;
@@ -84,6 +84,20 @@ impl Request {
             strategy: candidate.strategy,
             context: candidate.context,
         }
+    }
+
+    /// The windows as options of an operator of `N` axes.
+    pub fn options<const N: usize>(&self, args: &Args) -> NeighborhoodOptions<N> {
+        let axes = &self.problem.axes[MAX_RANK - N..];
+        let of = |value: fn(&Axis) -> usize| -> [usize; N] {
+            std::array::from_fn(|axis| value(&axes[axis]))
+        };
+        NeighborhoodOptions::new(of(|axis| axis.kernel_size))
+            .with_stride(of(|axis| axis.stride))
+            .with_dilation(of(|axis| axis.dilation))
+            .with_causal(std::array::from_fn(|axis| axes[axis].is_causal))
+            .with_scale(self.problem.scale)
+            .with_strategy(args.strategy)
     }
 
     fn fits(&self, candidate: &Candidate, args: &Args) -> bool {

@@ -91,7 +91,7 @@ fn timed<const N: usize, const D: usize>(
 ) -> Result<Timing, AttentionError> {
     let problem = &request.problem;
     let [first, space] = inputs(half, problem, args, device, tracked);
-    let options = options::<N>(problem, args);
+    let options = request.options::<N>(args);
     // Rows of memory may be longer than those of the tensor, which to flatten would be a copy: what is computed stays here.
     let last = RefCell::new(vec![]);
     let timing = time(device, &repeats(args), || {
@@ -132,19 +132,6 @@ fn inputs<const D: usize>(
         if is_tracked { tensor } else { tensor.detach() }
     };
     [of((problem.heads, first), tracked[0]), of((problem.heads_kv, dim), tracked[1])]
-}
-
-fn options<const N: usize>(problem: &Problem, args: &Args) -> NeighborhoodOptions<N> {
-    let axes = &problem.axes[MAX_RANK - N..];
-    let of = |value: fn(&burn_natten_kernels::Axis) -> usize| -> [usize; N] {
-        std::array::from_fn(|axis| value(&axes[axis]))
-    };
-    NeighborhoodOptions::new(of(|axis| axis.kernel_size))
-        .with_stride(of(|axis| axis.stride))
-        .with_dilation(of(|axis| axis.dilation))
-        .with_causal(std::array::from_fn(|axis| axes[axis].is_causal))
-        .with_scale(args.scale)
-        .with_strategy(args.strategy)
 }
 
 /// The gradients of a sum of all outputs, on a device that tracks; or else the outputs.
