@@ -5,13 +5,17 @@ use burn::tensor::{Device, DeviceConfig, FloatDType};
 use super::Failure;
 use super::flags::{Backend, Precision};
 
-/// The device asked for, with the dtype asked for as its default.
-pub fn open(backend: Backend, precision: Precision) -> Result<Device, Failure> {
+/// The device asked for, of those of its kind the one of this number, with the dtype asked for as its default.
+pub fn open(backend: Backend, number: usize, precision: Precision) -> Result<Device, Failure> {
+    if number > 0 && backend != Backend::Cuda {
+        let text = format!("--devices: is {number}, must be 0 but for --device cuda");
+        return Err(Failure::Usage(text));
+    }
     let mut device = match backend {
         Backend::Flex => Device::flex(),
         Backend::Cpu => cpu()?,
         Backend::Wgpu => wgpu()?,
-        Backend::Cuda => cuda()?,
+        Backend::Cuda => cuda(number)?,
     };
     let dtype = match precision {
         Precision::F32 => FloatDType::F32,
@@ -48,10 +52,13 @@ fn wgpu() -> Result<Device, Failure> {
 
 /// As for `wgpu`: no driver, no device.
 #[cfg(feature = "cuda")]
-fn cuda() -> Result<Device, Failure> {
-    match cubecl::Device::cuda(0) {
-        Ok(_) => Ok(Device::cuda(0)),
-        Err(_) => Err(Failure::Usage("--device cuda: this machine has no such device".into())),
+fn cuda(number: usize) -> Result<Device, Failure> {
+    match cubecl::Device::cuda(number) {
+        Ok(_) => Ok(Device::cuda(number)),
+        Err(_) => {
+            let text = format!("--device cuda: this machine has no such device {number}");
+            Err(Failure::Usage(text))
+        }
     }
 }
 
@@ -66,7 +73,7 @@ fn wgpu() -> Result<Device, Failure> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda() -> Result<Device, Failure> {
+fn cuda(_number: usize) -> Result<Device, Failure> {
     Err(not_built("cuda"))
 }
 
@@ -81,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_backend_that_is_not_built_names_its_feature() {
-        let error = open(Backend::Cuda, Precision::F32).expect_err("is not built");
+        let error = open(Backend::Cuda, 0, Precision::F32).expect_err("is not built");
         assert_eq!(error.to_string(), "--device cuda: is not in this build, add --features cuda");
     }
 }

@@ -66,7 +66,7 @@ pub fn run(args: &Train) -> Result<(), Failure> {
 
 /// The device of the flags, and whether activations are in bf16.
 pub fn open(args: &Training) -> Result<(Device, bool), Failure> {
-    let device = device::open(args.device, Precision::F32)?;
+    let device = device::open(args.device, 0, Precision::F32)?;
     let is_half = match args.dtype {
         Precision::F32 => false,
         Precision::Bf16 if device.supports_dtype(FloatDType::BF16) => true,

@@ -16,7 +16,7 @@ use crate::train;
 
 /// Writes behind the prompt, and tells how fast.
 pub fn run(args: &Write) -> Result<(), Failure> {
-    let device = device::open(args.device, Precision::F32)?;
+    let device = device::open(args.device, 0, Precision::F32)?;
     let (config, model) = train::load(&args.model, &device)?;
     let prompt = args.prompt.as_bytes();
     if prompt.is_empty() {

@@ -31,7 +31,7 @@ pub fn report(args: &Classify) -> Result<Vec<String>, Failure> {
         None => None,
     };
 
-    let device = device::open(args.machine.device, args.machine.dtype)?;
+    let device = device::open(args.machine.device, 0, args.machine.dtype)?;
     let mut options = LoadOptions::new();
     options.top_level_key.clone_from(&args.model.part);
     let (model, _) = recipe.model.init(&device).load(&args.model.weights, &options)?;

@@ -15,6 +15,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
 
+    /// Numbers of GPUs that train together, each on its share of every batch: 0,1
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "0")]
+    #[arg(value_parser = whole::<0, { usize::MAX }>)]
+    pub devices: Vec<usize>,
+
     /// Type of weights and activations
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,
@@ -31,7 +36,7 @@ pub struct Args {
     #[arg(long, value_parser = whole::<1, { usize::MAX }>)]
     pub dilation: Option<usize>,
 
-    /// Pictures in a training step
+    /// Pictures in a training step, on all devices together
     #[arg(long, default_value_t = 16, value_parser = whole::<1, { usize::MAX }>)]
     pub batch_size: usize,
 
@@ -127,6 +132,7 @@ mod tests {
             (&["--learning-rate", "2"], &["--learning-rate", "2", "at most 1"]),
             (&["--image-size", "4"], &["--image-size", "4", "from 8 to 512"]),
             (&["--seed", "x"], &["--seed", "x"]),
+            (&["--devices", "0,x"], &["--devices", "x"]),
             (&["--images", "a", "--data", "b"], &["--images", "--data"]),
             (&["--nonsense"], &["--nonsense"]),
             (&["stray"], &["stray"]),

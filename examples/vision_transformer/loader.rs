@@ -1,5 +1,6 @@
 //! From pictures to batches of tensors.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::batcher::Batcher;
@@ -103,7 +104,16 @@ impl PictureBatcher {
 
 impl Batcher<Picture, Batch> for PictureBatcher {
     fn batch(&self, pictures: Vec<Picture>, device: &Device) -> Batch {
+        let all = 0..pictures.len();
+        self.part(&pictures, all, device)
+    }
+}
+
+impl PictureBatcher {
+    /// Some pictures of a batch, moved as they are in the whole of it.
+    pub fn part(&self, pictures: &[Picture], part: Range<usize>, device: &Device) -> Batch {
         let motions: Vec<_> = pictures.iter().map(|picture| self.motion(picture.size)).collect();
+        let (pictures, motions) = (&pictures[part.clone()], &motions[part]);
         let mut order: Vec<usize> = (0..pictures.len()).collect();
         order.sort_by_key(|index| motions[*index].size);
         let (mut values, mut sizes, mut classes) = (Vec::new(), Vec::new(), Vec::<i64>::new());

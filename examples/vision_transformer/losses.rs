@@ -1,11 +1,13 @@
 //! The loss of each step of a short training, to be compared with that on another device or in another type.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use burn::data::dataloader::batcher::Batcher;
-use burn::module::Module;
-use burn::tensor::Device;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::distributed::{DistributedConfig, DistributedContext, ReduceOperation};
+use burn::tensor::{Device, Tensor};
 use burn::train::TrainStep;
 use clap::ValueEnum;
 use rand::SeedableRng;
@@ -15,11 +17,11 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::cli::Args;
-use crate::common::device;
 use crate::common::training::schedule;
 use crate::data::{Picture, Pictures};
 use crate::loader::PictureBatcher;
-use crate::model::VisionTransformerConfig;
+use crate::members;
+use crate::model::{VisionTransformer, VisionTransformerConfig};
 use crate::training::WEIGHT_DECAY;
 
 /// A line of the file.
@@ -40,14 +42,17 @@ pub fn run(
     pictures: &Pictures,
     path: &Path,
 ) -> Result<(), Failure> {
-    let device = device::open(args.device, args.dtype)?;
+    let devices = members::open(args)?;
     let started = Instant::now();
-    let losses = losses(args, model, pictures, &device)?;
+    let losses = losses(args, model, pictures, &devices)?;
     let time = started.elapsed().as_secs_f64();
     let name = |flag: Option<clap::builder::PossibleValue>| {
         flag.map(|flag| flag.get_name().to_owned()).unwrap_or_default()
     };
-    let device = name(args.device.to_possible_value());
+    let device = match args.devices.len() {
+        1 => name(args.device.to_possible_value()),
+        members => format!("{members} x {}", name(args.device.to_possible_value())),
+    };
     let dtype = name(args.dtype.to_possible_value());
     let optimizer = name(args.optimizer.to_possible_value());
     let fail = |error: csv::Error| Failure::cannot_write(path, &error);
@@ -68,33 +73,99 @@ pub fn run(
 
 /// The losses of `args.steps` steps.
 ///
-/// Whatever is drawn is drawn on the CPU: weights, the order of the pictures, and their motions.
+/// Whatever is drawn is drawn on the CPU: weights, the order of the pictures, and their motions. Several devices train on a part of
+/// each batch each, by Burn's own engine, and the losses are those of whole batches.
 pub fn losses(
     args: &Args,
     model: &VisionTransformerConfig,
     pictures: &Pictures,
-    device: &Device,
+    devices: &[Device],
 ) -> Result<Vec<f32>, Failure> {
     let flex = Device::flex();
     flex.seed(args.seed);
     let model = model.clone().with_drop_path(0.0);
     let weights = model.init(&flex).into_record().cast_to_module_dtype();
-    let mut model = model
-        .init(&device.clone().autodiff())
+    let devices: Vec<_> = devices.iter().map(|device| device.clone().autodiff()).collect();
+    let model = model
+        .init(&devices[0])
         .try_load_record(weights)
         .map_err(|error| Failure::Run(format!("the weights cannot be moved: {error}")))?;
+    let members = devices.len();
+    if members == 1 {
+        return Ok(read(member(args, model, pictures, (0, &devices))?));
+    }
+    let mean = DistributedConfig { all_reduce_op: ReduceOperation::Mean };
+    let _context = DistributedContext::init(devices.clone(), mean);
+    let parts = std::thread::scope(|scope| {
+        let devices = &devices;
+        let start = |number: usize| {
+            let model = model.clone().fork(&devices[number]).map(&mut Shared);
+            scope.spawn(move || member(args, model, pictures, (number, devices)).map(read))
+        };
+        let threads: Vec<_> = (0..members).map(start).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Vec<f32>, Failure>>| {
+            let failed = |_| Err(Failure::Run("a device failed; the log says why".into()));
+            thread.join().unwrap_or_else(failed)
+        };
+        threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
+    })?;
+    let mean = |step: usize| parts.iter().map(|losses| losses[step]).sum::<f32>() / members as f32;
+    Ok((0..args.steps).map(mean).collect())
+}
+
+/// The losses of a member's parts, each by the weight of its part, on the device.
+fn member(
+    args: &Args,
+    mut model: VisionTransformer,
+    pictures: &Pictures,
+    (number, devices): (usize, &[Device]),
+) -> Result<Vec<Tensor<1>>, Failure> {
     let mut optimizer = args.optimizer.adamw(WEIGHT_DECAY, None)?;
     let mut rates = schedule(args.learning_rate, args.steps)?;
     let batcher = PictureBatcher::new(pictures).with_motions(args.seed);
     let mut losses = Vec::with_capacity(args.steps);
     for pictures in batches(args, pictures).take(args.steps) {
-        let batch = batcher.batch(pictures, &device.clone().autodiff());
-        let output = TrainStep::step(&model, batch);
-        losses.push(output.item.loss.without_autodiff());
-        model = model.optimize(&mut optimizer, rates.step(), output.grads);
+        let part = Part::of(pictures.len(), number, devices.len());
+        let batch = batcher.part(&pictures, part.pictures, &devices[number]);
+        let loss = model.classify(batch).loss * part.weight;
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        losses.push(loss.without_autodiff());
+        model = model.optimize(&mut optimizer, rates.step(), gradients);
     }
-    // Read at the end, so that no step waits for one.
-    Ok(losses.into_iter().map(|loss| loss.into_scalar::<f32>()).collect())
+    Ok(losses)
+}
+
+/// Read at the end, so that no step waits for one.
+fn read(losses: Vec<Tensor<1>>) -> Vec<f32> {
+    losses.into_iter().map(|loss| loss.into_scalar::<f32>()).collect()
+}
+
+/// The part of a batch that a member trains on.
+#[derive(Debug, PartialEq)]
+struct Part {
+    pictures: Range<usize>,
+    /// Of the mean over its pictures: the mean over members is then that over all pictures, however many each of them has.
+    weight: f32,
+}
+
+impl Part {
+    /// As even as can be. Who has no picture gets one that does not count, as all have to send gradients.
+    fn of(pictures: usize, member: usize, members: usize) -> Self {
+        let cut = |member: usize| pictures * member / members;
+        let range = cut(member)..cut(member + 1);
+        let weight = (range.len() * members) as f32 / pictures as f32;
+        Self { pictures: if range.is_empty() { 0..1 } else { range }, weight }
+    }
+}
+
+/// Marks parameters as those whose gradients all devices share.
+struct Shared;
+
+impl ModuleMapper for Shared {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, tensor.set_distributed(id), mapper)
+    }
 }
 
 /// Shuffled pictures, again and again.
@@ -132,7 +203,47 @@ mod tests {
         let args = args(&[&["--losses", "x"], flags].concat());
         let pictures = data::digits(&data::default_digits()).expect("is beside the sources");
         let model = VisionTransformerConfig::new(1, 8, 10, 3, 2).with_dims([16, 16]);
-        losses(&args, &model.with_depths([2, 1]), &pictures, device).expect("it trains")
+        losses(&args, &model.with_depths([2, 1]), &pictures, std::slice::from_ref(device))
+            .expect("it trains")
+    }
+
+    #[test]
+    fn parts_make_up_a_batch() {
+        for (pictures, members) in [(8, 2), (7, 2), (10, 4), (1, 3), (2, 3)] {
+            let parts: Vec<_> =
+                (0..members).map(|member| Part::of(pictures, member, members)).collect();
+            let weights: f32 = parts.iter().map(|part| part.weight).sum();
+            assert!((weights - members as f32).abs() < 1e-5, "{parts:?}");
+            let counted = parts.iter().filter(|part| part.weight > 0.0);
+            let seen: Vec<_> = counted.flat_map(|part| part.pictures.clone()).collect();
+            assert_eq!(seen, (0..pictures).collect::<Vec<_>>());
+            assert!(parts.iter().all(|part| !part.pictures.is_empty()));
+        }
+    }
+
+    /// What several devices do, on one: the mean of the members' gradients is the gradient of the batch.
+    #[test]
+    fn members_gradients_have_the_batchs_as_their_mean() {
+        let _alone = alone();
+        let device = Device::flex().autodiff();
+        let pictures = data::digits(&data::default_digits()).expect("is beside the sources");
+        let config = VisionTransformerConfig::new(1, 8, 10, 3, 2).with_dims([16, 16]);
+        let model = config.with_drop_path(0.0).init(&device);
+        let some = &pictures.train[..5];
+        let gradients = |part: Part| {
+            let batcher = PictureBatcher::new(&pictures).with_motions(3);
+            let loss = model.classify(batcher.part(some, part.pictures, &device)).loss;
+            let loss = loss * part.weight;
+            let tape = loss.backward();
+            let halve = model.halve.weight.grad(&tape).expect("is trained");
+            (loss.into_scalar::<f32>(), halve)
+        };
+        let (loss, want) = gradients(Part::of(5, 0, 1));
+        let parts = (0..3).map(|member| gradients(Part::of(5, member, 3)));
+        let (losses, gots): (Vec<_>, Vec<_>) = parts.unzip();
+        assert!((losses.iter().sum::<f32>() / 3.0 - loss).abs() < 1e-6 * loss, "{losses:?} {loss}");
+        let got = gots.into_iter().reduce(|sum, part| sum + part).expect("there are three") / 3.0;
+        assert!(got.all_close(want, Some(1e-4), Some(1e-6)));
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod data;
 mod folder;
 mod loader;
 mod losses;
+mod members;
 mod model;
 mod picture;
 mod positions;

@@ -132,7 +132,8 @@ pub struct VisionTransformer {
     positions: Positions,
     /// Blocks at the resolution of the convolutions.
     pub first: Vec<NeighborhoodTransformerBlock>,
-    halve: Conv2d,
+    /// Between the stages.
+    pub halve: Conv2d,
     second: Vec<NeighborhoodTransformerBlock>,
     norm: LayerNorm,
     head: Linear,
@@ -158,7 +159,8 @@ impl VisionTransformer {
         features.by_size(|grids| self.positions.add(grids))
     }
 
-    fn classify(&self, batch: Batch) -> ClassificationOutput {
+    /// Logits and loss of a batch.
+    pub fn classify(&self, batch: Batch) -> ClassificationOutput {
         // The loss of 16-bit logits would lose what it is about, their differences.
         let logits = self.forward(batch.images).cast(FloatDType::F32);
         let loss = CrossEntropyLossConfig::new()

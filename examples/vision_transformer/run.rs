@@ -11,15 +11,15 @@ use serde_json::json;
 use crate::Failure;
 use crate::cli::Args;
 use crate::common::report::{self, Confusion};
+use crate::common::runs;
 use crate::common::training::newest_checkpoint;
-use crate::common::{device, runs};
 use crate::data::{self, Picture, Pictures};
 use crate::folder::Resize;
 use crate::loader::{Batch, PictureBatcher};
 use crate::model::VisionTransformerConfig;
 use crate::resample::mix_sizes;
 use crate::tokens::Tokens;
-use crate::{folder, losses, picture, training};
+use crate::{folder, losses, members, picture, training};
 
 /// Trains, tests, and tells where everything is.
 pub fn run(args: &Args) -> Result<(), Failure> {
@@ -29,7 +29,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(path) = &args.losses {
         return losses::run(args, &model, &pictures, path);
     }
-    let device = device::open(args.device, args.dtype)?;
+    let devices = members::open(args)?;
+    let device = devices[0].clone();
     // The seed decides on the pictures for the test.
     let run = json!({
         "model": model, "data": source, "mixed_sizes": args.mixed_sizes, "seed": args.seed,
@@ -52,7 +53,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         println!("continuing after epoch {epoch}");
     }
 
-    let trained = training::train(&model, &pictures, args, &device, &files, from)?;
+    let trained = training::train(&model, &pictures, args, &devices, &files, from)?;
     if trained.is_stopped {
         println!("stopped before the last epoch; --resume continues");
     }

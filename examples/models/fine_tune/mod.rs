@@ -45,7 +45,7 @@ pub fn run(args: &FineTune) -> Result<(), Failure> {
     if let Some(rate) = args.drop_path {
         *recipe.model.drop_path_rate() = rate;
     }
-    let device = device::open(args.device, Precision::F32)?;
+    let device = device::open(args.device, 0, Precision::F32)?;
     let dtype = activations(args, &device)?;
     let job = Job { args, photos, recipe, device };
     // Weights that do not fit must not cost the folder of an earlier run.

@@ -25,7 +25,7 @@ const AVERAGED: &str = "model_ema";
 pub fn run(args: &Sample) -> Result<(), Failure> {
     let document = Document::find(args.config.as_deref(), &args.weights)?;
     let classes = classes(args, &document)?;
-    let device = device::open(args.machine.device, args.machine.dtype)?;
+    let device = device::open(args.machine.device, 0, args.machine.dtype)?;
     let model = load(args, &document, &device)?;
     std::fs::create_dir_all(&args.output)
         .map_err(|error| Failure::cannot_write(&args.output, &error))?;
