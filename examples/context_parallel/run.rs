@@ -220,11 +220,11 @@ fn dtype(precision: Precision) -> DType {
     }
 }
 
+/// Waits for all devices, which have all begun by then.
 fn sync(devices: &[Device]) -> Result<(), Failure> {
-    for device in devices {
-        device.sync().map_err(|error| Failure::Run(error.to_string()))?;
-    }
-    Ok(())
+    let failed = |error: burn::backend::ExecutionError| Failure::Run(error.to_string());
+    devices.iter().try_for_each(|device| device.flush().map_err(failed))?;
+    devices.iter().try_for_each(|device| device.sync().map_err(failed))
 }
 
 /// The largest difference, relative to the largest magnitude.

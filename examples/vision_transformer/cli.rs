@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long, default_value_t = 16, value_parser = whole::<1, { usize::MAX }>)]
     pub batch_size: usize,
 
+    /// Threads that prepare pictures for each device
+    #[arg(long, default_value_t = 1, value_parser = whole::<1, { usize::MAX }>)]
+    pub workers: usize,
+
     /// Highest learning rate, above 0 and at most 1
     #[arg(long, default_value_t = 2e-3, value_parser = learning_rate)]
     pub learning_rate: f64,

@@ -56,7 +56,7 @@ pub fn train(
     let train = DataLoaderBuilder::new(batcher.clone().with_motions(args.seed))
         .batch_size(batch_size)
         .shuffle(args.seed)
-        .num_workers(1)
+        .num_workers(args.workers)
         .set_device(device.clone())
         .build(InMemDataset::new(pictures_of_epoch));
     let valid = DataLoaderBuilder::new(batcher)

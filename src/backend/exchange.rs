@@ -159,6 +159,13 @@ fn expect(destination: &Device) {
 #[cfg(not(feature = "cube"))]
 fn expect(_destination: &Device) {}
 
+/// Has a device begin with what is queued for it. CubeCL keeps tasks of a device until there are enough of them, or somebody waits:
+/// members that nobody waits for yet would stand idle.
+pub(crate) fn begin(device: &Device) {
+    // Nothing is under way that its kernels had to wait for.
+    hold(device);
+}
+
 /// Lets the kernels of a device wait for what it sends.
 #[cfg(feature = "cube")]
 fn hold(source: &Device) {

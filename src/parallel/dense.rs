@@ -253,6 +253,7 @@ impl Team {
         }
         let outs = links.regroup(&outs, (ALONG, &whole.queries), HEADS);
         let logsumexps = links.regroup(&logsumexps, (ALONG, &whole.queries), HEADS);
+        links.begin();
         let outputs = outs.into_iter().zip(logsumexps);
         Ok(outputs.map(|(out, logsumexp)| AttentionOutput { out, logsumexp }).collect())
     }
@@ -278,7 +279,9 @@ impl Team {
             })
             .collect();
         let of = |(member, (key, value, seen))| self.part(member, (key, value), &seen, true);
-        gathered.into_iter().enumerate().map(of).collect()
+        let outputs = gathered.into_iter().enumerate().map(of).collect();
+        self.links.begin();
+        outputs
     }
 
     fn by_ring(self) -> Result<Vec<AttentionOutput>, AttentionError> {
@@ -319,7 +322,9 @@ impl Team {
             let (out, logsumexp) = merged.map_err(|error| error.of_member(number))?;
             Ok(AttentionOutput { out, logsumexp })
         };
-        parts.into_iter().enumerate().map(merge).collect()
+        let outputs = parts.into_iter().enumerate().map(merge).collect();
+        links.begin();
+        outputs
     }
 
     /// Attention of a member's queries to some of the keys, and to the additional tokens as well or not.

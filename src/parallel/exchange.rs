@@ -6,7 +6,7 @@ use burn::backend::Dispatch;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use crate::backend::exchange::{ExchangeOps, Route, guarded};
+use crate::backend::exchange::{ExchangeOps, Route, begin, guarded};
 use crate::{AttentionError, Context};
 
 /// A tensor on another device: `Tensor::to_device`, in an order that is safe to queue, forward and backward. On its own device it stays as it
@@ -106,6 +106,13 @@ impl Links {
     /// Number of members.
     pub fn len(&self) -> usize {
         self.devices.len()
+    }
+
+    /// Has all members begin with what they are to compute.
+    pub fn begin(&self) {
+        if self.devices.len() > 1 {
+            self.devices.iter().for_each(begin);
+        }
     }
 
     /// A tensor on the device of a member.

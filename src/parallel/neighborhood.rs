@@ -126,11 +126,13 @@ fn sharded<const N: usize, const D: usize, const L: usize>(
     let whole = Whole::new(&members, &shared, &options, along)?;
     let context = options.common.context.unwrap_or_else(Context::current);
     let links = Links::new(members.devices(), &shared.devices(), context)?;
-    match split {
+    let outputs = match split {
         _ if links.len() == 1 => alone(members, &shared, &options, &links),
         Split::Heads { .. } => by_heads(&members, &whole, &shared, &options, &links),
         Split::Halo { axis } => by_halo(&members, &whole, &shared, &options, (axis, &links)),
-    }
+    }?;
+    links.begin();
+    Ok(outputs)
 }
 
 /// The tensors as they would be on one device.

@@ -192,8 +192,11 @@ fn check<const D: usize>(results: Vec<Tensor<D>>) -> Result<(), AttentionError> 
     Ok(())
 }
 
+/// Waits for all devices, which have all begun by then.
 fn sync(devices: &[Device]) -> Result<(), AttentionError> {
-    devices.iter().try_for_each(|device| {
-        device.sync().map_err(|error| AttentionError::Execution { reason: error.to_string() })
-    })
+    let failed = |error: burn::backend::ExecutionError| AttentionError::Execution {
+        reason: error.to_string(),
+    };
+    devices.iter().try_for_each(|device| device.flush().map_err(failed))?;
+    devices.iter().try_for_each(|device| device.sync().map_err(failed))
 }
