@@ -38,10 +38,10 @@ struct VisitParams {
     listed: i32,
     blocks: i32,
     strides: [[i64; 3]; 3],
-    queries: i32,
     keys: i32,
     heads_kv: i32,
-    entries: i32,
+    magic: u32,
+    shift: i32,
     first_pair: i32,
     origin: i32,
     step: i32,
@@ -110,6 +110,7 @@ pub(in crate::native::sm90) fn enqueue_visits(
     let [origin, step] = [walk.origin(), walk.step() as i32];
     let [q, k, heads_kv, e] =
         [queries, problem.keys(), problem.heads_kv, entries].map(|number| number as i32);
+    let (magic, shift) = quotient(entries as u32);
     for first_pair in (0..pairs).step_by(at_once) {
         let now = at_once.min(pairs - first_pair);
         let params = VisitParams {
@@ -117,10 +118,10 @@ pub(in crate::native::sm90) fn enqueue_visits(
             listed: listed as i32,
             blocks: blocks as i32,
             strides: tensors,
-            queries: q,
             keys: k,
             heads_kv,
-            entries: e,
+            magic,
+            shift,
             first_pair: first_pair as i32,
             origin,
             step,
@@ -183,4 +184,29 @@ pub(in crate::native::sm90) fn enqueue_visits(
         launch(client, kernel, buffers, vec![params]);
     }
     Ok(())
+}
+
+/// The factor, and how many low bits of a product with it are dropped, by which kernels divide numbers below 2^31.
+fn quotient(divisor: u32) -> (u32, i32) {
+    let shift = 31 + divisor.next_power_of_two().trailing_zeros();
+    ((1u64 << shift).div_ceil(u64::from(divisor)) as u32, shift as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quotient;
+
+    #[test]
+    fn quotients_are_exact() {
+        for divisor in (1..=4096).chain([65_535, 65_537, 1 << 20, (1 << 30) - 1]) {
+            let (magic, shift) = quotient(divisor);
+            let most = (1u32 << 31) - 1;
+            let multiples =
+                [1, 2, 3, most / divisor / 2, most / divisor].map(|times| times * divisor);
+            for number in multiples.into_iter().flat_map(|m| [m - 1, m, m.min(most - 1) + 1]) {
+                let product = u64::from(number) * u64::from(magic);
+                assert_eq!((product >> shift) as u32, number / divisor, "{number} / {divisor}");
+            }
+        }
+    }
 }
