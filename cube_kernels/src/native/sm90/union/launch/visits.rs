@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::super::{RESULTS, Union};
+use super::super::Union;
+use super::quotient::quotient;
 use super::{PART, Walk, find_parts, strides};
 use crate::native::compile::Cubin;
 use crate::native::grid::parameters;
@@ -99,7 +100,7 @@ pub(in crate::native::sm90) fn enqueue_visits(
     find_parts(client, &programs.parts, &inverse, [pairs, listed, blocks], [&parts, &slots]);
 
     // The samples and key heads of a launch, of which there are as few as need be, and all about as long.
-    let at_once = (RESULTS / of.bytes_of_visits(listed).max(1)).clamp(1, pairs);
+    let at_once = (of.results / of.bytes_of_visits(listed).max(1)).clamp(1, pairs);
     let at_once = pairs.div_ceil(pairs.div_ceil(at_once));
     let rows = at_once * listed * of.group;
     let partial = client.empty(2 * rows * problem.head_dim_v);
@@ -184,29 +185,4 @@ pub(in crate::native::sm90) fn enqueue_visits(
         launch(client, kernel, buffers, vec![params]);
     }
     Ok(())
-}
-
-/// The factor, and how many low bits of a product with it are dropped, by which kernels divide numbers below 2^31.
-fn quotient(divisor: u32) -> (u32, i32) {
-    let shift = 31 + divisor.next_power_of_two().trailing_zeros();
-    ((1u64 << shift).div_ceil(u64::from(divisor)) as u32, shift as i32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quotient;
-
-    #[test]
-    fn quotients_are_exact() {
-        for divisor in (1..=4096).chain([65_535, 65_537, 1 << 20, (1 << 30) - 1]) {
-            let (magic, shift) = quotient(divisor);
-            let most = (1u32 << 31) - 1;
-            let multiples =
-                [1, 2, 3, most / divisor / 2, most / divisor].map(|times| times * divisor);
-            for number in multiples.into_iter().flat_map(|m| [m - 1, m, m.min(most - 1) + 1]) {
-                let product = u64::from(number) * u64::from(magic);
-                assert_eq!((product >> shift) as u32, number / divisor, "{number} / {divisor}");
-            }
-        }
-    }
 }
