@@ -121,6 +121,7 @@ static inline u32 __match_any_sync(u32 lanes, int value) {
 }
 static inline int __ffs(u32 x) { return __builtin_ffs(x); }
 static inline int __popc(u32 x) { return __builtin_popcount(x); }
+static inline void __stcs(uint4* to, uint4 value) { *to = value; }
 static inline u32 __byte_perm(u32 low, u32 high, u32 places) {
   const u64 bytes = (u64)high << 32 | low;
   u32 result = 0;

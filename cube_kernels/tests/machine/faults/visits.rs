@@ -62,8 +62,8 @@ pub const FORWARD: &[Fault] = &[
     fault(
         "visits: results are put together with those of other heads",
         On::Visits,
-        "(first + other) % GROUP) * DIM_V + 8 * column) = some;",
-        "first % GROUP) * DIM_V + 8 * column) = some;",
+        "(first + other) % GROUP) * DIM_V + 8 * column), some);",
+        "first % GROUP) * DIM_V + 8 * column), some);",
     ),
     fault(
         "visits: entries are counted while others still count",

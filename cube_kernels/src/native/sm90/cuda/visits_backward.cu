@@ -272,7 +272,8 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < TOGETHER / 2; i++) {
       const int on = 32 / TOGETHER * i;
-      *(uint4*)(partial + places[other + on] * DIM) = *(const uint4*)(memory + (from ^ on % 8 << 4) + on * SWIZZLE);
+      // Rows of inputs are to stay in the cache, and these are not.
+      __stcs((uint4*)(partial + places[other + on] * DIM), *(const uint4*)(memory + (from ^ on % 8 << 4) + on * SWIZZLE));
     }
   }
 

@@ -165,7 +165,8 @@ struct Consumer {
       const i64 at = __shfl_sync(~0u, entry[i / (TOGETHER / 4)], other % 8 * 4);
       if (at < 0 || column >= PIECES) continue;
       const uint4 some = *(const uint4*)(memory + results + (column / 8 * ROWS + first + other) * SWIZZLE + ((column % 8 ^ other % 8) << 4));
-      *(uint4*)(params.partial + ((at + before()) * GROUP + (first + other) % GROUP) * DIM_V + 8 * column) = some;
+      // Rows of queries are to stay in the cache, and these are not.
+      __stcs((uint4*)(params.partial + ((at + before()) * GROUP + (first + other) % GROUP) * DIM_V + 8 * column), some);
     }
   }
 

@@ -217,7 +217,7 @@ pub(in crate::native::sm90) fn enqueue_gradients(
             heads_kv,
             query_block: e,
             origin,
-            step: step as i32,
+            step,
             scale,
             scale_log2,
             first_pair: first_pair as i32,
