@@ -184,7 +184,7 @@ pub const BACKWARD: &[Fault] = &[
         "    float dq[DIM / 2];",
     ),
     fault(
-        "visits: slopes are multiplied as they lie, gradients",
+        "visits: slopes are those of other keys, gradients",
         On::Visits,
         "pieces(shared + slopes_at);",
         "pieces(shared + slopes_at + 8 * SWIZZLE);",
