@@ -3,7 +3,7 @@
 use std::panic::panic_any;
 
 use burn_natten_kernels::native::sm90::{
-    Element, Union, backward_blocks, backward_union, forward_blocks, planned_blocks,
+    Element, Union, backward_blocks, backward_union, forward_blocks, forward_union, planned_blocks,
     planned_blocks_backward,
 };
 use burn_natten_kernels::{Axis, BlockSparse, Problem};
@@ -133,6 +133,32 @@ fn gradients_of_lists_in_parts() {
         machine.run(launch).unwrap_or_else(|fault| panic!("{fault}"))
     });
     checked.expect("is right");
+}
+
+/// From block to block, in parts of lists, and with the results of one or two of four samples and key heads at once.
+#[test]
+fn lists_that_are_visited_in_portions() {
+    let Some(machine) = hopper(Policy::Random(5)) else { return };
+    let client = client();
+    let case = &own_lists()[6];
+    let problem = &case.sparse.problem;
+    assert_eq!(problem.batch * problem.heads_kv, 4);
+    let of_one = problem.queries() * case.sparse.entries * 4 * (2 * 64 + 4);
+    for (element, results) in [(Element::F16, 1), (Element::Bf16, 3 * of_one)] {
+        let of = Union::of(&case.sparse, element).expect("is one");
+        let of = Union { part: 24, results, ..of };
+        assert_eq!(of.visits(&case.sparse).map(|of| of.part), Some(24));
+        let checked = case.check_forward(&client, element, |inputs, lists, outputs| {
+            let launch = || forward_union(&client, &of, &case.sparse, inputs, lists, outputs);
+            machine.run(launch).unwrap_or_else(|fault| panic!("{fault}"))
+        });
+        checked.expect("is right");
+        let checked = case.check_backward(&client, element, |saved, lists, gradients| {
+            let launch = || backward_union(&client, &of, &case.sparse, saved, lists, gradients);
+            machine.run(launch).unwrap_or_else(|fault| panic!("{fault}"))
+        });
+        checked.expect("is right");
+    }
 }
 
 /// With heads that share lists, and with heads that fill tiles.

@@ -89,6 +89,7 @@ fn product(function: &str) -> String {
         ("1, 1", true) if bits == 8 => [0, 0],
         ("1, 1, 0", true) | ("1, 1, 0, 0", false) => [0, 0],
         ("1, 1, 1", true) => [0, 1],
+        ("1, 1, 1, 1", false) => [1, 1],
         _ => panic!("signs and transpositions {tail}"),
     };
 

@@ -156,6 +156,29 @@ pub(super) fn visit_products(element: Element, keys: usize, head_dim_v: usize) -
     scores.function() + &values.function()
 }
 
+/// The products of gradients by blocks: of vectors of a block and of rows, weights and slopes with rows, and slopes with keys. Slopes lie in
+/// memory as their transpose.
+pub(super) fn gradient_products(
+    element: Element,
+    rows: usize,
+    head_dim: usize,
+    head_dim_v: usize,
+) -> String {
+    let types = format!("k16.f32.{0}.{0}", element.name());
+    let product =
+        |name, n, a, accumulate, tail| Wgmma { name, n, types: &types, a, accumulate, tail };
+    let sum = |name, n| product(name, n, A::Registers, Some(true), ", 1, 1, 1");
+    [
+        product("wgmma_scores", rows, A::Shared, None, ", 1, 1, 0, 0"),
+        sum("wgmma_first", head_dim),
+        sum("wgmma_second", head_dim_v),
+        product("wgmma_queries", head_dim, A::Shared, None, ", 1, 1, 1, 1"),
+    ]
+    .iter()
+    .map(Wgmma::function)
+    .collect()
+}
+
 /// Where the first operand is.
 #[derive(Clone, Copy, PartialEq)]
 enum A {

@@ -8,13 +8,13 @@ mod launch;
 
 #[cfg(feature = "cuda")]
 pub(super) use launch::{
-    BackwardPrograms, Programs, VisitPrograms, check_backward, check_forward, enqueue_backward,
-    enqueue_forward, enqueue_visits,
+    BackwardPrograms, GradientPrograms, Programs, VisitPrograms, check_backward, check_forward,
+    enqueue_backward, enqueue_forward, enqueue_gradients, enqueue_visits,
 };
 
 use super::plan::unsupported_lists;
 use super::schedule::{SHARED_MEMORY, TILE};
-use super::source::visit_products;
+use super::source::{gradient_products, visit_products};
 use crate::BlockSparse;
 use crate::native::Element;
 
@@ -47,7 +47,6 @@ const LEAST_VISITORS: usize = 64;
 const VISITORS_OF_PART: usize = 2048;
 /// Bytes of the results of a sample and key head. As many samples and heads at once as have results of [`RESULTS`].
 const MOST_RESULTS: usize = 5 << 30;
-#[cfg(feature = "cuda")]
 const RESULTS: usize = 9 << 27;
 
 /// Rows of a step of the kernel for keys.
@@ -70,11 +69,17 @@ pub enum UnionKernel {
     Visits,
     /// Its results, put together.
     Merge,
+    /// All gradients by blocks, those of queries with a row for each entry of a list.
+    VisitGradients,
+    /// These rows, added up.
+    MergeGradients,
+    /// The sum of gradients of parts of a block.
+    VisitSums,
 }
 
 impl UnionKernel {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Forward,
         Self::Queries,
         Self::Parts,
@@ -82,7 +87,16 @@ impl UnionKernel {
         Self::Sums,
         Self::Visits,
         Self::Merge,
+        Self::VisitGradients,
+        Self::MergeGradients,
+        Self::VisitSums,
     ];
+
+    /// Whether it is of those that go from block to block.
+    const fn visits(self) -> bool {
+        use UnionKernel::{Merge, MergeGradients, VisitGradients, VisitSums, Visits};
+        matches!(self, Visits | Merge | VisitGradients | MergeGradients | VisitSums)
+    }
 }
 
 /// What the kernels are specialised by.
@@ -102,6 +116,9 @@ pub struct Union {
     pub is_causal: bool,
     /// Entries of a block's inverse list that a CTA takes: the sums of longer lists are added up by another kernel.
     pub part: usize,
+    /// Bytes of results of entries at once, for kernels that go from block to block: those of as many samples and key heads as fit, and of
+    /// one at least.
+    pub results: usize,
 }
 
 impl Union {
@@ -130,6 +147,7 @@ impl Union {
             part: (MOST_VISITORS / queries.min(axis.queries).saturating_mul(group).max(1))
                 .max((listed / MOST_LONG).next_power_of_two())
                 .max(1),
+            results: RESULTS,
         };
         let rows = queries.min(axis.queries).saturating_mul(group);
         let longest = problem.head_dim.max(problem.head_dim_v);
@@ -164,7 +182,7 @@ impl Union {
         Ok(of)
     }
 
-    /// The same for a forward pass that goes from block to block, where that takes less time: each block is brought once for all rows that
+    /// The same for passes that go from block to block, where that takes less time: each block is brought once for all rows that
     /// list it, and results of all entries go through memory.
     pub fn visits(&self, sparse: &BlockSparse) -> Option<Self> {
         let [_, _, queries] = sparse.query_block;
@@ -172,16 +190,18 @@ impl Union {
         let listed = sparse.query_blocks().saturating_mul(sparse.entries);
         // Blocks that few list are better brought by those.
         let is_shared = listed >= LEAST_VISITORS * sparse.key_blocks();
-        let fits = self.bytes_of_visits(problem.queries() * sparse.entries) <= MOST_RESULTS;
+        let entries = problem.queries().saturating_mul(sparse.entries);
+        let most = self.bytes_of_visits(entries).max(self.bytes_of_gradients(entries));
+        let fits = most <= MOST_RESULTS && size_of::<u32>() * sparse.key_blocks() <= SHARED_MEMORY;
         let is_one = self.has_visits() && queries.min(problem.queries()) == 1;
-        (is_one && is_shared && fits).then_some(Self { part: VISITORS_OF_PART, ..*self })
+        (is_one && is_shared && fits)
+            .then_some(Self { part: self.part.min(VISITORS_OF_PART), ..*self })
     }
 
     /// The kernels that there are for it.
     pub fn kernels(&self) -> impl Iterator<Item = UnionKernel> {
-        let visits = [UnionKernel::Visits, UnionKernel::Merge];
         let has_visits = self.has_visits();
-        UnionKernel::ALL.into_iter().filter(move |kernel| has_visits || !visits.contains(kernel))
+        UnionKernel::ALL.into_iter().filter(move |kernel| has_visits || !kernel.visits())
     }
 
     /// Whether blocks and groups are those of kernels that go from block to block.
@@ -194,12 +214,28 @@ impl Union {
         entries.saturating_mul(self.group * (2 * self.head_dim_v + size_of::<f32>()))
     }
 
+    /// Bytes of their rows of gradients, and of the scale of each.
+    const fn bytes_of_gradients(&self, entries: usize) -> usize {
+        entries.saturating_mul(self.group * (2 * self.head_dim + size_of::<f32>()))
+    }
+
     /// Bytes of shared memory of the kernel that goes from block to block: the block, and two tiles of rows or results for each of two
     /// warpgroups.
     #[cfg(feature = "cuda")]
     const fn visits_memory(&self) -> usize {
         let longest = if self.head_dim > self.head_dim_v { self.head_dim } else { self.head_dim_v };
         self.stage() + 4 * longest.div_ceil(64) * TILE * 128
+    }
+
+    /// Bytes of shared memory of the kernel for gradients by blocks: the block, and for each of two warpgroups two tiles of rows, slopes, a
+    /// tile of results, and of 64 rows statistics of two tiles, three addresses, and places and limits of four tiles.
+    #[cfg(feature = "cuda")]
+    const fn gradients_memory(&self) -> usize {
+        let [tile, tile_v] =
+            [self.head_dim.div_ceil(64) * TILE * 128, self.head_dim_v.div_ceil(64) * TILE * 128];
+        let slopes = self.keys * 128;
+        let rows = 2 * 8 + 24 + 4 * (8 + 4);
+        self.stage() + 2 * (2 * (tile + tile_v) + slopes + tile + TILE * rows)
     }
 
     /// Warps for the heads of a query.
@@ -284,6 +320,9 @@ impl Union {
             ("STAGES", stages),
             ("PART_ENTRIES", self.part),
         ]);
+        if matches!(kernel, UnionKernel::Sums | UnionKernel::VisitSums) {
+            let _ = writeln!(text, "#define VISITS {}", u8::from(kernel.visits()));
+        }
         const RUNS: &str = concat!(
             include_str!("../cuda/device.cuh"),
             include_str!("../cuda/tma.cuh"),
@@ -297,21 +336,33 @@ impl Union {
             UnionKernel::Forward
             | UnionKernel::Queries
             | UnionKernel::Keys
-            | UnionKernel::Visits => RUNS,
-            UnionKernel::Parts | UnionKernel::Sums => include_str!("../cuda/device.cuh"),
+            | UnionKernel::Visits
+            | UnionKernel::VisitGradients => RUNS,
+            UnionKernel::Parts | UnionKernel::Sums | UnionKernel::VisitSums => {
+                include_str!("../cuda/device.cuh")
+            }
             UnionKernel::Merge => concat!(
                 include_str!("../cuda/device.cuh"),
                 "constexpr int BIAS = 0;\n",
                 include_str!("cuda/union_seen.cuh"),
                 include_str!("../cuda/row_sum.cuh"),
             ),
+            UnionKernel::MergeGradients => concat!(
+                include_str!("../cuda/device.cuh"),
+                "constexpr int BIAS = 0;\n",
+                include_str!("cuda/union_seen.cuh"),
+                include_str!("../cuda/row_gradients.cuh"),
+            ),
         };
         if kernel == UnionKernel::Visits {
             text += &visit_products(self.element, self.keys, self.head_dim_v);
         }
+        if kernel == UnionKernel::VisitGradients {
+            text += &gradient_products(self.element, TILE, self.head_dim, self.head_dim_v);
+        }
         text += match kernel {
             UnionKernel::Forward | UnionKernel::Queries => ROWS,
-            UnionKernel::Merge => "",
+            UnionKernel::Merge | UnionKernel::MergeGradients => "",
             _ => include_str!("cuda/union_parts.cuh"),
         };
         text += match kernel {
@@ -334,7 +385,11 @@ impl Union {
                 concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/visits_forward.cu"))
             }
             UnionKernel::Merge => include_str!("cuda/visits_merge.cu"),
-            UnionKernel::Sums => concat!(
+            UnionKernel::VisitGradients => {
+                concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/visits_backward.cu"))
+            }
+            UnionKernel::MergeGradients => include_str!("cuda/visits_gradients.cu"),
+            UnionKernel::Sums | UnionKernel::VisitSums => concat!(
                 "constexpr int BIAS = 0;\n",
                 include_str!("cuda/union_seen.cuh"),
                 include_str!("../cuda/row_gradients.cuh"),

@@ -121,6 +121,13 @@ static inline u32 __match_any_sync(u32 lanes, int value) {
 }
 static inline int __ffs(u32 x) { return __builtin_ffs(x); }
 static inline int __popc(u32 x) { return __builtin_popcount(x); }
+static inline void __stcs(uint4* to, uint4 value) { *to = value; }
+static inline u32 __byte_perm(u32 low, u32 high, u32 places) {
+  const u64 bytes = (u64)high << 32 | low;
+  u32 result = 0;
+  for (int i = 0; i < 4; i++) result |= (u32)(bytes >> 8 * (places >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
 // CTAs run one after the other.
 static inline int atomicAdd(int* at, int more) { const int old = *at; *at += more; return old; }
 #define __cvta_generic_to_shared(pointer) ((u64)m_shared_address(pointer))

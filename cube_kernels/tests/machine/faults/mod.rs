@@ -262,7 +262,7 @@ const SAMPLE: [&str; 12] = [
 ];
 
 /// Each table, with whose faults they are.
-const TABLES: [(Chip, Direction, &[Fault]); 8] = [
+const TABLES: [(Chip, Direction, &[Fault]); 9] = [
     (Chip::Hopper, Direction::Forward, forward::FAULTS),
     (Chip::Hopper, Direction::Backward, backward::FAULTS),
     (Chip::Blackwell, Direction::Forward, blackwell_forward::FAULTS),
@@ -270,7 +270,8 @@ const TABLES: [(Chip, Direction, &[Fault]); 8] = [
     (Chip::Hopper, Direction::Forward, lists::FORWARD),
     (Chip::Hopper, Direction::Backward, lists::BACKWARD),
     (Chip::Hopper, Direction::Forward, selection::FAULTS),
-    (Chip::Hopper, Direction::Forward, visits::FAULTS),
+    (Chip::Hopper, Direction::Forward, visits::FORWARD),
+    (Chip::Hopper, Direction::Backward, visits::BACKWARD),
 ];
 
 /// The texts of all native kernels below a folder.
@@ -338,7 +339,8 @@ fn all_faults_of_blackwells_backward_kernels_are_found() {
 fn all_faults_of_lists_are_found() {
     look_for(Chip::Hopper, Direction::Forward, lists::FORWARD);
     look_for(Chip::Hopper, Direction::Backward, lists::BACKWARD);
-    look_for(Chip::Hopper, Direction::Forward, visits::FAULTS);
+    look_for(Chip::Hopper, Direction::Forward, visits::FORWARD);
+    look_for(Chip::Hopper, Direction::Backward, visits::BACKWARD);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 // Adds up the parts of key blocks, in their order, and computes again what became infinite or NaN: a warp for each key. The fast path also
 // multiplies pairs that do not see each other, with weight zero.
 //
-// Compile-time parameters: those of union_keys.cu.
+// Compile-time parameters: those of union_keys.cu, and VISITS: inverse lists are those of entries of single queries, see
+// visits_backward.cu, and slots those of a launch.
 
 struct Params {
   void *dk, *dv;
@@ -11,10 +12,11 @@ struct Params {
   const float* sums;             // [slots, KEYS, DIM + DIM_V]
   Inverse inverse;
   i64 query_strides[3], key_strides[3], value_strides[3], dout_strides[3];  // elements: batch, token, head
-  int queries, keys, heads, heads_kv, query_block;
+  int queries, keys, heads, heads_kv;
+  int query_block;               // queries of a list; with VISITS its entries
   int origin, step;              // query i stands at i + origin, key j at j * step
   float scale, scale_log2;       // scale * log2(e)
-  int padding;
+  int first_pair;                // of the launch, with VISITS
 };
 
 DEVICE const u16* vector(const u16* of, const i64 (&strides)[3], int batch, int token, int head) {
@@ -36,7 +38,8 @@ template <int N> DEVICE bool store(u16* to, const float (&values)[N], int dim, f
 extern "C" __global__ void __launch_bounds__(128, 4) attention_sums(const __grid_constant__ Params params) {
   const Inverse& of = params.inverse;
   const int lane = threadIdx.x % 32;
-  const int fours = (params.keys + 3) / 4, pair = blockIdx.x / fours, token = blockIdx.x % fours * 4 + threadIdx.x / 32, block = token / KEYS;
+  const int fours = (params.keys + 3) / 4, token = blockIdx.x % fours * 4 + threadIdx.x / 32, block = token / KEYS;
+  const int own = blockIdx.x / fours, pair = VISITS ? params.first_pair + own : own;
   if (token >= params.keys) return;
   const int batch = pair / params.heads_kv, head_kv = pair % params.heads_kv;
   const Visitors visitors(of, pair, block);
@@ -46,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) attention_sums(const __grid
   u16* const dv = (u16*)params.dv + place * DIM_V;
   Row sum = {};
   if (parts > 1) {
-    const i64 first = (i64)pair * most_slots(of) + params.slots[(i64)pair * of.blocks + block];
+    const i64 first = (i64)own * most_slots(of) + params.slots[(i64)pair * of.blocks + block];
 #pragma unroll 1
     for (int part = 0; part < parts; part++) {
       const float* from = params.sums + ((first + part) * KEYS + token % KEYS) * (DIM + DIM_V);
@@ -64,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) attention_sums(const __grid
 #pragma unroll 1
   for (int i = 0; i < visitors.count; i++)
 #pragma unroll 1
-    for (int t = 0; t < params.query_block; t++) {
-      const int query = visitors.at[i] * params.query_block + t;
+    for (int t = 0; t < (VISITS ? 1 : params.query_block); t++) {
+      const int query = VISITS ? visitors.at[i] / params.query_block : visitors.at[i] * params.query_block + t;
       if (query >= params.queries || token >= keys_before(query, params.keys, params.origin, params.step)) continue;
 #pragma unroll 1
       for (int h = 0; h < GROUP; h++) {

@@ -19,13 +19,17 @@ struct Params {
   const int4* parts;             // see union_parts.cu
   Inverse inverse;               // of entries
   i64 query_strides[3], key_strides[3], value_strides[3];  // elements: batch, token, head
-  int queries, keys, heads_kv, entries;
+  int keys, heads_kv;
+  u32 magic;                     // an entry's query is the entry times this, without the lowest `shift` bits
+  int shift;
   int first_pair;                // of the launch
   int origin, step;              // query i stands at i + origin, key j at j * step
   float scale_log2;              // scale * log2(e)
 };
 
 extern __shared__ __align__(1024) u8 memory[];
+
+DEVICE int query_of(const Params& params, int entry) { return (int)((u64)(u32)entry * params.magic >> params.shift); }
 
 DEVICE u64 matrix_of(u32 address, u32 leading_bytes) {
   return (u64)(1 << 30 | 8 * SWIZZLE >> 4) << 32 | leading_bytes >> 4 << 16 | (address & 0x3FFFF) >> 4;
@@ -80,7 +84,7 @@ struct Consumer {
     for (int r = 0; r < 2; r++) {
       const int row = thread / 4 + 32 * r;
       const bool exists = next[r] >= 0;
-      const u16* from = params.query + work.batch * params.query_strides[0] + (i64)(exists ? next[r] / params.entries : 0) * params.query_strides[1] +
+      const u16* from = params.query + work.batch * params.query_strides[0] + (i64)(exists ? query_of(params, next[r]) : 0) * params.query_strides[1] +
                         (work.head_kv * GROUP + row % GROUP) * params.query_strides[2];
 #pragma unroll
       for (int i = 0; i < DIM / 8; i += 4) {
@@ -104,7 +108,7 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       entry[r] = work.find(tile, thread / 32 * 16 + lane / 4 + 8 * r);
-      limit[r] = entry[r] >= 0 ? keys_before(entry[r] / params.entries, params.keys, params.origin, params.step) - work.block * KEYS : KEYS;
+      limit[r] = entry[r] >= 0 ? keys_before(query_of(params, entry[r]), params.keys, params.origin, params.step) - work.block * KEYS : KEYS;
     }
     const bool hides = __any_sync(~0u, limit[0] < KEYS || limit[1] < KEYS);
     wgmma_wait<0>();
@@ -161,7 +165,8 @@ struct Consumer {
       const i64 at = __shfl_sync(~0u, entry[i / (TOGETHER / 4)], other % 8 * 4);
       if (at < 0 || column >= PIECES) continue;
       const uint4 some = *(const uint4*)(memory + results + (column / 8 * ROWS + first + other) * SWIZZLE + ((column % 8 ^ other % 8) << 4));
-      *(uint4*)(params.partial + ((at + before()) * GROUP + (first + other) % GROUP) * DIM_V + 8 * column) = some;
+      // Rows of queries are to stay in the cache, and these are not.
+      __stcs((uint4*)(params.partial + ((at + before()) * GROUP + (first + other) % GROUP) * DIM_V + 8 * column), some);
     }
   }
 

@@ -27,3 +27,6 @@ DEVICE float load_float(u32 address) { float y; asm volatile("ld.shared.f32 %0, 
 // Named barriers between the consumer warpgroups.
 DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// The larger of two, or NaN if one is.
+DEVICE float max2(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }

@@ -1,7 +1,10 @@
 //! What is handed to the kernels.
 
+mod gradients;
+mod quotient;
 mod visits;
 
+pub(in crate::native::sm90) use gradients::{GradientPrograms, enqueue_gradients};
 pub(in crate::native::sm90) use visits::{VisitPrograms, enqueue_visits};
 
 use std::sync::Arc;
@@ -322,7 +325,7 @@ struct KeyParams {
     step: i32,
     scale: f32,
     scale_log2: f32,
-    padding: i32,
+    first_pair: i32,
 }
 
 const _: () = assert!(size_of::<KeyParams>() == 8 * (11 + 12) + 4 * 12);
@@ -487,7 +490,7 @@ impl Walk<'_> {
             step: self.step() as i32,
             scale,
             scale_log2,
-            padding: 0,
+            first_pair: 0,
         };
         let run = |kernel: Kernel, table: &Handle, sums: Buffer| {
             let KeyValue { key, value } = outputs;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::super::{RESULTS, Union};
+use super::super::Union;
+use super::quotient::quotient;
 use super::{PART, Walk, find_parts, strides};
 use crate::native::compile::Cubin;
 use crate::native::grid::parameters;
@@ -38,10 +39,10 @@ struct VisitParams {
     listed: i32,
     blocks: i32,
     strides: [[i64; 3]; 3],
-    queries: i32,
     keys: i32,
     heads_kv: i32,
-    entries: i32,
+    magic: u32,
+    shift: i32,
     first_pair: i32,
     origin: i32,
     step: i32,
@@ -99,7 +100,7 @@ pub(in crate::native::sm90) fn enqueue_visits(
     find_parts(client, &programs.parts, &inverse, [pairs, listed, blocks], [&parts, &slots]);
 
     // The samples and key heads of a launch, of which there are as few as need be, and all about as long.
-    let at_once = (RESULTS / of.bytes_of_visits(listed).max(1)).clamp(1, pairs);
+    let at_once = (of.results / of.bytes_of_visits(listed).max(1)).clamp(1, pairs);
     let at_once = pairs.div_ceil(pairs.div_ceil(at_once));
     let rows = at_once * listed * of.group;
     let partial = client.empty(2 * rows * problem.head_dim_v);
@@ -110,6 +111,7 @@ pub(in crate::native::sm90) fn enqueue_visits(
     let [origin, step] = [walk.origin(), walk.step() as i32];
     let [q, k, heads_kv, e] =
         [queries, problem.keys(), problem.heads_kv, entries].map(|number| number as i32);
+    let (magic, shift) = quotient(entries as u32);
     for first_pair in (0..pairs).step_by(at_once) {
         let now = at_once.min(pairs - first_pair);
         let params = VisitParams {
@@ -117,10 +119,10 @@ pub(in crate::native::sm90) fn enqueue_visits(
             listed: listed as i32,
             blocks: blocks as i32,
             strides: tensors,
-            queries: q,
             keys: k,
             heads_kv,
-            entries: e,
+            magic,
+            shift,
             first_pair: first_pair as i32,
             origin,
             step,
