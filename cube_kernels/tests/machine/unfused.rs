@@ -4,10 +4,9 @@ use burn_natten_kernels::native::unfused::{dots, spread, sums};
 use burn_natten_kernels::portable::unfused::{DotsInputs, Tokens};
 use burn_natten_kernels::{Axis, KernelError, Operand, Problem, Shape, Strided};
 use cubecl::client::Client;
-use cubecl::server::Handle;
 use test_support::format::{BF16, F16, Format};
 
-use crate::run::{Machine, Policy};
+use crate::run::{Change, Machine, Policy};
 use crate::ways::client;
 use test_support::cpp::compiler;
 
@@ -19,6 +18,18 @@ fn numbers(count: usize, seed: u64, format: Format) -> Vec<f64> {
         (format.round)((state >> 33) as f64 / f64::from(1u32 << 30) - 1.0)
     };
     (0..count).map(|_| next()).collect()
+}
+
+/// What is computed.
+#[derive(Clone, Copy, Debug)]
+enum Product {
+    Dots,
+    Sums,
+    Spread,
+}
+
+impl Product {
+    const ALL: [Self; 3] = [Self::Dots, Self::Sums, Self::Spread];
 }
 
 /// A problem with its tensors.
@@ -93,6 +104,12 @@ impl Case {
         [dots, sums, spread]
     }
 
+    /// As near as rounding a result to the type lets it be.
+    fn is_close(&self, got: f64, want: f64) -> bool {
+        let unit = if self.format.elem() == BF16.elem() { 1.0 / 256.0 } else { 1.0 / 2048.0 };
+        got == want || (got - want).abs() <= unit * want.abs() + 1e-4
+    }
+
     fn upload(&self, client: &Client, operand: Operand, values: &[f64]) -> Strided {
         let handle = self.format.upload(client, values);
         Strided::contiguous(handle, operand.shape(&self.problem))
@@ -117,28 +134,42 @@ impl Case {
     }
 
     fn computed_of(&self, machine: &Machine, hidden: f32, weights: &Strided) -> [Vec<f64>; 3] {
+        Product::ALL.map(|product| {
+            let computed = self.product(machine, hidden, weights, product);
+            computed.unwrap_or_else(|fault| panic!("{:?}: {fault}", self.problem))
+        })
+    }
+
+    /// One of them. An error is the machine's fault.
+    fn product(
+        &self,
+        machine: &Machine,
+        hidden: f32,
+        weights: &Strided,
+        product: Product,
+    ) -> Result<Vec<f64>, String> {
         let (client, problem, dtype) = (client(), &self.problem, self.format.elem());
         let rows = self.upload(&client, Operand::Query, &self.rows);
         let tokens = self.upload(&client, Operand::Key, &self.tokens);
         let bias = self.bias.as_ref().map(|bias| self.format.upload(&client, bias));
-        let run = |count: usize, launch: &dyn Fn(&Handle) -> Result<(), KernelError>| {
-            let result = self.format.poisoned(&client, count);
-            let launched = machine.run(|| launch(&result));
-            launched
-                .unwrap_or_else(|fault| panic!("{problem:?}: {fault}"))
-                .unwrap_or_else(|error| panic!("{problem:?}: {error}"));
-            self.format.download(&client, &result, count)
-        };
         let space = Tokens { space: &tokens, additional: None };
         let inputs = DotsInputs { rows: &rows, tokens: space, bias: bias.as_ref() };
-        [
-            run(self.weights.len(), &|to| dots(&client, problem, dtype, hidden, &inputs, to)),
-            run(self.rows.len(), &|to| sums(&client, problem, dtype, weights, &space, to)),
-            run(self.tokens.len(), &|to| {
-                let tokens = Tokens { space: to, additional: None };
+        let count = match product {
+            Product::Dots => self.weights.len(),
+            Product::Sums => self.rows.len(),
+            Product::Spread => self.tokens.len(),
+        };
+        let to = self.format.poisoned(&client, count);
+        let launched = machine.run(|| match product {
+            Product::Dots => dots(&client, problem, dtype, hidden, &inputs, &to),
+            Product::Sums => sums(&client, problem, dtype, weights, &space, &to),
+            Product::Spread => {
+                let tokens = Tokens { space: &to, additional: None };
                 spread(&client, problem, dtype, weights, &rows, &tokens)
-            }),
-        ]
+            }
+        })?;
+        launched.unwrap_or_else(|error| panic!("{problem:?}: {error}"));
+        Ok(self.format.download(&client, &to, count))
     }
 }
 
@@ -166,15 +197,12 @@ fn check(problem: Problem, format: Format, has_bias: bool) {
 }
 
 fn compare(case: &Case, computed: &[Vec<f64>; 3], hidden: f32) {
-    let (problem, format) = (&case.problem, case.format);
     let exact = case.exact(f64::from(hidden));
-    let unit = if format.elem() == BF16.elem() { 1.0 / 256.0 } else { 1.0 / 2048.0 };
-    for (name, (got, want)) in
-        ["dots", "sums", "spread"].into_iter().zip(computed.iter().zip(&exact))
-    {
-        for (place, (got, want)) in got.iter().zip(want).enumerate() {
-            let is_close = got == want || (got - want).abs() <= unit * want.abs() + 1e-4;
-            assert!(is_close, "{name} of {problem:?}, {place}: {got}, not {want}");
+    for ((product, got), want) in Product::ALL.into_iter().zip(computed).zip(&exact) {
+        if let Some(place) = (0..want.len()).find(|place| !case.is_close(got[*place], want[*place]))
+        {
+            let (got, want) = (got[place], want[place]);
+            panic!("{product:?} of {:?}, {place}: {got}, not {want}", case.problem);
         }
     }
 }
@@ -242,6 +270,104 @@ fn weights_with_gaps() {
         let slots = problem.slots();
         let weights = case.pitched(&client(), pitch, slots.next_multiple_of(8) - slots);
         compare(&case, &case.computed_of(&machine, 0.0, &weights), 0.0);
+    }
+}
+
+/// Tiles of several strips, lines and samples for each CTA, whatever comes when.
+#[test]
+fn strips() {
+    let side = |length| along(length, 7, 1, 1, false);
+    let odd = [along(23, 5, 2, 1, true), along(45, 4, 1, 2, false)];
+    for (problem, format) in [
+        (Problem::new([side(21), side(40)], 2, 32).with_batch(3), BF16),
+        (Problem::new([side(30), side(11)], 1, 64).with_batch(2), F16),
+        (Problem::new(odd, 2, 96).with_heads_kv(1), BF16),
+    ] {
+        let case = Case::new(problem, format, false);
+        let slots = problem.slots();
+        let pitch = (slots + 1).next_multiple_of(8);
+        let gaps = case.pitched(&client(), pitch, slots.next_multiple_of(8) - slots);
+        for policy in Policy::ALL {
+            let Some(machine) = machine() else { return };
+            let machine = Machine { policy, ..machine };
+            compare(&case, &case.computed(&machine, 0.0), 0.0);
+            compare(&case, &case.computed_of(&machine, 0.0, &gaps), 0.0);
+        }
+    }
+}
+
+/// Changes of the kernels that go along strips, each of which is a fault.
+#[test]
+fn faults_of_strips() {
+    use Product::{Dots, Spread, Sums};
+    let there = "    wait_for_copies();\n    __syncthreads();";
+    let strip = "        __syncthreads();\n        lines.load(";
+    let ring = "(u32)(y - origin) % RING * STEP;";
+    let faults = [
+        (Dots, "a tile is multiplied before it is there", there, "    __syncthreads();"),
+        (Dots, "a tile is multiplied before others have copied", there, "    wait_for_copies();"),
+        (Dots, "a strip comes in the place of the one in use", strip, "        lines.load("),
+        (
+            Dots,
+            "lines come in the place of those in use",
+            ring,
+            "(u32)(y - origin) % (RING - 2) * STEP;",
+        ),
+        (Dots, "a line is not copied", "loaded = end;", "loaded = end + 1;"),
+        (
+            Dots,
+            "weights are stored before they are there",
+            "  __syncthreads();\n  if (has_before)",
+            "  if (has_before)",
+        ),
+        (
+            Dots,
+            "the weights of a tile are stored as those of the one before",
+            "(stage ^ 1) * STAGE_BYTES);\n    const int to",
+            "stage * STAGE_BYTES);\n    const int to",
+        ),
+        (Sums, "a tile is summed before it is there", there, "    __syncthreads();"),
+        (Sums, "a tile is summed before others have copied", there, "    wait_for_copies();"),
+        (Sums, "a strip comes in the place of the one in use", strip, "        lines.load("),
+        (
+            Sums,
+            "weights come in the place of those in use",
+            "load_weights(next, stage ^ 1);",
+            "load_weights(next, stage);",
+        ),
+        (
+            Sums,
+            "rows are read before lanes have written them",
+            "  __syncwarp();\n#pragma unroll\n  for (int v = lane;",
+            "#pragma unroll\n  for (int v = lane;",
+        ),
+        (Spread, "a tile is summed before it is there", there, "    __syncthreads();"),
+        (Spread, "a tile is summed before others have copied", there, "    wait_for_copies();"),
+        (
+            Spread,
+            "a strip comes in the place of the one in use",
+            "        __syncthreads();\n        weights.load(",
+            "        weights.load(",
+        ),
+        (
+            Spread,
+            "weights come in the place of those in use",
+            "(u32)(y - origin) % RING * RING_STEP + WEIGHTS;",
+            "(u32)(y - origin) % (RING - 2) * RING_STEP + WEIGHTS;",
+        ),
+    ];
+    let Some(machine) = machine() else { return };
+    let side = |length| along(length, 7, 1, 1, false);
+    let case = Case::new(Problem::new([side(21), side(40)], 2, 32).with_batch(3), BF16, false);
+    let weights = case.pitched(&client(), 56, 7);
+    let exact = case.exact(0.0);
+    for (product, what, from, to) in faults {
+        let machine = Machine { change: Some(Change { from, to }), ..machine };
+        if let Ok(computed) = case.product(&machine, 0.0, &weights, product) {
+            let mut pairs = computed.iter().zip(&exact[product as usize]);
+            let is_right = pairs.all(|(got, want)| case.is_close(*got, *want));
+            assert!(!is_right, "{product:?}, {what}: nothing was found");
+        }
     }
 }
 

@@ -179,7 +179,7 @@ fn enqueue(
     rows.check(Operand::Query.shape(problem), dtype.size())?;
     tokens.check(Operand::Key.shape(problem), dtype.size())?;
     let cubin = load(schedule, &device)?;
-    let ctas = schedule.ctas(problem);
+    let ctas = schedule.ctas(problem, &device);
     if ctas == 0 {
         return Ok(());
     }
@@ -190,7 +190,7 @@ fn enqueue(
         block: schedule.threads() as u32,
         shared_memory: schedule.shared_memory() as u32,
     };
-    let argument = schedule.params(problem, &rows.view, &tokens.view, hidden);
+    let argument = schedule.params(problem, &rows.view, &tokens.view, hidden, ctas);
     let bias = Buffer::read(bias.unwrap_or(&weights.view.handle));
     let buffers = vec![weights.buffer(), rows.buffer(), tokens.buffer(), bias];
     launch(client, kernel, buffers, vec![argument]);
@@ -291,10 +291,12 @@ struct Params {
     heads: i32,
     scale: f32,
     hidden: f32,
+    steps: i32,
+    longer: i32,
     unused: i32,
 }
 
-const _: () = assert!(size_of::<Params>() == 8 * (4 + 2 + 1) + 4 * (8 + 3 * 12 + 8 + 4));
+const _: () = assert!(size_of::<Params>() == 8 * (4 + 2 + 1) + 4 * (8 + 3 * 12 + 8 + 6));
 
 impl Schedule {
     /// Tokens of a tile along an axis.
@@ -311,13 +313,31 @@ impl Schedule {
         total_heads(problem, self.product) / self.heads
     }
 
-    fn ctas(&self, problem: &Problem) -> usize {
+    /// Tiles of all strips, some of which may be empty.
+    fn steps(&self, problem: &Problem) -> usize {
         let [z, y, x] = &problem.axes;
         let tiles = y.dilation * self.tiles(y, 1) * x.dilation * self.tiles(x, 2);
         problem.batch * z.queries * tiles * self.parts(problem)
     }
 
-    fn params(&self, problem: &Problem, rows: &Strided, tokens: &Strided, hidden: f32) -> Argument {
+    /// CTAs of a launch: one for each tile, or as many as the device has at once, which share them.
+    fn ctas(&self, problem: &Problem, device: &DeviceInfo) -> usize {
+        let steps = self.steps(problem);
+        match self.is_walking() {
+            true => steps.min(device.multiprocessors as usize * self.ctas_at_once()),
+            false => steps,
+        }
+    }
+
+    fn params(
+        &self,
+        problem: &Problem,
+        rows: &Strided,
+        tokens: &Strided,
+        hidden: f32,
+        ctas: usize,
+    ) -> Argument {
+        let steps = self.steps(problem);
         let axis = |index: usize| {
             let axis = &problem.axes[index];
             AxisParams {
@@ -342,6 +362,8 @@ impl Schedule {
             heads: problem.heads as i32,
             scale: problem.scale as f32,
             hidden,
+            steps: (steps / ctas) as i32,
+            longer: (steps % ctas) as i32,
             unused: 0,
         };
         // SAFETY: the assertion above counts every byte.

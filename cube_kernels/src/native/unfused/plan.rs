@@ -32,6 +32,8 @@ const REGISTERS: usize = 1 << 16;
 const MAX_DIM: usize = 128;
 /// Most counterparts of a part along each axis: a word has a bit for each line, and kernels have no loop over columns.
 const MAX_SPAN: [usize; 2] = [63, 64];
+/// Lines and columns of tiles of two heads whose CTAs go from one to the next.
+const WALKED: [usize; 2] = [4, 8];
 /// Parts of 16 tokens of a CTA.
 const MAX_PARTS: usize = 8;
 /// Elements of a sample: kernels have 32-bit offsets in it.
@@ -72,6 +74,9 @@ pub struct Schedule {
     pub(super) is_together: bool,
     /// Elements from one row of weights to the next: more than its slots where there are gaps.
     pub(super) pitch: usize,
+    /// Lines of shared memory, where CTAs go from tile to tile along the slower axis of a plane, and copy what the next one needs while they
+    /// compute; 0 where a CTA has one tile.
+    pub(super) ring: usize,
 }
 
 /// Counterparts of parts and of tiles of an axis.
@@ -160,6 +165,11 @@ impl Schedule {
             Product::Spread if problem.group_size() > 1 => &[1][..],
             _ => &[2, 1],
         };
+        if let Some(schedule) =
+            Self::walking(problem, product, element, has_bias, offset, pitch, heads)
+        {
+            return Ok(schedule);
+        }
         let [_, y, _] = problem.axes;
         let longest = |axis: &Axis| axis.group(0).0;
         // A line where there are no others, or squares.
@@ -196,6 +206,65 @@ impl Schedule {
         found
             .map(|(_, schedule)| schedule)
             .ok_or_else(|| format!("windows of {kernel:?} are too large"))
+    }
+
+    /// A kernel whose CTAs go along the slower axis of planes, if enough of their warps share a multiprocessor. A warp has a part of each tile.
+    fn walking(
+        problem: &Problem,
+        product: Product,
+        element: Element,
+        has_bias: bool,
+        offset: usize,
+        pitch: usize,
+        heads: &[usize],
+    ) -> Option<Self> {
+        let [z, y, _] = problem.axes;
+        let heads = *heads.iter().find(|h| total_heads(problem, product).is_multiple_of(**h))?;
+        // Of one head twice as many lines, for as many warps.
+        let tile = [WALKED[0] * 2 / heads, WALKED[1]];
+        if z.kernel_size > 1 || y.group(0).0 <= tile[0] {
+            return None;
+        }
+        let mut schedule =
+            Self::of(problem, product, element, has_bias, offset, pitch, heads, tile, 8);
+        let is_known = match product {
+            // Vectors are taken in pieces of 32 elements.
+            Product::Dots => problem.head_dim.is_multiple_of(32),
+            Product::Sums => schedule.is_pitched() || schedule.is_together,
+            // A line of weights stays in shared memory from tile to tile.
+            Product::Spread => {
+                (schedule.is_pitched() || schedule.is_together) && schedule.group == 1
+            }
+        };
+        if !is_known || schedule.span[0] > MAX_SPAN[0] || schedule.span[1] > MAX_SPAN[1] {
+            return None;
+        }
+        schedule.ring = schedule.lines_of_ring(&y);
+        let warps = schedule.ctas_by_memory() * schedule.parts_of_tile();
+        (schedule.shared_memory() <= MAX_SHARED && warps >= GOOD_WARPS / 2).then_some(schedule)
+    }
+
+    /// Lines from the first that a tile needs to the last of the next one.
+    fn lines_of_ring(&self, axis: &Axis) -> usize {
+        let mut lines = 0;
+        for group in [0, axis.dilation - 1] {
+            let (length, _) = axis.group(group);
+            let seen = |position: usize| match self.product {
+                Product::Spread => axis.seen_by(group, position.min(length - 1)),
+                _ => axis.keys_seen(group, position.min(length - 1)),
+            };
+            // Spread's loop over lines ends with those of its part, that of the others takes a part's whole span.
+            let end = |tile: usize| match self.product {
+                Product::Spread => seen(tile + self.tile[0] - 1).end,
+                _ => seen(tile + self.tile[0] - 16 / self.band).start + self.span[0],
+            };
+            let start = |tile: usize| seen(tile).start;
+            for tile in (0..length).step_by(self.tile[0]) {
+                let next = if tile + self.tile[0] < length { tile + self.tile[0] } else { tile };
+                lines = lines.max(end(next) - start(tile));
+            }
+        }
+        lines
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -255,13 +324,22 @@ impl Schedule {
             word,
             is_together,
             pitch,
+            ring: 0,
         }
+    }
+
+    /// Parts of 16 tokens of a tile.
+    fn parts_of_tile(&self) -> usize {
+        self.tile[0] * self.tile[1] / 16 * self.heads
     }
 
     /// Threads of a CTA. Where enough CTAs share a multiprocessor, a warp has two parts, for which it works out but once where they are,
     /// unless it keeps their sums from one position along the slowest axis to the next, or from one head to the next.
     pub(super) fn threads(&self) -> usize {
-        let parts = self.tile[0] * self.tile[1] / 16 * self.heads;
+        let parts = self.parts_of_tile();
+        if self.is_walking() {
+            return 32 * parts;
+        }
         let is_once = self.kernel[0] == 1 && (self.product != Product::Spread || self.group == 1);
         let has_two = is_once && parts >= 8 && self.ctas_by_memory() * parts / 2 >= GOOD_WARPS;
         32 * if has_two { parts / 2 } else { parts }
@@ -275,6 +353,11 @@ impl Schedule {
     /// Whether lines of weights move in whole vectors wherever they begin.
     pub(super) fn is_shifted(&self) -> bool {
         self.is_together && !self.is_pitched() && self.product == Product::Spread
+    }
+
+    /// Whether CTAs go from tile to tile.
+    pub(super) fn is_walking(&self) -> bool {
+        self.ring > 0
     }
 
     /// Whether there are gaps between rows of weights.
@@ -296,7 +379,9 @@ impl Schedule {
     pub(super) fn ctas_at_once(&self) -> usize {
         let registers = if self.dim <= 64 { 96 } else { 160 };
         let by_registers = REGISTERS / (registers * self.threads());
-        self.ctas_by_memory().min(by_registers).clamp(1, 16)
+        // More would go shorter ways, each of which begins with a halo of its own.
+        let enough = if self.is_walking() { GOOD_WARPS / self.parts_of_tile() } else { 16 };
+        self.ctas_by_memory().min(by_registers).min(enough).clamp(1, 16)
     }
 
     /// Bytes of shared memory: vectors of the halo, weights of queries, and as many as are read behind them for nothing.
@@ -304,6 +389,29 @@ impl Schedule {
         let halo = self.halo[0] * self.halo[1] * self.heads;
         let [_, kernel_y, kernel_x] = self.kernel;
         let slots = self.heads * self.row();
+        let behind = (self.span[0] + kernel_y + 3) * kernel_x + self.span[1] + 16;
+        let vector = 2 * self.dim;
+        if self.is_walking() {
+            let tile = 2 * self.tile[0] * self.tile[1] * slots;
+            let line = |gap: usize| self.halo[1] * (self.heads * vector + gap);
+            let results = self.parts_of_tile() * 16 * (vector + 16);
+            return match self.product {
+                Product::Dots => self.ring * line(0) + 2 * tile.next_multiple_of(16),
+                Product::Sums => {
+                    let ring = (self.ring * line(16) + 2 * behind).next_multiple_of(16);
+                    ring + 2 * (tile + 2 * behind).next_multiple_of(16) + results
+                }
+                Product::Spread => {
+                    let weights = 2 * self.halo[1] * slots;
+                    let weights = match self.is_shifted() {
+                        true => weights.next_multiple_of(16) + 16,
+                        false => weights,
+                    };
+                    let step = (line(16) + weights).next_multiple_of(16);
+                    self.ring * step + (2 * behind).next_multiple_of(16) + results
+                }
+            };
+        }
         let weights = match self.product {
             Product::Spread if self.is_shifted() => {
                 self.halo[0] * ((2 * self.halo[1] * slots).next_multiple_of(16) + 16)
@@ -311,8 +419,7 @@ impl Schedule {
             Product::Spread => 2 * self.halo[0] * self.halo[1] * slots,
             _ => 2 * self.tile[0] * self.tile[1] * slots,
         };
-        let behind = (self.span[0] + kernel_y + 3) * kernel_x + self.span[1] + 16;
-        halo * (2 * self.dim + 16) + weights + 2 * behind
+        halo * (vector + 16) + weights + 2 * behind
     }
 }
 
@@ -359,7 +466,9 @@ mod tests {
             assert!(schedule.is_together, "{schedule:?}");
             // A key of the border has more visitors.
             assert_eq!(schedule.span, [if product == Product::Spread { 11 } else { 8 }, 16]);
-            assert_eq!((schedule.tile, schedule.halo), ([8, 8], [14, 16]));
+            assert_eq!((schedule.tile, schedule.halo[1]), ([4, 8], 16));
+            assert_eq!(schedule.ring, if product == Product::Spread { 15 } else { 14 });
+            assert_eq!(schedule.ctas_at_once(), if product == Product::Spread { 2 } else { 4 });
             assert_eq!(schedule.word, 16);
         }
     }

@@ -27,10 +27,16 @@ impl Schedule {
         text += include_str!("../cuda/window.cuh");
         text += include_str!("../cuda/mma.cuh");
         text += include_str!("cuda/tile.cuh");
-        text += match self.product {
-            Product::Dots => include_str!("cuda/dots.cu"),
-            Product::Sums => include_str!("cuda/sums.cu"),
-            Product::Spread => include_str!("cuda/spread.cu"),
+        if self.is_walking() {
+            text += include_str!("cuda/walk.cuh");
+        }
+        text += match (self.product, self.is_walking()) {
+            (Product::Dots, false) => include_str!("cuda/dots.cu"),
+            (Product::Dots, true) => include_str!("cuda/walk_dots.cu"),
+            (Product::Sums, false) => include_str!("cuda/sums.cu"),
+            (Product::Sums, true) => include_str!("cuda/walk_sums.cu"),
+            (Product::Spread, false) => include_str!("cuda/spread.cu"),
+            (Product::Spread, true) => include_str!("cuda/walk_spread.cu"),
         };
         text
     }
@@ -62,6 +68,10 @@ impl Schedule {
             ("ROW", self.row()),
             ("ROW_PITCH", self.pitch),
         ];
+        if self.is_walking() {
+            macros
+                .extend([("RING", self.ring), ("WALK_WIDE", flag(self.product == Product::Dots))]);
+        }
         macros.extend(["KERNEL_Z", "KERNEL_Y", "KERNEL_X"].into_iter().zip(self.kernel));
         macros.extend(["CAUSAL_Z", "CAUSAL_Y", "CAUSAL_X"].into_iter().zip(self.causal.map(flag)));
         macros

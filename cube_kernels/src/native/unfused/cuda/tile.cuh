@@ -39,7 +39,7 @@ struct Params {
   i64 elements;                      // weights
   int heads;                         // of rows
   float scale, hidden;
-  int unused;
+  int steps, longer, unused;         // of CTAs that go along strips: tiles of one, and how many have another one
 };
 
 constexpr int BAND_Y = 16 / BAND_X, BANDS_X = TILE_X / BAND_X, BANDS = TILE_Y / BAND_Y * BANDS_X;
