@@ -86,7 +86,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
-    let is_cpu = matches!(args.device.as_str(), "flex" | "cpu");
+    let is_cpu = args.devices.is_empty() && matches!(args.device.as_str(), "flex" | "cpu");
     let size = args.model.unwrap_or(if is_cpu { Size::Tiny } else { Size::NatMini });
     let (config, side, batch) = match size {
         Size::NatMini => (NatConfig::nat_mini(), 224, 64),

@@ -58,7 +58,11 @@ fn steps_of(
     let mut optimizer = AdamWConfig::new().init();
     let mut step = |model: Nat| -> (Nat, Tensor<1>) {
         let loss = loss(&model, images.clone());
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let gradients = loss.backward();
+        // Burn's server of gradients forgets a device that begins its next backward pass before all have ended this one, and waits for
+        // it for ever.
+        start.wait();
+        let gradients = GradientsParams::from_grads(gradients, &model);
         (optimizer.step(1e-5, model, gradients), loss)
     };
     let (mut model, mut last) = step(model);

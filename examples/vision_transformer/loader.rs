@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::data::{Picture, Pictures};
+use crate::members::Together;
 use crate::resample::{draw_size, interpolate, place};
 use crate::tokens::Tokens;
 
@@ -21,6 +22,8 @@ pub struct Batch {
     pub classes: Tensor<1, Int>,
     /// Where each picture stood in the list that the batch was made of.
     pub order: Vec<usize>,
+    /// Who else trains on a share of the same batch.
+    pub together: Together,
 }
 
 /// Angle, in radians, that a picture is turned by at most.
@@ -49,13 +52,21 @@ pub struct PictureBatcher {
     deviation: f32,
     is_resampled: bool,
     motions: Option<Arc<Mutex<StdRng>>>,
+    together: Together,
 }
 
 impl PictureBatcher {
     /// Makes batches of pictures as they are.
     pub fn new(pictures: &Pictures) -> Self {
         let (mean, deviation) = pictures.moments();
-        Self { mean, deviation, is_resampled: pictures.is_resampled, motions: None }
+        let (is_resampled, together) = (pictures.is_resampled, Together::of(1));
+        Self { mean, deviation, is_resampled, motions: None, together }
+    }
+
+    /// Makes the shares of so many devices.
+    pub fn with_members(mut self, members: usize) -> Self {
+        self.together = Together::of(members);
+        self
     }
 
     /// Turns, scales and shifts pictures at random, and gives them another size where sizes are mixed.
@@ -127,6 +138,7 @@ impl PictureBatcher {
             images: Tokens::from_pixels(values, sizes, device),
             classes: Tensor::from_data(TensorData::new(classes, [pictures.len()]), device),
             order,
+            together: self.together.clone(),
         }
     }
 }
@@ -161,7 +173,8 @@ mod tests {
     }
 
     fn plain() -> PictureBatcher {
-        PictureBatcher { mean: 0.0, deviation: 1.0, is_resampled: false, motions: None }
+        let together = Together::of(1);
+        PictureBatcher { mean: 0.0, deviation: 1.0, is_resampled: false, motions: None, together }
     }
 
     /// Two channels, the second of them negative.

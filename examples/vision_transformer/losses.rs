@@ -20,7 +20,7 @@ use crate::cli::Args;
 use crate::common::training::schedule;
 use crate::data::{Picture, Pictures};
 use crate::loader::PictureBatcher;
-use crate::members;
+use crate::members::{self, Together};
 use crate::model::{VisionTransformer, VisionTransformerConfig};
 use crate::training::WEIGHT_DECAY;
 
@@ -92,15 +92,17 @@ pub fn losses(
         .map_err(|error| Failure::Run(format!("the weights cannot be moved: {error}")))?;
     let members = devices.len();
     if members == 1 {
-        return Ok(read(member(args, model, pictures, (0, &devices))?));
+        return Ok(read(member(args, model, pictures, (0, &devices), &Together::of(1))?));
     }
     let mean = DistributedConfig { all_reduce_op: ReduceOperation::Mean };
     let _context = DistributedContext::init(devices.clone(), mean);
+    let together = Together::of(members);
     let parts = std::thread::scope(|scope| {
-        let devices = &devices;
+        let (devices, together) = (&devices, &together);
         let start = |number: usize| {
             let model = model.clone().fork(&devices[number]).map(&mut Shared);
-            scope.spawn(move || member(args, model, pictures, (number, devices)).map(read))
+            let of = (number, &devices[..]);
+            scope.spawn(move || member(args, model, pictures, of, together).map(read))
         };
         let threads: Vec<_> = (0..members).map(start).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Vec<f32>, Failure>>| {
@@ -119,6 +121,7 @@ fn member(
     mut model: VisionTransformer,
     pictures: &Pictures,
     (number, devices): (usize, &[Device]),
+    together: &Together,
 ) -> Result<Vec<Tensor<1>>, Failure> {
     let mut optimizer = args.optimizer.adamw(WEIGHT_DECAY, None)?;
     let mut rates = schedule(args.learning_rate, args.steps)?;
@@ -128,7 +131,8 @@ fn member(
         let part = Part::of(pictures.len(), number, devices.len());
         let batch = batcher.part(&pictures, part.pictures, &devices[number]);
         let loss = model.classify(batch).loss * part.weight;
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let gradients = together.backward(loss.clone());
+        let gradients = GradientsParams::from_grads(gradients, &model);
         losses.push(loss.without_autodiff());
         model = model.optimize(&mut optimizer, rates.step(), gradients);
     }

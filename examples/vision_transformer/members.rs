@@ -1,6 +1,8 @@
 //! The devices that train together.
 
-use burn::tensor::Device;
+use std::sync::{Arc, Barrier};
+
+use burn::tensor::{Device, Gradients, Tensor};
 
 use crate::Failure;
 use crate::cli::Args;
@@ -25,6 +27,29 @@ pub fn open(args: &Args) -> Result<Vec<Device>, Failure> {
     }
     let open = |number: &usize| device::open(args.device, *number, args.dtype);
     numbers.iter().map(open).collect()
+}
+
+/// Keeps the backward passes of devices that share their gradients apart.
+///
+/// Burn's server of gradients forgets a device that begins its next backward pass before all have ended this one, and then waits for it for
+/// ever.
+#[derive(Clone, Debug)]
+pub struct Together(Option<Arc<Barrier>>);
+
+impl Together {
+    /// So many devices, each with a thread of its own.
+    pub fn of(members: usize) -> Self {
+        Self((members > 1).then(|| Arc::new(Barrier::new(members))))
+    }
+
+    /// The gradients of a loss, when all have them.
+    pub fn backward(&self, loss: Tensor<1>) -> Gradients {
+        let gradients = loss.backward();
+        if let Some(barrier) = &self.0 {
+            barrier.wait();
+        }
+        gradients
+    }
 }
 
 #[cfg(test)]

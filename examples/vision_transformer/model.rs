@@ -179,8 +179,9 @@ impl TrainStep for VisionTransformer {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let together = batch.together.clone();
         let output = self.classify(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
+        TrainOutput::new(self, together.backward(output.loss.clone()), output)
     }
 }
 

@@ -53,12 +53,13 @@ pub fn train(
     let mut pictures_of_epoch = pictures.train.clone();
     pictures_of_epoch.truncate(share(pictures_of_epoch.len(), members) * members);
     let batcher = PictureBatcher::new(pictures);
-    let train = DataLoaderBuilder::new(batcher.clone().with_motions(args.seed))
-        .batch_size(batch_size)
-        .shuffle(args.seed)
-        .num_workers(args.workers)
-        .set_device(device.clone())
-        .build(InMemDataset::new(pictures_of_epoch));
+    let train =
+        DataLoaderBuilder::new(batcher.clone().with_motions(args.seed).with_members(members))
+            .batch_size(batch_size)
+            .shuffle(args.seed)
+            .num_workers(args.workers)
+            .set_device(device.clone())
+            .build(InMemDataset::new(pictures_of_epoch));
     let valid = DataLoaderBuilder::new(batcher)
         .batch_size(args.batch_size)
         .num_workers(1)

@@ -301,7 +301,9 @@ impl Team {
                     && (step + 1..size).any(is_needed)
                 {
                     let to = (member + 1) % size;
-                    next[to] = Some((links.to(to, key), links.to(to, value)));
+                    // Exchanges are at even distances from the leaves, and attention at odd ones.
+                    let send = |tensor| links.behind(links.to(to, tensor));
+                    next[to] = Some((send(key), send(value)));
                 }
             }
             for (member, held) in held.into_iter().enumerate() {
@@ -310,6 +312,8 @@ impl Team {
                     && whole.needs(member, block)
                 {
                     let is_first = parts[member].is_empty();
+                    let (key, value) = held;
+                    let held = (links.behind(key), links.behind(value));
                     parts[member].push(self.part(member, held, &whole.keys[block], is_first)?);
                 }
             }

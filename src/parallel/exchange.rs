@@ -120,6 +120,15 @@ impl Links {
         carry(tensor, &self.devices[member])
     }
 
+    /// The same tensor, a step further in the graph.
+    ///
+    /// A backward pass takes operations by their distance from the leaves. An attention that shares a distance with exchanges might be queued in
+    /// the midst of them, and then other members wait until it is done.
+    pub fn behind<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        let shape = tensor.shape();
+        tensor.reshape(shape)
+    }
+
     /// Cuts the tensor of each member along an axis, and joins along another what each gets of all: member `i` gets the pieces
     /// `pieces[i]`.
     pub fn regroup<const D: usize>(
