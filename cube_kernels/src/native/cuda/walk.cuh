@@ -45,6 +45,11 @@ DEVICE int additional_steps(int additional) { return ADDITIONAL ? (additional + 
 // additional tokens. Empty for a warpgroup all of whose rows lie outside.
 struct Range { int low, high; };
 DEVICE Range steps_seen(const Space& space, const Tile& tile, int warpgroup) {
+  if constexpr (WARPGROUPS == 1) {
+    // A tile with steps has rows, and its blocks are laid around what they see: all of them, or, of keys that nobody sees, none.
+    const bool none = INVERSE && window_of<SLOW>(space, tile, tile.row[SLOW] + row_extent(SLOW) - 1).end <= tile.column[SLOW];
+    return {0, none ? 0 : tile.steps};
+  }
   bool idle = false;
 #pragma unroll
   for (int a = 0; a < 3; a++) idle = idle || tile.row[a] + (a == STACK ? warpgroup * row_extent(a) : 0) >= tile.rows[a];
