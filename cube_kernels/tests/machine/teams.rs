@@ -81,5 +81,5 @@ fn check_backward(problem: &Problem, policy: Policy) {
 fn pipelines_and_short_rows_in_every_way() {
     check(&problems(), &Policy::ALL, &[(4, None)]);
     check(&[space()], &Policy::ALL, &[(4, Some(60)), (1, Some(60))]);
-    Policy::ALL.map(|policy| check_backward(&space(), policy));
+    Policy::ALL.into_iter().for_each(|policy| check_backward(&space(), policy));
 }

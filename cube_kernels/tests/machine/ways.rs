@@ -41,7 +41,7 @@ pub fn planned_in_teams(
     rows: Option<usize>,
 ) -> Schedule {
     let is_one = |schedule: &Schedule| {
-        let tokens = schedule.row_tile().iter().product();
+        let tokens: usize = schedule.row_tile().iter().product();
         schedule.teams == teams && rows.is_none_or(|rows| rows == tokens)
     };
     let all = candidates(problem, element).into_iter().filter(is_one);
