@@ -90,7 +90,7 @@ fn best(mut schedules: Vec<Schedule>, problem: &Problem, top: usize) -> Vec<Sche
     schedules.sort_by(|a, b| estimate(a, problem).total_cmp(&estimate(b, problem)));
     let mut shapes = std::collections::HashMap::new();
     schedules.retain(|s| {
-        let seen = shapes.entry((s.warpgroups, s.blocks, s.ctas, s.is_late)).or_insert(0);
+        let seen = shapes.entry((s.warpgroups, s.blocks, s.ctas, s.teams, s.is_late)).or_insert(0);
         *seen += 1;
         *seen <= top
     });

@@ -306,7 +306,7 @@ fn problem((head_dim, head_dim_v): (usize, usize), rank: usize, option: Options)
 fn best_of_each_shape(problem: &Problem, mut schedules: Vec<Schedule>) -> Vec<Schedule> {
     schedules.sort_by(|a, b| estimate(a, problem).total_cmp(&estimate(b, problem)));
     let mut shapes = HashSet::new();
-    schedules.retain(|s| shapes.insert((s.warpgroups, s.blocks, s.ctas)));
+    schedules.retain(|s| shapes.insert((s.warpgroups, s.blocks, s.ctas, s.teams)));
     schedules
 }
 

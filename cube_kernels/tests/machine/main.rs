@@ -17,6 +17,7 @@ mod repair;
 mod run;
 mod selection;
 mod splits;
+mod teams;
 mod text;
 mod unfused;
 mod views;

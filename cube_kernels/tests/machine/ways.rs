@@ -3,7 +3,8 @@
 use std::panic::panic_any;
 
 use burn_natten_kernels::native::sm90::{
-    BackwardPlan, Element, Schedule, backward_with, forward_with, plan, plan_backward,
+    BackwardPlan, Element, Schedule, backward_with, candidates, estimate, forward_with, plan,
+    plan_backward,
 };
 use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
@@ -31,6 +32,22 @@ pub struct OnMachine;
 
 pub fn planned(problem: &Problem, element: Element) -> Schedule {
     plan(problem, element).unwrap_or_else(|| panic!("no schedule for {problem:?}"))
+}
+/// The best of the schedules whose CTAs have so many pipelines, among those with rows of so many tokens if that is said.
+pub fn planned_in_teams(
+    problem: &Problem,
+    element: Element,
+    teams: usize,
+    rows: Option<usize>,
+) -> Schedule {
+    let is_one = |schedule: &Schedule| {
+        let tokens: usize = schedule.row_tile().iter().product();
+        schedule.teams == teams && rows.is_none_or(|rows| rows == tokens)
+    };
+    let all = candidates(problem, element).into_iter().filter(is_one);
+    let timed = all.map(|schedule| (estimate(&schedule, problem), schedule));
+    let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
+    best.unwrap_or_else(|| panic!("no such schedule for {problem:?}")).1
 }
 pub fn planned_backward(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))

@@ -24,4 +24,8 @@ DEVICE void row_of_warpgroup(const Tile& tile, int warpgroup, int member, int (&
   at[1] = tile.row[1] + member / ROW_X % ROW_Y;
   at[2] = tile.row[2] + member % ROW_X;
   at[STACK] += warpgroup * row_extent(STACK);
+#if !LISTED
+  // Rows that no box fills lie outside of every axis.
+  if (ROW_BOX < 64 && member >= ROW_BOX) at[2] = 1 << 20;
+#endif
 }

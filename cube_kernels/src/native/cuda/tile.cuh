@@ -13,7 +13,7 @@
 constexpr int ROW_H = 1, COLUMN_H = 1;
 #endif
 constexpr int PLACE = LISTED ? 4 : 3;                 // numbers that say where a row is: its position, and its head if tiles have several
-constexpr int ROW_BOX = ROW_H * ROW_Z * ROW_Y * ROW_X;  // rows of a box, which fill those of a warpgroup but where LISTED
+constexpr int ROW_BOX = ROW_H * ROW_Z * ROW_Y * ROW_X;  // rows of a box, which fill those of a warpgroup, or all but a few of them
 
 constexpr int FIRST_AXIS = 3 - RANK;
 DEVICE constexpr bool is_causal(int a) { return CAUSAL >> a & 1; }

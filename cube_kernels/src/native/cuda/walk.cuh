@@ -64,11 +64,34 @@ DEVICE Range steps_seen(const Space& space, const Tile& tile, int warpgroup) {
 
 // The same, for all threads of whole warps.
 DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) {
+  if constexpr (WARPGROUPS == 1) {
+    // A tile with steps has rows, and its blocks are laid around what they see: all of them, or, of keys that nobody sees, none.
+    const bool none = INVERSE && window_of<SLOW>(space, tile, tile.row[SLOW] + row_extent(SLOW) - 1).end <= tile.column[SLOW];
+    return {0, uniform(none ? 0 : tile.steps)};
+  }
   Range steps = steps_seen(space, tile, warpgroup);
   steps.low = uniform(steps.low), steps.high = uniform(steps.high);
   return steps;
 }
 
+// The walk from where `visible_steps` begins, with step `low`.
+DEVICE Walk visible_walk(const Space& space, const Tile& tile, int warpgroup, int low) {
+  Walk walk;
+  if constexpr (WARPGROUPS == 1) {
+    walk.start(tile, 0);
+  } else if constexpr (BLOCKS == 1 && !ORIGIN) {
+    // That is with a plane of blocks, which takes no division by their numbers.
+    const int start = window_of<SLOW>(space, tile, tile.row[SLOW] + warpgroup * row_extent(SLOW)).start - tile.column[SLOW];
+    walk.at[MIDDLE] = walk.at[FAST] = 0;
+    walk.at[SLOW] = uniform(start / column_extent(SLOW));
+  } else {
+    walk.start(tile, low * BLOCKS);
+  }
+  return walk;
+}
+
 // Rounds of tiles run forwards and backwards in turn, which evens out tiles of falling length.
-DEVICE int tile_index(int round) { return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x); }
-DEVICE int rounds(int tiles) { return (tiles + gridDim.x - 1) / gridDim.x; }
+DEVICE int tile_index(int round, int worker, int workers) { return round * workers + (round & 1 ? workers - 1 - worker : worker); }
+DEVICE int tile_index(int round) { return tile_index(round, blockIdx.x, gridDim.x); }
+DEVICE int rounds(int tiles, int workers) { return (tiles + workers - 1) / workers; }
+DEVICE int rounds(int tiles) { return rounds(tiles, gridDim.x); }

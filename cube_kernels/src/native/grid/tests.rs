@@ -112,7 +112,8 @@ fn check_map(map: &TensorMap, what: &str) {
     // Elements of a box: those that it steps on.
     let extents = map.tile.iter().zip(map.steps).map(|(extent, step)| extent.div_ceil(step));
     let row = if is_swizzled { map.swizzle() / 2 } else { STATISTICS as u32 };
-    assert_eq!(extents.product::<u32>(), 64 * row, "{what}: {map:?}");
+    // A few of a warpgroup's rows may be none.
+    assert!((60..=64).contains(&(extents.product::<u32>() / row)), "{what}: {map:?}");
 }
 
 #[test]

@@ -40,11 +40,16 @@ const MULTIPROCESSORS: f64 = 132.0;
 
 /// Seconds from the scores of 64 queries and 64 keys to their weights, for one warpgroup alone.
 const SOFTMAX_LATENCY: f64 = 0.48e-6;
+/// By how much longer a step of one block takes a CTA's only warpgroup.
+const SHORT_STEP: f64 = 0.355e-6;
 /// The same where enough warpgroups overlap: what exponentials and their arithmetic take.
 const SOFTMAX: f64 = 0.28e-6;
 /// Seconds that a warpgroup alone spends on a tile besides its steps: waiting for Q and the first
 /// keys, the first and the last product, writing the results.
 const TILE_LATENCY: f64 = 4.0e-6;
+/// The same of a CTA's only warpgroup, and of each of four that are pipelines of a CTA.
+const TILE_LATENCY_ALONE: f64 = 2.0e-6;
+const TILE_LATENCY_IN_TEAMS: f64 = 2.84e-6;
 /// Share of the tensor cores' measured rate that a pipeline of two products reaches.
 const PRODUCTS: f64 = 0.9;
 /// Time added where blocks hold 4 neighbors along the fastest axis instead of 8; three times as much
@@ -179,7 +184,7 @@ fn schedules(
     let rank = problem.rank();
     let mut schedules = vec![];
     for shape in shapes {
-        for (q_tile, kv_tile, stack) in tiles(problem) {
+        for (q_tile, kv_tile, stack) in tiles(problem, pass) {
             let schedule = Schedule {
                 pass,
                 gradients,
@@ -198,6 +203,7 @@ fn schedules(
                 kv_tile,
                 stack,
                 warpgroups: shape.warpgroups,
+                teams: shape.teams,
                 blocks: shape.blocks,
                 stages: 0,
                 ctas: shape.ctas,
@@ -212,6 +218,7 @@ fn schedules(
             let sum_slots = if gradients.bias { schedule.slots_wanted(problem) } else { 1 };
             let schedule = Schedule { mask, is_strided, sum_slots, ..schedule };
             let fits = schedule.sums_bias()
+                && (schedule.teams == 1 || has_teams(&schedule))
                 && (mask != Mask::OneHot || slots(&schedule) <= SLOTS)
                 && !spills(&schedule);
             schedules.extend(schedule.with_stages().filter(|_| fits));
@@ -228,28 +235,44 @@ fn spills(schedule: &Schedule) -> bool {
         && schedule.has_additional
 }
 
+/// Whether four pipelines in a CTA have registers enough, and the kernel has them.
+fn has_teams(schedule: &Schedule) -> bool {
+    !schedule.has_additional && !schedule.has_origin && schedule.bias.is_none()
+}
+
 /// How much of a multiprocessor a CTA is.
 struct Shape {
     warpgroups: usize,
+    teams: usize,
     blocks: usize,
     ctas: usize,
     is_late: bool,
 }
 
+impl Shape {
+    fn new(warpgroups: usize, blocks: usize, ctas: usize) -> Self {
+        Self { warpgroups, teams: 1, blocks, ctas, is_late: false }
+    }
+}
+
 /// The shapes for vectors of up to `dim` elements: accumulators have to fit into registers, and two
 /// steps into shared memory.
 fn shapes(dim: usize) -> Vec<Shape> {
-    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: false };
+    let shape = Shape::new;
+    let four = Shape { teams: 4, ..shape(1, 1, 1) };
     match dim {
-        // Long rows of keys, and tiles of few steps: more CTAs hide each other's ends.
-        ..=64 => vec![shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3), shape(2, 2, 1)],
+        // Long rows of keys, and tiles of few steps: more pipelines hide each other's ends.
+        ..=64 => vec![shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3), shape(2, 2, 1), four],
         65..=128 => vec![shape(2, 2, 1)],
         _ => vec![shape(2, 1, 1)],
     }
 }
 
+/// Rows of a warpgroup that has a few less than it could: windows that are short along three axes are seen by less beside.
+const SHORT_ROWS: [[usize; MAX_RANK]; 4] = [[2, 5, 6], [2, 6, 5], [6, 2, 5], [6, 5, 2]];
+
 /// Tiles of queries and keys and the stacking axis.
-fn tiles(problem: &Problem) -> Vec<([usize; 3], [usize; 3], usize)> {
+fn tiles(problem: &Problem, pass: Pass) -> Vec<([usize; 3], [usize; 3], usize)> {
     let rank = problem.rank();
     if let Some(queries) = queries_of_key(problem) {
         return vec![([1, TILE / queries, queries], [1, TILE, 1], 1)];
@@ -270,9 +293,19 @@ fn tiles(problem: &Problem) -> Vec<([usize; 3], [usize; 3], usize)> {
             [8, 8, 1],
         ],
     };
+    let is_short = problem.head_dim.max(problem.head_dim_v) <= 64;
+    let short_rows = rank == 3 && is_short && !problem.has_bias && problem.additional == 0;
+    let rows = match short_rows {
+        true => [&shapes[..], &SHORT_ROWS].concat(),
+        false => shapes.clone(),
+    };
+    let (queries, keys) = match pass {
+        Pass::Forward | Pass::Queries => (&rows, &shapes),
+        Pass::Keys => (&shapes, &rows),
+    };
     let mut tiles = vec![];
-    for q_tile in &shapes {
-        for kv_tile in &shapes {
+    for q_tile in queries {
+        for kv_tile in keys {
             for stack in MAX_RANK - rank..MAX_RANK {
                 tiles.push((*q_tile, *kv_tile, stack));
             }
@@ -395,18 +428,26 @@ impl Load {
             warpgroup_steps += ALONE * (all - warpgroup_steps).max(0.0);
         }
 
-        let together = (schedule.warpgroups * schedule.ctas) as f64;
+        let together = (schedule.warpgroups * schedule.teams * schedule.ctas) as f64;
         let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
         let depth = one_hot + schedule.multiply_adds();
         let rate = device.matmul_flops / MULTIPROCESSORS;
         let products = (2 * TILE * columns * depth) as f64 / rate;
         let latency = match schedule.pass {
+            Pass::Forward if schedule.warpgroups * schedule.blocks == 1 => {
+                SOFTMAX_LATENCY + SHORT_STEP
+            }
             Pass::Forward => blocks * SOFTMAX_LATENCY,
             Pass::Queries | Pass::Keys => BACKWARD_LATENCY,
         };
         let step = (products / PRODUCTS).max((products + latency) / together).max(blocks * SOFTMAX);
         let slots = tiles * schedule.warpgroups as f64;
-        let work = (warpgroup_steps * step + slots * TILE_LATENCY / together) / MULTIPROCESSORS;
+        let tile = match (schedule.pass, schedule.teams, schedule.warpgroups) {
+            (Pass::Forward, 1, 1) => TILE_LATENCY_ALONE,
+            (Pass::Forward, 2.., _) => TILE_LATENCY_IN_TEAMS,
+            _ => TILE_LATENCY,
+        };
+        let work = (warpgroup_steps * step + slots * tile / together) / MULTIPROCESSORS;
 
         let column_bytes = (2 * columns * (problem.head_dim + problem.head_dim_v)) as f64;
         let row_dims = match schedule.pass {
@@ -434,7 +475,7 @@ impl Load {
 
     /// By how much a last round of CTAs, of which some have nothing to do, prolongs the work.
     fn unevenness(&self, schedule: &Schedule) -> f64 {
-        let rounds = self.tiles / (MULTIPROCESSORS * schedule.ctas as f64);
+        let rounds = self.tiles / (MULTIPROCESSORS * (schedule.teams * schedule.ctas) as f64);
         rounds.ceil() / rounds.max(1e-9)
     }
 

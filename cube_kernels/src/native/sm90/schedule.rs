@@ -86,15 +86,17 @@ pub struct Schedule {
     pub bias: Option<[usize; MAX_RANK]>,
     /// Steps of a tile whose sums of the bias' gradient are kept apart, see `cuda/bias_sums.cuh`.
     pub sum_slots: usize,
-    /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64.
+    /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64, or of a warpgroup a few less.
     pub q_tile: [usize; MAX_RANK],
-    /// Keys of a block or, where they are rows, of one warpgroup: 64.
+    /// Keys of a block or, where they are rows, of one warpgroup, likewise.
     pub kv_tile: [usize; MAX_RANK],
     /// Axis along which the tiles of a CTA's warpgroups are stacked, and the slowest axis of the
     /// order in which blocks are visited.
     pub stack: usize,
-    /// Warpgroups that compute.
+    /// Warpgroups that compute, of one pipeline.
     pub warpgroups: usize,
+    /// Pipelines of a CTA, each with tiles of its own, as if it were a CTA: one, or of a forward pass four, of one warpgroup each.
+    pub teams: usize,
     /// Blocks of a step of the pipeline: 1 or 2.
     pub blocks: usize,
     /// Steps that shared memory holds.
@@ -161,14 +163,14 @@ impl Schedule {
 
     /// Threads of a CTA.
     pub fn threads(&self) -> usize {
-        128 * (self.warpgroups + 1)
+        128 * (self.warpgroups * self.teams + 1)
     }
 
     /// Whether the fragments of the rows stay in registers for a whole tile.
     pub fn rows_in_registers(&self) -> bool {
         let longest = self.head_dim.max(self.head_dim_v);
         match self.pass {
-            Pass::Forward => longest <= 128 && self.warpgroups < 3,
+            Pass::Forward => longest <= 128 && self.warpgroups < 3 && self.teams == 1,
             Pass::Queries => {
                 let fits = self.ctas < 3 && (self.is_late || self.warpgroups < 3);
                 // What sums a bias' gradient needs the registers.
@@ -179,10 +181,10 @@ impl Schedule {
     }
 
     /// Tiles of rows in shared memory. A second one is loaded while the first is worked on, where vectors are
-    /// short.
+    /// short and rows do not move to registers.
     fn row_buffers(&self) -> usize {
         let is_short = self.head_dim.max(self.head_dim_v) <= 64;
-        if self.pass == Pass::Keys && is_short { 2 } else { 1 }
+        if self.pass == Pass::Keys && is_short || self.teams > 1 { 2 } else { 1 }
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
@@ -195,7 +197,8 @@ impl Schedule {
             (2, 1) if self.is_packed && self.pass == Pass::Forward => 40,
             _ => 24,
         };
-        let consumer = (at_launch * (self.warpgroups + 1) - producer) / self.warpgroups / 8 * 8;
+        let consumers = self.warpgroups * self.teams;
+        let consumer = (at_launch * (consumers + 1) - producer) / consumers / 8 * 8;
         (producer, consumer.min(240))
     }
 
@@ -207,7 +210,11 @@ impl Schedule {
             Mask::OneHot => "one-hot masks",
             Mask::ByItem => "listed blocks",
         };
-        let Self { warpgroups, blocks, stages, ctas, .. } = self;
+        let Self { warpgroups, blocks, stages, .. } = self;
+        let (ctas, joined) = match self.teams {
+            1 => (self.ctas, ""),
+            teams => (teams, " in one CTA"),
+        };
         let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
         let (columns, of) =
             (blocks * TILE, if self.pass == Pass::Keys { "queries" } else { "keys" });
@@ -216,7 +223,7 @@ impl Schedule {
             splits => format!(", heads of a group in {splits} splits"),
         };
         format!(
-            "{ctas} x {warpgroups} warpgroups along the {axis}, {stages} x {columns} {of}, {mask}{splits}"
+            "{ctas} x {warpgroups} warpgroups{joined} along the {axis}, {stages} x {columns} {of}, {mask}{splits}"
         )
     }
 
@@ -325,13 +332,14 @@ impl Schedule {
         // Query; or query and its output's gradient; or key and value.
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
         let rows = self.row_buffers() * self.warpgroups * rows * TILE * self.swizzle();
+        let row_barriers = 2 * self.row_buffers();
         // Logsumexp and delta of columns that are queries.
         let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 16 } else { 0 };
         let (tiles, barriers) = match self.pass {
-            Pass::Forward => (1, 4 * stages + 2),
+            Pass::Forward => (self.row_buffers(), 4 * stages + row_barriers),
             Pass::Queries | Pass::Keys => {
                 let slots = if self.is_packed { 4 } else { 2 * self.row_buffers() };
-                (slots, 2 * stages + 2 * self.row_buffers())
+                (slots, 2 * stages + row_barriers)
             }
         };
         // Warpgroups have tiles of their own where blocks are listed.
@@ -340,11 +348,8 @@ impl Schedule {
             (Some(_), Pass::Forward) => 2 * self.warpgroups,
             (Some(_), _) => tiles * self.warpgroups,
         };
-        rows + stages * (step + statistics)
-            + one_hot
-            + 128 * tiles
-            + 8 * barriers
-            + self.bias_bytes()
+        let pipeline = rows + stages * (step + statistics) + 128 * tiles + 8 * barriers;
+        self.teams * pipeline + one_hot + self.bias_bytes()
     }
 
     /// Bytes of shared memory.
@@ -461,6 +466,9 @@ impl Schedule {
         if self.splits > 1 {
             macros.push(("SPLITS", self.splits));
         }
+        if self.teams > 1 {
+            macros.extend([("TEAMS", self.teams), ("ROW_BUFFERS", self.row_buffers())]);
+        }
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
@@ -514,6 +522,9 @@ impl fmt::Display for Schedule {
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;
+        if self.teams > 1 {
+            write!(f, "{}t", self.teams)?;
+        }
         write!(f, "_{}", NAMES[self.stack])?;
         f.write_str(if self.is_late { "_late" } else { "" })?;
         if self.splits > 1 {

@@ -49,14 +49,76 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the producer does not wait for free queries",
         On::Plane,
-        "barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);\n    *next = tile;",
-        "*next = tile;",
+        "barrier_wait(barriers.q_empty(tiles), parity_of_rows(tiles) ^ 1);\n    next[tiles % TILE_SLOTS] = tile;",
+        "next[tiles % TILE_SLOTS] = tile;",
     ),
     fault(
         "consumers do not wait for queries",
         On::Plane,
-        "barrier_wait(barriers.q_full(), tiles & 1);",
-        "if (tiles == 0) barrier_wait(barriers.q_full(), 0);",
+        "barrier_wait(barriers.q_full(tiles), parity_of_rows(tiles));",
+        "if (tiles == 0) barrier_wait(barriers.q_full(tiles), 0);",
+    ),
+    // Pipelines that share a CTA.
+    fault(
+        "teams: the producer does not wait for free queries",
+        On::Teams,
+        "barrier_wait(barriers.q_empty(tiles), parity_of_rows(tiles) ^ 1);\n    next[tiles % TILE_SLOTS] = tile;",
+        "next[tiles % TILE_SLOTS] = tile;",
+    ),
+    fault(
+        "teams: the parity of rows changes with every tile",
+        On::Teams,
+        "return tile / ROW_BUFFERS & 1;",
+        "return tile & 1;",
+    ),
+    fault(
+        "teams: rows are those of the tile before",
+        On::Teams,
+        "(u64)(tiles % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4))",
+        "(u64)((tiles + 1) % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4))",
+    ),
+    fault(
+        "teams: the tile is freed before its results are written",
+        On::Teams,
+        "    if (!idle) finish(params, tile);\n    if constexpr (ROW_BUFFERS > 1) {\n      // The tile stays with its rows.\n      __syncwarp();\n      release(barriers.q_empty(tiles));\n    }\n",
+        "    __syncwarp();\n    release(barriers.q_empty(tiles));\n    if (!idle) finish(params, tile);\n",
+    ),
+    // That lanes meet before their warp frees a tile is said by the vote on broken rows as well, unless some are.
+    fault(
+        "teams: a tile's steps are read when it has been freed",
+        On::Teams,
+        "step += ROW_BUFFERS > 1 ? steps : uniform(tile.steps)",
+        "step += uniform(tile.steps)",
+    ),
+    fault(
+        "teams: rows are not freed",
+        On::Teams,
+        "      __syncwarp();\n      release(barriers.q_empty(tiles));\n    }\n",
+        "    }\n",
+    ),
+    fault(
+        "teams: a pipeline's values reach into the next one's rows",
+        On::Teams,
+        "TEAM_BYTES = V_OFFSET + STAGES * V_STAGE;",
+        "TEAM_BYTES = V_OFFSET + (STAGES - 1) * V_STAGE;",
+    ),
+    fault(
+        "teams: all have the tiles of the first",
+        On::Teams,
+        "blockIdx.x + gridDim.x * team : blockIdx.x",
+        "blockIdx.x : blockIdx.x",
+    ),
+    fault(
+        "teams: a pipeline finds the tile of another",
+        On::Teams,
+        "+ team * TILES * TILE_SLOTS;",
+        "+ (role == 0 ? team : 0) * TILES * TILE_SLOTS;",
+    ),
+    fault(
+        "teams: barriers of one pipeline are ready",
+        On::Teams,
+        "for (int team = 0; team < TEAMS; team++) {",
+        "for (int team = 0; team < 1; team++) {",
     ),
     // Arrivals.
     // Keys of a later step that are freed before they are multiplied harm nobody: the producer waits for the values of the step before
@@ -172,8 +234,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the table's strides have changed places",
         On::Plane,
-        "unswizzled(shared + ONE_HOT_OFFSET, 128, 256)",
-        "unswizzled(shared + ONE_HOT_OFFSET, 256, 128)",
+        "unswizzled(one_hot_columns, 128, 256)",
+        "unswizzled(one_hot_columns, 256, 128)",
     ),
     fault(
         "a step of k is twice as far",

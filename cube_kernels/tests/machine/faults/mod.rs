@@ -28,7 +28,7 @@ use crate::blocks;
 use crate::run::{Change, Machine, Policy};
 use crate::selection::check_one as selects;
 use crate::ways::{
-    MachineFault, changed, check_one_backward, check_one_forward, client, hopper, planned,
+    MachineFault, changed, check_one_backward, check_one_forward, client, hopper, planned_in_teams,
 };
 
 /// What a fault is looked for with. CTAs have several tiles each of all of them.
@@ -40,6 +40,8 @@ enum On {
     LongLine,
     /// Two axes, one-hot masks; two heads of queries to one of keys.
     Plane,
+    /// The same in the pipelines of one CTA.
+    Teams,
     /// The same of vectors of 128.
     LongPlane,
     /// Three axes with additional tokens, dilated.
@@ -71,7 +73,7 @@ impl On {
         match self {
             Self::Line => problem(&[axis(400, 230, 1, 1, false)], 64),
             Self::LongLine => problem(&[Axis::dense(300, 300, true)], 128).with_batch(1),
-            Self::Plane => shared(problem(&plane, 64)),
+            Self::Plane | Self::Teams => shared(problem(&plane, 64)),
             Self::LongPlane => shared(problem(&plane, 128)),
             Self::Space => problem(&space, 64).with_additional(70),
             Self::Sharp => {
@@ -142,6 +144,12 @@ impl Chip {
             }
             (On::Selection, _) => selects(machine, 4),
             (On::SharedSelection, _) => selects(machine, 32),
+            (On::Teams, _) => {
+                let problem = on.problem();
+                let schedule = planned_in_teams(&problem, element, 4, None);
+                let data = Data::random(&problem, 3, format(element).round);
+                check_one_forward(machine, &client, &problem, &schedule, &data).map(|_| ())
+            }
             _ => self.check_problem(machine, &client, &on.problem(), of).map(|_| ()),
         };
         // Nothing of what is unwound is looked at again.
@@ -166,7 +174,7 @@ impl Chip {
         let data = Data::random(problem, 3, format(element).round);
         match (self, of) {
             (Self::Hopper, Direction::Forward) => {
-                let schedule = planned(problem, element);
+                let schedule = planned_in_teams(problem, element, 1, None);
                 check_one_forward(machine, client, problem, &schedule, &data)
             }
             (Self::Hopper, Direction::Backward) => {
@@ -198,6 +206,7 @@ fn nothing_is_found_where_there_is_no_fault() {
         let Some(machine) = chip.machine(Policy::Late) else { return };
         let shared = [On::Line, On::LongLine, On::Plane, On::LongPlane, On::Space, On::Sharp];
         let of_hopper = [
+            On::Teams,
             On::Bias,
             On::OneSlot,
             On::Lists,
@@ -212,7 +221,7 @@ fn nothing_is_found_where_there_is_no_fault() {
                 // Gradients of such weights cancel, and what rounding leaves of them is no measure.
                 On::Sharp => &[Direction::Forward],
                 On::OneSlot => &[Direction::Backward],
-                On::Selection | On::SharedSelection => &[Direction::Forward],
+                On::Teams | On::Selection | On::SharedSelection => &[Direction::Forward],
                 _ => &[Direction::Forward, Direction::Backward],
             };
             for &of in directions {

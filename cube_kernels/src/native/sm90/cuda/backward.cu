@@ -438,7 +438,11 @@ struct Consumer {
       if constexpr (BIAS) find_bias(params, table, query_head(params, tile, pass));
       for (int i = 0; i < low; i++) skip(step + i);
       if (low < high) {
-        walk.start(tile, low * BLOCKS);
+#if LISTED
+        walk.start(tile, 0);
+#else
+        walk = visible_walk(space, tile, warpgroup, low);
+#endif
         if constexpr (BIAS) bias.start_tile(tile, row_at, low, lane);
         if constexpr (SUM_BIAS) first_entry = uniform(bias.entry);
         if constexpr (SUM_BIAS && AIMED_BY_TILE) aim_sums_of_tile(tile, first_entry, step, table);

@@ -1,25 +1,20 @@
 // How rows become results: from a warpgroup's accumulators to memory, and again where they cannot be trusted.
 
 // Four lanes of a quad hold two adjacent columns each of four groups of eight columns; afterwards each
-// holds the eight columns of one group.
+// holds the eight columns of one group. In two rounds, each of which takes both of what it selects between:
+// the compiler makes branches of the selections otherwise, which a quad's lanes then take one after the other.
 DEVICE uint4 gather_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
-  const int q = lane & 3;
-  u32 mine[4] = {a, b, c, d}, got[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    // Lane q hands group q ^ i to lane q ^ i, whose columns of group q it takes.
-    const int group = q ^ i;
-    const u32 given = group == 0 ? mine[0] : group == 1 ? mine[1] : group == 2 ? mine[2] : mine[3];
-    got[i] = __shfl_xor_sync(~0u, given, i);
-  }
-  // got[i] are the columns that lane q ^ i held.
-  u32 out[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const int i = q ^ j;
-    out[j] = i == 0 ? got[0] : i == 1 ? got[1] : i == 2 ? got[2] : got[3];
-  }
-  return make_uint4(out[0], out[1], out[2], out[3]);
+  const bool odd = lane & 1, high = lane & 2;
+  // With the neighbor: of groups a and b, and of c and d, the one of this lane's parity.
+  const u32 ab = odd ? b : a, cd = odd ? d : c;
+  const u32 ab_near = __shfl_xor_sync(~0u, odd ? a : b, 1), cd_near = __shfl_xor_sync(~0u, odd ? c : d, 1);
+  // With the other pair of lanes: of these two the lane's own group.
+  const u32 own = high ? cd : ab, near = high ? cd_near : ab_near;
+  const u32 far = __shfl_xor_sync(~0u, high ? ab : cd, 2), farthest = __shfl_xor_sync(~0u, high ? ab_near : cd_near, 2);
+  // They came from lanes q, q ^ 1, q ^ 2 and q ^ 3.
+  const u32 even_here = odd ? near : own, odd_here = odd ? own : near;
+  const u32 even_there = odd ? farthest : far, odd_there = odd ? far : farthest;
+  return make_uint4(high ? even_there : even_here, high ? odd_there : odd_here, high ? even_here : even_there, high ? odd_here : odd_there);
 }
 
 // Zero, or NaN where one of the `2 N` columns that a quad has of a row is infinite or NaN.

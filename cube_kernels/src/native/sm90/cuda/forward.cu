@@ -7,6 +7,10 @@
 // product Q K^T of a step together with P V of the step before, and its softmax runs while the other
 // warpgroup has the tensor cores (PINGPONG).
 //
+// With TEAMS, a CTA is as many such pipelines side by side, which share nothing but the producers' warpgroup, a warp for each, and the table
+// of one-hot columns: a multiprocessor has registers for four consumer warpgroups if one CTA holds them, and for three if each has a CTA
+// of its own. With ROW_BUFFERS, the rows of Q of the next tile are loaded while those of a tile are in use, in shared memory both.
+//
 // Registers of a consumer thread: out[DIM_V / 2], scores[32 BLOCKS], weights[16 BLOCKS], and with
 // ROWS_IN_REGISTERS 2 * DIM / 8 more. Shared memory: see the layout below.
 
@@ -16,14 +20,21 @@ constexpr int Q_TILE = chunks_of(DIM) * 64 * SWIZZLE;  // bytes, of one warpgrou
 constexpr int Q_BYTES = chunks_of(DIM) * ROW_BOX * SWIZZLE;  // that are loaded
 constexpr int K_STAGE = chunks_of(DIM) * ROWS * SWIZZLE;
 constexpr int V_STAGE = chunks_of(DIM_V) * ROWS * SWIZZLE;
-constexpr int K_OFFSET = WARPGROUPS * Q_TILE;
+#if !defined ROW_BUFFERS
+#define ROW_BUFFERS 1                                // tiles of Q
+#endif
+constexpr int K_OFFSET = ROW_BUFFERS * WARPGROUPS * Q_TILE;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
-constexpr int ONE_HOT_OFFSET = V_OFFSET + STAGES * V_STAGE;
+constexpr int TEAM_BYTES = V_OFFSET + STAGES * V_STAGE;
+constexpr int ONE_HOT_OFFSET = TEAMS * TEAM_BYTES;
 constexpr int TILE_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
 constexpr int TILES = LISTED ? WARPGROUPS : 1;       // that consumers find: listed, each has its own
-constexpr int TILE_SLOTS = LISTED ? 2 : 1;           // where a tile stays until its results are written
-constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TILES * TILE_SLOTS;
-constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * (4 * STAGES + 2);  // of a bias
+constexpr int TILE_SLOTS = LISTED ? 2 : ROW_BUFFERS;           // where a tile stays until its results are written
+constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TEAMS * TILES * TILE_SLOTS;
+constexpr int BARRIERS = 4 * STAGES + 2 * ROW_BUFFERS;  // of a pipeline
+constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * TEAMS * BARRIERS;  // of a bias
+static_assert(TEAMS == 1 || ROW_BUFFERS > 1 && !PINGPONG, "named barriers are those of one pipeline");
+static_assert(ROW_BUFFERS == 1 || !ROWS_IN_REGISTERS && !PACKED && !LISTED && !BIAS, "a second tile of Q is for plain problems");
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -33,14 +44,15 @@ struct Barriers {
   DEVICE u32 k_empty(int stage) const { return base + 8 * (STAGES + stage); }
   DEVICE u32 v_full(int stage) const { return base + 8 * (2 * STAGES + stage); }
   DEVICE u32 v_empty(int stage) const { return base + 8 * (3 * STAGES + stage); }
-  DEVICE u32 q_full() const { return base + 8 * (4 * STAGES); }
-  DEVICE u32 q_empty() const { return base + 8 * (4 * STAGES + 1); }
+  DEVICE u32 q_full(int tile) const { return base + 8 * (4 * STAGES + tile % ROW_BUFFERS); }
+  DEVICE u32 q_empty(int tile) const { return base + 8 * (4 * STAGES + ROW_BUFFERS + tile % ROW_BUFFERS); }
 };
+DEVICE u32 parity_of_rows(int tile) { return tile / ROW_BUFFERS & 1; }
 
 // ---- producer: one thread
 
-// `next` is where consumers find the tile that Q belongs to; one without steps is the end.
-DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers& barriers) {
+// `next` is where consumers find the tile that Q belongs to, or, with ROW_BUFFERS, that and the one after it; a tile without steps is the end.
+DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers& barriers, int team) {
   int step = 0, tiles = 0;
 #if LISTED
   Tile* const slots = next;
@@ -49,15 +61,16 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
   const Maps& maps = launch.maps(*next);
   for (int index = blockIdx.x, later; index < launch.tiles(); index = later) {
     later = gridDim.x + atomicAdd(params.listed.taken, 1);
-    barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+    barrier_wait(barriers.q_empty(tiles), parity_of_rows(tiles) ^ 1);
     next = slots + (tiles & 1) * TILES;
     decode_listed(space, params.listed, index, next);
     const Tile& tile = *next;
     const u64* items = params.listed.items + params.listed.table[tile.list].x;
     const int steps = tile.steps, head_kv = tile.head / params.group_size;
 #else
-  for (int round = 0; round < rounds(launch.tiles()); round++) {
-    int index = tile_index(round);
+  const int worker = TEAMS > 1 ? blockIdx.x + gridDim.x * team : blockIdx.x, workers = gridDim.x * TEAMS;
+  for (int round = 0; round < rounds(launch.tiles(), workers); round++) {
+    int index = tile_index(round, worker, workers);
     if (index >= launch.tiles()) continue;
     Tile tile;
     launch.find(index, tile);
@@ -68,16 +81,16 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
     launch.acquire(tile, *next);
     const Maps maps = launch.maps(tile);
     const int head_kv = tile.head / params.group_size;
-    barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
-    *next = tile;
+    barrier_wait(barriers.q_empty(tiles), parity_of_rows(tiles) ^ 1);
+    next[tiles % TILE_SLOTS] = tile;
 #endif
-    barrier_expect(barriers.q_full(), WARPGROUPS * Q_BYTES);
+    barrier_expect(barriers.q_full(tiles), WARPGROUPS * Q_BYTES);
 #pragma unroll
     for (int w = 0; w < WARPGROUPS; w++) {
       const Tile& own = LISTED ? next[w] : tile;
       int at[3];
       row_box(space, own, LISTED ? 0 : w, at);
-      load_box(shared + w * Q_TILE, maps.query, barriers.q_full(), chunks_of(DIM), 64, at, own.head);
+      load_box(shared + (tiles % ROW_BUFFERS * WARPGROUPS + w) * Q_TILE, maps.query, barriers.q_full(tiles), chunks_of(DIM), 64, at, own.head);
     }
     tiles++;
 #if LISTED
@@ -120,13 +133,13 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
       }
     }
   }
-  barrier_wait(barriers.q_empty(), tiles & 1 ^ 1);
+  barrier_wait(barriers.q_empty(tiles), parity_of_rows(tiles) ^ 1);
 #if LISTED
   for (int w = 0; w < TILES; w++) slots[(tiles & 1) * TILES + w].steps = 0;
 #else
-  next->steps = 0;
+  next[tiles % TILE_SLOTS].steps = 0;
 #endif
-  barrier_arrive(barriers.q_full());
+  barrier_arrive(barriers.q_full(tiles));
 }
 
 // ---- consumers
@@ -152,7 +165,7 @@ struct Consumer {
   DEVICE void release_key(int step) { release(barriers.k_empty(stage_of(step))); }
   DEVICE void release_value(int step) { release(barriers.v_empty(stage_of(step))); }
 
-  DEVICE void start(u32 shared_, const Barriers& barriers_, int warpgroup_) {
+  DEVICE void start(u32 shared_, u32 one_hot_columns, const Barriers& barriers_, int warpgroup_) {
     shared = shared_;
     barriers = barriers_;
     warpgroup = warpgroup_;
@@ -161,7 +174,7 @@ struct Consumer {
     query_matrix = swizzled(shared + warpgroup * Q_TILE, 16, 8 * SWIZZLE);
     key_matrix = swizzled(shared + K_OFFSET, 16, 8 * SWIZZLE);
     value_matrix = swizzled(shared + V_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE);
-    one_hot_matrix = unswizzled(shared + ONE_HOT_OFFSET, 128, 256);
+    one_hot_matrix = unswizzled(one_hot_columns, 128, 256);
     one_hot.start_lane(lane);
   }
 
@@ -182,8 +195,8 @@ struct Consumer {
     __syncwarp();
   }
 
-  // scores = mask + Q K^T
-  DEVICE void first_product(int step) {
+  // scores = mask + Q K^T, of the rows that came with tile `tiles`.
+  DEVICE void first_product(int step, int tiles) {
     const u64 key = key_matrix + (u64)(stage_of(step) * (K_STAGE >> 4));
     wgmma_fence();
     if constexpr (MASK == ONE_HOT)
@@ -195,7 +208,7 @@ struct Consumer {
 #if ROWS_IN_REGISTERS
       wgmma_scores(scores, query[4 * k], query[4 * k + 1], query[4 * k + 2], query[4 * k + 3], key_k, accumulate);
 #else
-      wgmma_scores(scores, query_matrix + k / 4 * 512 + k % 4 * 2, key_k, accumulate);
+      wgmma_scores(scores, query_matrix + (u64)(tiles % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4)) + k / 4 * 512 + k % 4 * 2, key_k, accumulate);
 #endif
     }
     wgmma_commit();
@@ -229,8 +242,8 @@ struct Consumer {
     named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
   }
 
-  // A tile whose Q has arrived and whose first step is number `first` of all.
-  DEVICE void consume(const Params& params, const Tile& tile, int first) {
+  // Tile number `tiles`, whose Q has arrived and whose first step is number `first` of all. Gives how many steps it has.
+  DEVICE int consume(const Params& params, const Tile& tile, int tiles, int first) {
     const Space& space = params.space;
     const float scale_log2 = params.scale_log2;
     int query_at[2][PLACE];
@@ -257,7 +270,7 @@ struct Consumer {
     }
     Walk walk;
     if constexpr (MASK == ONE_HOT) {
-      walk.start(tile, low * BLOCKS);
+      walk = visible_walk(space, tile, warpgroup, low);
       one_hot.start_tile(space, tile, query_at);
     }
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
@@ -292,7 +305,7 @@ struct Consumer {
     softmax.start();
     if constexpr (ROWS_IN_REGISTERS) {
       load_query();
-      release(barriers.q_empty());
+      release(barriers.q_empty(tiles));
     }
     for (int i = 0; i < low; i++) skip(first + i);
     if (low < high) {
@@ -300,7 +313,7 @@ struct Consumer {
       fire();
       wait_key(first + low);
       wait_turn();
-      first_product(first + low);
+      first_product(first + low, tiles);
       pass_turn();
       if (BIAS_AHEAD) load_bias(low);
       aim(low + 1);
@@ -314,7 +327,7 @@ struct Consumer {
       for (int i = low + 1; i < high; i++) {
         wait_key(first + i);
         wait_turn();
-        first_product(first + i);
+        first_product(first + i, tiles);
         wait_value(first + i - 1);
         second_product(first + i - 1);
         pass_turn();
@@ -337,9 +350,15 @@ struct Consumer {
       pin(out);
       release_value(first + high - 1);
     }
-    if constexpr (!ROWS_IN_REGISTERS) release(barriers.q_empty());
+    if constexpr (!ROWS_IN_REGISTERS && ROW_BUFFERS == 1) release(barriers.q_empty(tiles));
     for (int i = high; i < steps; i++) skip(first + i);
     if (!idle) finish(params, tile);
+    if constexpr (ROW_BUFFERS > 1) {
+      // The tile stays with its rows.
+      __syncwarp();
+      release(barriers.q_empty(tiles));
+    }
+    return steps;
   }
 
   // Writes the rows, and computes those again that cannot be trusted.
@@ -377,7 +396,7 @@ struct Consumer {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), CTAS)
+extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS * TEAMS + 1), CTAS)
 #if PACKED
 attention_forward(const __grid_constant__ Launch launch) {
 #else
@@ -388,18 +407,22 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
   const Launch launch = {params, maps};
 #endif
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
-  const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
   const int role = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(barriers.k_full(i), 1);
-      barrier_init(barriers.v_full(i), 1);
-      barrier_init(barriers.k_empty(i), CONSUMER_WARPS);
-      barrier_init(barriers.v_empty(i), CONSUMER_WARPS);
+    for (int team = 0; team < TEAMS; team++) {
+      const Barriers barriers = {shared + BARRIER_OFFSET + team * 8 * BARRIERS};
+      for (int i = 0; i < STAGES; i++) {
+        barrier_init(barriers.k_full(i), 1);
+        barrier_init(barriers.v_full(i), 1);
+        barrier_init(barriers.k_empty(i), CONSUMER_WARPS);
+        barrier_init(barriers.v_empty(i), CONSUMER_WARPS);
+      }
+      for (int i = 0; i < ROW_BUFFERS; i++) {
+        barrier_init(barriers.q_full(i), 1);
+        barrier_init(barriers.q_empty(i), CONSUMER_WARPS);
+      }
     }
-    barrier_init(barriers.q_full(), 1);
-    barrier_init(barriers.q_empty(), CONSUMER_WARPS);
     barrier_init_fence();
     if constexpr (BIAS) BiasTable{memory + TABLE_OFFSET}.start();
 #if !PACKED
@@ -414,31 +437,39 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
   }
   if constexpr (ROW_BOX < 64) {
     // Rows that no box fills.
-    for (int i = threadIdx.x; i < WARPGROUPS * Q_TILE / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
+    for (int team = 0; team < TEAMS; team++)
+      for (int i = threadIdx.x; i < K_OFFSET / 4; i += blockDim.x) ((u32*)(memory + team * TEAM_BYTES))[i] = 0;
     shared_proxy_fence();
   }
   launch.start(*(Tile*)(memory + TILE_OFFSET));
   __syncthreads();
+  const int team = TEAMS == 1 ? 0 : role == 0 ? uniform(threadIdx.x / 32) : (role - 1) / WARPGROUPS;
+  const u32 own = shared + team * TEAM_BYTES;
+  const Barriers barriers = {shared + BARRIER_OFFSET + team * 8 * BARRIERS};
+  Tile* const slots = (Tile*)(memory + TILE_OFFSET) + team * TILES * TILE_SLOTS;
   if (role == 0) {
     give_registers();
-    if (threadIdx.x == 0) produce(launch, shared, (Tile*)(memory + TILE_OFFSET), barriers);
+    if (threadIdx.x % 32 == 0 && team < TEAMS && (TEAMS > 1 || threadIdx.x == 0)) produce(launch, own, slots, barriers, team);
   } else {
     take_registers();
     Consumer consumer;
-    consumer.start(shared, barriers, role - 1);
+    consumer.start(own, shared + ONE_HOT_OFFSET, barriers, (role - 1) % WARPGROUPS);
     if (role == WARPGROUPS) consumer.pass_turn();
     for (int step = 0, tiles = 0;; tiles++) {
-      barrier_wait(barriers.q_full(), tiles & 1);
+      barrier_wait(barriers.q_full(tiles), parity_of_rows(tiles));
 #if LISTED
       // Stays in shared memory: registers are short.
-      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[(tiles & 1) * TILES + role - 1];
+      const Tile& tile = slots[(tiles & 1) * TILES + role - 1];
+#elif ROW_BUFFERS > 1
+      const Tile& tile = slots[tiles % TILE_SLOTS];
 #else
-      const Tile tile = *(const Tile*)(memory + TILE_OFFSET);
+      const Tile tile = *slots;
 #endif
       if (uniform(tile.steps) == 0) break;
       const Params& params = launch.params(tile);
-      consumer.consume(params, tile, step);
-      step += uniform(tile.steps) + additional_steps(params.additional);
+      const int steps = consumer.consume(params, tile, tiles, step);
+      // A tile that stays in shared memory is another one by now.
+      step += ROW_BUFFERS > 1 ? steps : uniform(tile.steps) + additional_steps(params.additional);
     }
     // The last turn passed is still to be taken.
     if (role == 1) consumer.wait_turn();

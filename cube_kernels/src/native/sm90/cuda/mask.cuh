@@ -43,6 +43,12 @@ DEVICE void write_one_hot(u8* table) {
   }
 }
 
+// The columns that a row sees along an axis which is known by its numbers.
+template <bool Causal, class Axis> DEVICE Window own_window(const Axis& axis, int shift, int row, int rows, int columns) {
+  if constexpr (INVERSE) return window_of_key<Causal, STRIDED, ORIGIN>(axis, shift, row, rows, columns);
+  else return window_of_query<Causal, STRIDED, ORIGIN>(axis, shift, row, rows, columns);
+}
+
 // The two rows of A that a lane holds.
 struct OneHotRows {
   int axis, slot;               // of this lane's four slots
@@ -55,16 +61,48 @@ struct OneHotRows {
     slot = slot_coordinate(lane % 4 * 4);
   }
 
+  // Lanes differ in their axes: each picks the numbers of its own, and none waits for branches that others take. Slots of no axis
+  // take those of the last.
+  DEVICE int pick(int z, int y, int x) const { return SLOTS_Z > 0 && axis == 0 ? z : SLOTS_Y > 0 && axis == 1 ? y : x; }
+
   DEVICE void start_tile(const Space& space, const Tile& tile, const int (&row)[2][PLACE]) {
+    if constexpr (WARPGROUPS < 3) {
+      const AxisParams(&axes)[3] = space.axes;
+      const int rows = pick(tile.rows[0], tile.rows[1], tile.rows[2]), columns = pick(tile.columns[0], tile.columns[1], tile.columns[2]);
+      const int origin = pick(tile.column[0], tile.column[1], tile.column[2]) + slot;
+      struct { int kernel, stride; } own;
+      own.kernel = pick(axes[0].kernel, axes[1].kernel, axes[2].kernel);
+      own.stride = STRIDED ? pick(axes[0].stride, axes[1].stride, axes[2].stride) : 1;
+#if ORIGIN
+      const int shift = pick(tile.shift[0], tile.shift[1], tile.shift[2]);
+#else
+      constexpr int shift = 0;
+#endif
+      constexpr int AXES = 7 & 7 << FIRST_AXIS, CAUSAL_AXES = CAUSAL & AXES;
+      const bool causal = CAUSAL_AXES == AXES || CAUSAL_AXES && CAUSAL >> axis & 1;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      Window w = {-(1 << 20), 1 << 20};
-      int origin = 0;
-      if (axis == 0) w = window_of<0>(space, tile, row[r][0]), origin = tile.column[0];
-      if (axis == 1) w = window_of<1>(space, tile, row[r][1]), origin = tile.column[1];
-      if (axis == 2) w = window_of<2>(space, tile, row[r][2]), origin = tile.column[2];
-      start[r] = w.start - origin - slot;
-      end[r] = w.end - origin - slot;
+      for (int r = 0; r < 2; r++) {
+        const int at = pick(row[r][0], row[r][1], row[r][2]);
+        Window w, other;
+        if constexpr (CAUSAL_AXES != AXES) w = own_window<false>(own, shift, at, rows, columns);
+        if constexpr (CAUSAL_AXES != 0) other = own_window<true>(own, shift, at, rows, columns);
+        if (causal) w = other;
+        // Slots of no axis see everything.
+        start[r] = axis < 3 ? w.start - origin : -(1 << 20);
+        end[r] = axis < 3 ? w.end - origin : 1 << 20;
+      }
+    } else {
+      // Three warpgroups have no registers for it.
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        Window w = {-(1 << 20), 1 << 20};
+        int origin = 0;
+        if (axis == 0) w = window_of<0>(space, tile, row[r][0]), origin = tile.column[0];
+        if (axis == 1) w = window_of<1>(space, tile, row[r][1]), origin = tile.column[1];
+        if (axis == 2) w = window_of<2>(space, tile, row[r][2]), origin = tile.column[2];
+        start[r] = w.start - origin - slot;
+        end[r] = w.end - origin - slot;
+      }
     }
   }
 
@@ -73,7 +111,9 @@ struct OneHotRows {
   DEVICE void aim(const Tile& tile, Walk& walk) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
-      const int offset = axis == 0 ? walk.at[0] * COLUMN_Z : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_X : 0;
+      // See above for three warpgroups.
+      const int offset = WARPGROUPS < 3 ? pick(walk.at[0], walk.at[1], walk.at[2]) * pick(COLUMN_Z, COLUMN_Y, COLUMN_X)
+                         : axis == 0 ? walk.at[0] * COLUMN_Z : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_X : 0;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         shifts[4 * block + 2 * r] = max_(0, 32 - 8 * max_(0, start[r] - offset));

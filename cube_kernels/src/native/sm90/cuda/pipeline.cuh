@@ -1,6 +1,9 @@
 // What the kernels' pipelines share: stages, registers, descriptors, loads of boxes, and the layout of operands and accumulators.
 
-constexpr int CONSUMER_WARPS = 4 * WARPGROUPS;
+#if !defined TEAMS
+#define TEAMS 1                  // pipelines of a CTA, each with tiles of its own
+#endif
+constexpr int CONSUMER_WARPS = 4 * WARPGROUPS;  // of a pipeline
 
 // Accumulator layout of wgmma: a lane holds two rows, `lane / 4` and eight further down, of its warp's
 // sixteen. In an array of scores, elements 4 j and 4 j + 1 are the columns 8 j + 2 (lane % 4) and the
@@ -8,7 +11,7 @@ constexpr int CONSUMER_WARPS = 4 * WARPGROUPS;
 constexpr int SCORES = BLOCKS * 32;
 
 // The producer hands registers over to the consumers, unless all have as many as there can be.
-constexpr bool MOVES_REGISTERS = WARPGROUPS * CTAS > 1;
+constexpr bool MOVES_REGISTERS = WARPGROUPS * TEAMS * CTAS > 1;
 DEVICE void give_registers() {
   if constexpr (MOVES_REGISTERS) give_registers<PRODUCER_REGISTERS>();
 }

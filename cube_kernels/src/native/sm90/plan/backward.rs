@@ -162,8 +162,9 @@ pub(super) fn has_schedules(problem: &Problem) -> bool {
 /// The shapes for a problem's vectors, from registers and shared memory.
 fn shapes(problem: &Problem, pass: Pass, gradients: Gradients) -> Vec<Shape> {
     let dim = problem.head_dim.max(problem.head_dim_v);
-    let shape = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: false };
-    let late = |warpgroups, blocks, ctas| Shape { warpgroups, blocks, ctas, is_late: true };
+    let shape = Shape::new;
+    let late =
+        |warpgroups, blocks, ctas| Shape { is_late: true, ..shape(warpgroups, blocks, ctas) };
     match (pass, dim) {
         (Pass::Keys, ..=64) => vec![late(1, 1, 2)],
         // With additional tokens, three CTAs have too few registers.

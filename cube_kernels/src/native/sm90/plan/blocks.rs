@@ -240,6 +240,7 @@ pub fn block_candidates(
                     kv_tile,
                     stack: MAX_RANK - 1,
                     warpgroups,
+                    teams: 1,
                     blocks,
                     stages: 0,
                     ctas,

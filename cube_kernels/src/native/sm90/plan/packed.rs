@@ -54,6 +54,8 @@ impl Traits {
             cut.dilates_in_kernel(&Axis::UNIT.with_dilation(*dilation), index)
         };
         let fits = (schedule.mask != Mask::OneHot || slots(&schedule) <= SLOTS)
+            && schedule.teams == 1
+            && schedule.row_tile().iter().product::<usize>() == TILE
             && !spills(&schedule)
             && self.dilation.iter().enumerate().all(steps);
         schedule.with_stages().filter(|_| fits)
