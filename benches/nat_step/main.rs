@@ -17,7 +17,6 @@ mod device;
 mod memory;
 mod parts;
 mod step;
-mod together;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -55,9 +54,6 @@ struct Args {
     /// flex, cpu, cuda, rocm, wgpu, vulkan or metal, as far as built; cuda:1 is the second GPU
     #[arg(long, default_value = "flex")]
     device: String,
-    /// CUDA devices that share their gradients, each with a batch, in place of all else: cuda:0,cuda:1
-    #[arg(long, value_delimiter = ',', conflicts_with = "device")]
-    devices: Vec<String>,
     /// Type of weights and activations
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Precision,
@@ -86,7 +82,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
-    let is_cpu = args.devices.is_empty() && matches!(args.device.as_str(), "flex" | "cpu");
+    let is_cpu = matches!(args.device.as_str(), "flex" | "cpu");
     let size = args.model.unwrap_or(if is_cpu { Size::Tiny } else { Size::NatMini });
     let (config, side, batch) = match size {
         Size::NatMini => (NatConfig::nat_mini(), 224, 64),
@@ -94,11 +90,7 @@ fn run(args: &Args) -> Result<(), String> {
         Size::Tiny => (NatConfig::new(16, vec![1, 2], vec![1, 2]).with_num_classes(10), 64, 2),
     };
     let batch = args.batch.map_or(batch, |batch| batch as usize);
-    let shape = [batch, 3, side, side];
-    if !args.devices.is_empty() {
-        return together(args, &config, shape);
-    }
-    let device = open(&args.device, args.dtype)?;
+    let device = open(args)?;
     let training = device.clone().autodiff();
     training.seed(1);
     let model = config.init(&training);
@@ -109,6 +101,7 @@ fn run(args: &Args) -> Result<(), String> {
         args.device,
     );
 
+    let shape = [batch, 3, side, side];
     let show = |name: &str, times: &step::Times| {
         let (rate, text) = (batch as f64 / times.median.as_secs_f64(), milliseconds(times.median));
         println!("{name:<28}{text:>12}  {rate:8.0} pictures/s, the first {}", seconds(times.first));
@@ -139,40 +132,20 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Times steps of one of the devices, and of all together.
-fn together(args: &Args, config: &NatConfig, shape: [usize; 4]) -> Result<(), String> {
-    let open = |name: &String| open(name, args.dtype).map(Device::autodiff);
-    let devices = args.devices.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let model = config.init(&devices[0]);
-    println!("{} pictures for each device, {:?}, with AdamW", shape[0], args.dtype);
-    let mut alone = None;
-    for some in [&devices[..1], &devices[..]] {
-        let time = together::update(&model, shape, args.steps, some)?;
-        let rate = (shape[0] * some.len()) as f64 / time.as_secs_f64();
-        let times = rate / *alone.get_or_insert(rate);
-        let members = some.len();
-        println!(
-            "{members} devices {:>12}  {rate:8.0} pictures/s, {times:.2} x",
-            milliseconds(time)
-        );
-    }
-    Ok(())
-}
-
 /// The device, with the type of weights and activations as its default.
-fn open(name: &str, dtype: Precision) -> Result<Device, String> {
-    let dtype = match dtype {
+fn open(args: &Args) -> Result<Device, String> {
+    let dtype = match args.dtype {
         Precision::F32 => FloatDType::F32,
         Precision::F16 => FloatDType::F16,
         Precision::Bf16 => FloatDType::BF16,
     };
-    let mut device = device::open(name)?;
+    let mut device = device::open(&args.device)?;
     if !device.supports_dtype(dtype) {
-        return Err(format!("--dtype: is {dtype:?}, which {name} cannot compute in"));
+        return Err(format!("--dtype: is {dtype:?}, which {} cannot compute in", args.device));
     }
     // Has to come before the first tensor, which locks the defaults.
     let defaults = DeviceConfig::default().float_dtype(dtype);
-    device.configure(defaults).map_err(|error| format!("--device {name}: {error}"))?;
+    device.configure(defaults).map_err(|error| format!("--device {}: {error}", args.device))?;
     Ok(device)
 }
 

@@ -94,19 +94,19 @@ pub fn inference(
     Times::of(steps, device, || Ok(timed(device, || model.forward(images.clone()))?.1))
 }
 
-pub fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
+fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
 /// The mean cross-entropy, in f32: 16-bit logits would lose their differences.
-pub fn loss(model: &Nat, images: Tensor<4>) -> Tensor<1> {
+fn loss(model: &Nat, images: Tensor<4>) -> Tensor<1> {
     let device = images.device();
     let classes = Tensor::<1, Int>::zeros([images.dims()[0]], &device);
     let logits = model.forward(images).cast(FloatDType::F32);
     CrossEntropyLossConfig::new().init(&device).forward(logits, classes)
 }
 
-pub fn is_finite(loss: Tensor<1>) -> Result<(), String> {
+fn is_finite(loss: Tensor<1>) -> Result<(), String> {
     let loss = loss.into_scalar::<f32>();
     if loss.is_finite() { Ok(()) } else { Err(format!("the loss is {loss}")) }
 }
