@@ -1,7 +1,8 @@
-//! Times the portable kernels, f32, on a CUDA device: by rows, by the tiles that are planned, and by the most
+//! Times the portable kernels, f32, on a device: by rows, by the tiles that are planned, and by the most
 //! promising of each shape of cube.
 //!
-//! `portable_tune [--top N] [--no-rows] [NAME...]`: the N best of each shape, none by default.
+//! `portable_tune [--top N] [--no-rows] [NAME...]`: the N best of each shape, none by default. `BURN_NATTEN_DEVICE` is the
+//! device, `cuda` or `wgpu`; without it the CPU.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use burn_natten_kernels::portable::{
     BackwardPlan, Blueprint, Limits, Way, backward_with, candidates, estimate, forward_with, plan,
     plan_backward,
 };
-use burn_natten_kernels::tensor_core::Pass;
+use burn_natten_kernels::tensor_core::{Capability, Pass};
 use burn_natten_kernels::{Axis, Operands, Outputs, Problem, Saved, Shape, Strided};
 use cubecl::client::Client;
 use cubecl::future::block_on;
@@ -53,8 +54,9 @@ fn main() {
             _ => names.push(argument),
         }
     }
-    let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
-    let limits = Limits::of(&client);
+    let client = test_support::portable::client();
+    let limits = Limits::of(&client).or_tiles(true);
+    println!("{}, {:?}", client.properties().identity.name, Capability::of(&client));
     println!("{limits:?}");
     for (name, problem) in problems() {
         if names.is_empty() || names.iter().any(|wanted| wanted == name) {
