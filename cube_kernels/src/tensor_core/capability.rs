@@ -17,6 +17,9 @@ use super::{Compiler, Exponential, Instruction, Staging};
 #[cfg(feature = "cube")]
 const CMMA_SHAPES: [[usize; 3]; 2] = [[16, 16, 16], [8, 8, 8]];
 
+/// Elements of the widest vectors that the kernels know: 16 bytes of f16.
+const MOST_ELEMENTS: usize = 8;
+
 /// Compute capabilities, times ten, of devices on which kernels have run and were held to an oracle.
 const RAN: [u32; 1] = [90];
 
@@ -47,6 +50,8 @@ pub struct Capability {
     pub exponential: Exponential,
     /// Bytes of shared memory that a cube can have.
     pub shared_memory: usize,
+    /// Elements of the widest vector: four in Vulkan, where CubeCL takes wider ones apart but cannot sum them.
+    pub vector: usize,
 }
 
 impl Capability {
@@ -75,6 +80,7 @@ impl Capability {
             staging: Staging::Registers,
             exponential: Exponential::Library,
             shared_memory,
+            vector: MOST_ELEMENTS,
         };
         Some(of_cuda.with_compiler(Compiler::Llvm))
     }
@@ -108,6 +114,7 @@ impl Capability {
             staging: Staging::Registers,
             exponential: Exponential::Library,
             shared_memory: hardware.max_shared_memory_size,
+            vector: hardware.max_vector_size.min(MOST_ELEMENTS),
         };
         // Of CubeCL's compilers for CUDA, the one to C++ has asynchronous copies.
         Some(match (instruction, properties.features.copy_async) {
