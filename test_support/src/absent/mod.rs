@@ -5,6 +5,8 @@
 
 pub mod everything;
 pub mod hip;
+#[cfg(feature = "metal")]
+pub mod metal;
 #[cfg(feature = "vulkan")]
 pub mod vulkan;
 
