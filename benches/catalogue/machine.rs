@@ -21,6 +21,8 @@ impl Machine {
         let (device, driver) = match device.split_once(':').unwrap_or((device, "0")) {
             ("cuda", index) => gpu(index).unwrap_or_else(|| ("CUDA device".into(), "".into())),
             ("flex" | "cpu", _) => cpu(),
+            #[cfg(feature = "wgpu")]
+            ("wgpu" | "vulkan", _) => adapter(device),
             (other, _) => (other.to_string(), String::new()),
         };
         Self { device, driver, date: Local::now().format("%Y-%m-%d").to_string(), commit: commit() }
@@ -32,6 +34,14 @@ fn gpu(index: &str) -> Option<(String, String)> {
     let line = output("nvidia-smi", &query)?;
     let (name, driver) = line.split_once(',')?;
     Some((name.trim().to_string(), format!("driver {}", driver.trim())))
+}
+
+/// What the driver calls the default device, and the language of its kernels.
+#[cfg(feature = "wgpu")]
+fn adapter(kind: &str) -> (String, String) {
+    let name = cubecl::Device::wgpu(Default::default())
+        .map_or("no device".into(), |device| device.client().properties().identity.name.clone());
+    (name, format!("as {kind}"))
 }
 
 fn cpu() -> (String, String) {

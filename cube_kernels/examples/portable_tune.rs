@@ -1,7 +1,8 @@
-//! Times the portable kernels, f32, on a CUDA device: by rows, by the tiles that are planned, and by the most
+//! Times the portable kernels, f32, on a device: by rows, by the tiles that are planned, and by the most
 //! promising of each shape of cube.
 //!
-//! `portable_tune [--top N] [--no-rows] [NAME...]`: the N best of each shape, none by default.
+//! `portable_tune [--top N] [--no-rows] [--matrices] [NAME...]`: the N best of each shape, none by default. With `--matrices` the
+//! TensorCore tier instead, f16, as the model chooses. `BURN_NATTEN_DEVICE` is the device, `cuda` or `wgpu`; without it the CPU.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use burn_natten_kernels::portable::{
     BackwardPlan, Blueprint, Limits, Way, backward_with, candidates, estimate, forward_with, plan,
     plan_backward,
 };
-use burn_natten_kernels::tensor_core::Pass;
+use burn_natten_kernels::tensor_core::{self, Capability, Choice, Pass};
 use burn_natten_kernels::{Axis, Operands, Outputs, Problem, Saved, Shape, Strided};
 use cubecl::client::Client;
 use cubecl::future::block_on;
@@ -41,7 +42,7 @@ fn problems() -> Vec<(&'static str, Problem)> {
 
 fn main() {
     let mut top = 0;
-    let mut has_rows = true;
+    let (mut has_rows, mut is_on_matrices) = (true, false);
     let mut names = vec![];
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -50,15 +51,21 @@ fn main() {
                 top = arguments.next().and_then(|n| n.parse().ok()).expect("--top takes a number");
             }
             "--no-rows" => has_rows = false,
+            "--matrices" => is_on_matrices = true,
             _ => names.push(argument),
         }
     }
-    let client = cubecl::Device::cuda(0).expect("a CUDA device").client();
-    let limits = Limits::of(&client);
+    let client = test_support::portable::client();
+    let limits = Limits::of(&client).or_tiles(true);
+    println!("{}, {:?}", client.properties().identity.name, Capability::of(&client));
     println!("{limits:?}");
     for (name, problem) in problems() {
-        if names.is_empty() || names.iter().any(|wanted| wanted == name) {
-            time(&client, &limits, name, &problem, top, has_rows);
+        if !names.is_empty() && !names.iter().any(|wanted| wanted == name) {
+            continue;
+        }
+        match is_on_matrices {
+            true => time_matrices(&client, name, &problem),
+            false => time(&client, &limits, name, &problem, top, has_rows),
         }
     }
 }
@@ -154,6 +161,89 @@ fn time(
         let seconds = run(&BackwardPlan { keys: way, ..planned });
         print(name, "with keys", problem, 5 * half, &way, Pass::Keys, seconds);
     }
+}
+
+/// Times the TensorCore tier, and holds it to the rows of the Portable tier on the same tensors.
+fn time_matrices(client: &Client, name: &str, problem: &Problem) {
+    let [out, lse] = [Shape::out(problem), Shape::lse(problem)];
+    let mut seed = 0;
+    let mut tensor = |shape: Shape| {
+        seed += 1;
+        Strided::contiguous(random_f16(client, shape.elements(), seed), shape)
+    };
+    let inputs = Operands::new((), (), ()).map(|operand, ()| tensor(operand.shape(problem)));
+    let results =
+        || Outputs { out: client.empty(2 * out.elements()), lse: client.empty(4 * lse.elements()) };
+    let (own, rows) = (results(), results());
+    let run = || {
+        tensor_core::forward(client, problem, F16, Choice::Modelled, &inputs, &own)
+            .expect("launched")
+    };
+    run();
+    forward_with(client, &Way::Rows, problem, F16, &inputs, &rows).expect("launched");
+    compare_f16(client, &own.out, &rows.out, name, "out");
+    let forward = seconds(client, run);
+    let saved = Saved {
+        operands: inputs.clone(),
+        outputs: Outputs {
+            out: Strided::contiguous(rows.out, out),
+            lse: Strided::contiguous(rows.lse, lse),
+        },
+        gradients: Outputs {
+            out: tensor(out),
+            lse: Strided::contiguous(client.create_from_slice(&vec![0; 4 * lse.elements()]), lse),
+        },
+    };
+    let gradients = || {
+        let empty = |shape: Shape| client.empty(2 * shape.elements());
+        Operands::new((), (), ()).map(|operand, ()| Some(empty(operand.shape(problem))))
+    };
+    let (own, rows) = (gradients(), gradients());
+    let run = || {
+        tensor_core::backward(client, problem, F16, Choice::Modelled, &saved, &own)
+            .expect("launched")
+    };
+    run();
+    backward_with(client, &BackwardPlan::ROWS, problem, F16, &saved, &rows).expect("launched");
+    for ((operand, own), (_, rows)) in own.iter().zip(rows.iter()) {
+        let both = own.as_ref().zip(rows.as_ref()).expect("wanted");
+        compare_f16(client, both.0, both.1, name, operand.name());
+    }
+    let backward = seconds(client, run);
+    let flops = problem.forward_flops() as f64 * 1e-12;
+    for (pass, seconds, flops) in [("forward", forward, flops), ("backward", backward, 2.5 * flops)]
+    {
+        println!(
+            "{name:14} {pass:12} {:9.3} ms {:6.2} TFLOP/s  f16, matrix units",
+            seconds * 1e3,
+            flops / seconds
+        );
+    }
+}
+
+const F16: ElemType = ElemType::Float(FloatKind::F16);
+
+/// Prints how far halves are from others, relative to the largest.
+fn compare_f16(client: &Client, actual: &Handle, expected: &Handle, name: &str, what: &str) {
+    let read = |handle: &Handle| -> Vec<f32> {
+        let bytes = client.read_one(handle.clone()).expect("the kernels ran");
+        let number = |pair: &[u8]| half::f16::from_le_bytes([pair[0], pair[1]]).to_f32();
+        bytes.chunks_exact(2).map(number).collect()
+    };
+    let (actual, expected) = (read(actual), read(expected));
+    let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let differences = actual.iter().zip(&expected).map(|(a, e)| (a - e).abs());
+    let is_number = actual.iter().all(|x| x.is_finite());
+    let difference = differences.fold(0.0f32, f32::max) / largest;
+    println!("{name:14} {what} differs by {difference:.1e} of the largest, finite: {is_number}");
+}
+
+fn random_f16(client: &Client, length: usize, seed: u64) -> Handle {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let number = |_| half::f16::from_f32(rng.random_range(-1.0f32..1.0)).to_le_bytes();
+    let block: Vec<u8> = (0..65_521).flat_map(number).collect();
+    let bytes: Vec<u8> = block.iter().copied().cycle().take(2 * length).collect();
+    client.create_from_slice(&bytes)
 }
 
 /// Prints how far results are from those expected, relative to the largest; the first are expected.

@@ -253,7 +253,7 @@ fn tensor_core(request: &Request<'_>) -> Option<Cow<'static, str>> {
     } else if !tensor_cores.has_run() && !request.context.allow_experimental().0 {
         Some(NEVER_RUN.into())
     } else if request.dtype == DType::BF16 && !tensor_cores.has_bf16 {
-        Some("the device's matrix units sum bf16 in no f32".into())
+        Some("the device's matrix units sum bf16 in no f32, or it does not round to bf16".into())
     } else if request.is_too_large() {
         Some(TOO_LARGE.into())
     } else {

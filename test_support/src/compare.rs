@@ -13,7 +13,10 @@ pub fn device() -> Option<Client> {
     if std::env::var("BURN_NATTEN_TEST_CUDA").is_ok_and(|value| value == "1") {
         return Some(cubecl::Device::cuda(0).expect("a CUDA device").client());
     }
-    println!("not run: BURN_NATTEN_TEST_CUDA is not 1");
+    if std::env::var("BURN_NATTEN_TEST_WGPU").is_ok_and(|value| value == "1") {
+        return Some(cubecl::Device::wgpu(Default::default()).expect("a WebGPU device").client());
+    }
+    println!("not run: neither BURN_NATTEN_TEST_CUDA nor BURN_NATTEN_TEST_WGPU is 1");
     None
 }
 

@@ -30,7 +30,11 @@ impl Element {
 
     /// What of a device's matrix units multiplies it.
     pub fn of(self, capability: Capability) -> Option<Capability> {
-        if self == Self::Tf32 { capability.with_tf32() } else { Some(capability) }
+        match self {
+            Self::F16 => Some(capability),
+            Self::Bf16 => capability.has_bf16.then_some(capability),
+            Self::Tf32 => capability.with_tf32(),
+        }
     }
 }
 

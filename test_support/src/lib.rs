@@ -4,7 +4,7 @@
 
 #[cfg(feature = "cube")]
 pub mod absent;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 pub mod backward;
 #[cfg(feature = "cube")]
 pub mod blocks;
@@ -15,16 +15,16 @@ pub mod cpp;
 pub mod element;
 #[cfg(feature = "cube")]
 pub mod format;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 pub mod isolation;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 pub mod large_scores;
 pub mod oracle;
 #[cfg(feature = "cube")]
 pub mod packed;
 #[cfg(feature = "cube")]
 pub mod portable;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 pub mod problems;
 #[cfg(feature = "cube")]
 pub mod rounding;

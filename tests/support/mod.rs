@@ -7,7 +7,7 @@ pub mod problem;
 pub mod run;
 
 use burn::tensor::{DType, Device};
-use burn_natten::{Capabilities, Strategy};
+use burn_natten::{Capabilities, Context, Strategy};
 
 /// A device that the tests run on.
 #[derive(Clone, Debug)]
@@ -43,7 +43,9 @@ impl TestDevice {
             Some(Capabilities { has_hopper: true, .. }) => {
                 vec![Strategy::Hopper, Strategy::TensorCore, Strategy::Portable]
             }
-            Some(Capabilities { tensor_cores: Some(cores), .. }) if cores.has_run() => {
+            Some(Capabilities { tensor_cores: Some(cores), .. })
+                if cores.has_run() || is_experimental() =>
+            {
                 vec![Strategy::TensorCore, Strategy::Portable]
             }
             _ => self.strategies(),
@@ -96,9 +98,14 @@ impl TestDevice {
 struct NoFallback;
 
 /// What is no fallback on a Hopper GPU: block-sparse problems of tests, with few heads and rows, that its tiles of 64 rows are not made
-/// for, and vectors and a scale of 0 that its kernels do not take and those of the next tiers do.
-const EXPECTED: [&str; 3] =
-    ["rows of a tile of 64, fewer than", "not a multiple of 8 up to 256", "scale is 0, below 1e-6"];
+/// for, and vectors and a scale of 0 that its kernels do not take and those of the next tiers do. And where there are cooperative
+/// matrices, that they have to be allowed.
+const EXPECTED: [&str; 4] = [
+    "rows of a tile of 64, fewer than",
+    "not a multiple of 8 up to 256",
+    "scale is 0, below 1e-6",
+    "Context::with_allow_experimental allows them",
+];
 
 impl log::Log for NoFallback {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
@@ -120,6 +127,9 @@ pub fn devices() -> Vec<TestDevice> {
     NO_FALLBACK.call_once(|| {
         log::set_logger(&NoFallback).expect("no other logger in the tests");
         log::set_max_level(log::LevelFilter::Warn);
+        if is_experimental() {
+            Context::current().with_allow_experimental(true, true).set_global();
+        }
     });
     #[allow(unused_mut)]
     let mut devices = vec![TestDevice { name: "flex", device: Device::flex() }];
@@ -134,6 +144,10 @@ pub fn devices() -> Vec<TestDevice> {
         let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
         devices.push(TestDevice { name: "wgpu", device });
     }
+    if let Ok(name) = std::env::var("BURN_NATTEN_TEST_ONLY") {
+        devices.retain(|device| device.name == name);
+        assert!(!devices.is_empty(), "BURN_NATTEN_TEST_ONLY={name} is no device under test");
+    }
     devices
 }
 
@@ -143,7 +157,11 @@ pub fn quick_devices() -> Vec<TestDevice> {
     devices().into_iter().filter(|device| device.name != "cubecl-cpu").collect()
 }
 
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
+/// Whether kernels are tested that have to be allowed where they have not run: tiles and cooperative matrices.
+fn is_experimental() -> bool {
+    asked_for("BURN_NATTEN_TEST_EXPERIMENTAL")
+}
+
 fn asked_for(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "1")
 }

@@ -5,7 +5,7 @@ use cubecl::{
     client::Client,
     ir::{
         DeviceProperties, ElemType, FloatKind,
-        features::{MatmulFeatures, MmaConfig},
+        features::{MatmulFeatures, MmaConfig, TypeUsage},
     },
 };
 
@@ -16,6 +16,9 @@ use super::{Compiler, Exponential, Instruction, Staging};
 /// Shapes of cooperative matrices that the kernels use, the best first: AMD and Vulkan, Apple.
 #[cfg(feature = "cube")]
 const CMMA_SHAPES: [[usize; 3]; 2] = [[16, 16, 16], [8, 8, 8]];
+
+/// Elements of the widest vectors that the kernels know: 16 bytes of f16.
+const MOST_ELEMENTS: usize = 8;
 
 /// Compute capabilities, times ten, of devices on which kernels have run and were held to an oracle.
 const RAN: [u32; 1] = [90];
@@ -37,7 +40,7 @@ pub enum Evidence {
 pub struct Capability {
     /// What multiplies matrices.
     pub instruction: Instruction,
-    /// Whether it multiplies bf16, too, and not f16 alone.
+    /// Whether it multiplies bf16, too, and not f16 alone, and rounds to it.
     pub has_bf16: bool,
     /// Whether it multiplies f32 rounded to tf32, too: see [`Capability::with_tf32`].
     pub has_tf32: bool,
@@ -47,6 +50,8 @@ pub struct Capability {
     pub exponential: Exponential,
     /// Bytes of shared memory that a cube can have.
     pub shared_memory: usize,
+    /// Elements of the widest vector: four in Vulkan, where CubeCL takes wider ones apart but cannot sum them.
+    pub vector: usize,
 }
 
 impl Capability {
@@ -75,6 +80,7 @@ impl Capability {
             staging: Staging::Registers,
             exponential: Exponential::Library,
             shared_memory,
+            vector: MOST_ELEMENTS,
         };
         Some(of_cuda.with_compiler(Compiler::Llvm))
     }
@@ -99,6 +105,10 @@ impl Capability {
         }
         let matmul = &properties.features.matmul;
         let (instruction, has_bf16) = instruction(matmul)?;
+        // NVIDIA's driver for Vulkan converts bf16 and has no arithmetic of it. It cuts off what bf16 does not have instead of rounding, so
+        // that weights are all too small: results were 2 to 4 times as far off as they may be.
+        let usage = properties.type_usage(ElemType::Float(FloatKind::BF16));
+        let has_bf16 = has_bf16 && (instruction.is_mma() || usage.contains(TypeUsage::Arithmetic));
         let has_tf32 = instruction == Instruction::Mma
             && matmul.mma.contains(&config(FloatKind::TF32, Instruction::Tf32.shape()));
         let plain = Self {
@@ -108,6 +118,7 @@ impl Capability {
             staging: Staging::Registers,
             exponential: Exponential::Library,
             shared_memory: hardware.max_shared_memory_size,
+            vector: hardware.max_vector_size.min(MOST_ELEMENTS),
         };
         // Of CubeCL's compilers for CUDA, the one to C++ has asynchronous copies.
         Some(match (instruction, properties.features.copy_async) {

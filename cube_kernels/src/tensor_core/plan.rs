@@ -215,7 +215,7 @@ fn candidates_of(
     let mut blueprints = vec![];
     let [rows, ..] = capability.instruction.shape();
     let size = capability.instruction.size();
-    let vector = vector.min(capability.instruction.widest_vector());
+    let vector = vector.min(capability.instruction.widest_vector()).min(capability.vector);
     for shape in shapes(problem, capability, pass) {
         if shape.is_paired && !(has_first && has_second) {
             continue;

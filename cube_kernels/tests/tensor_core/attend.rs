@@ -40,13 +40,16 @@ pub fn attend(
     format(element).download_outputs(client, problem, &outputs)
 }
 
-/// Ways to use the device's matrix units: the one that is chosen, and cooperative matrices, which do not multiply
-/// tf32.
+/// Ways to use the device's matrix units: the one that is chosen, and on NVIDIA's under CUDA cooperative matrices, which do not
+/// multiply tf32. None where the device does not multiply the elements.
 pub fn capabilities(client: &Client, element: Element) -> Vec<Capability> {
     let capability = Capability::of(client).expect("matrix units");
-    let mut all = vec![capability, capability.with_cmma([16, 16, 16])];
-    all.dedup();
-    all.into_iter().filter_map(|capability| element.of(capability)).collect()
+    let cooperative = capability.has_run().then(|| capability.with_cmma([16, 16, 16]));
+    [capability]
+        .into_iter()
+        .chain(cooperative)
+        .filter_map(|capability| element.of(capability))
+        .collect()
 }
 
 /// The blueprints that would run the inputs, one for each of [`capabilities`].

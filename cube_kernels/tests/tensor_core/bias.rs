@@ -11,7 +11,7 @@ use test_support::{Data, axis, problem};
 use crate::attend;
 use crate::backward::run::{any, plans};
 use crate::random::cases;
-use crate::ways::{ELEMENTS, Element, TensorCore};
+use crate::ways::{TensorCore, elements, half};
 
 /// The same with a bias, and with queries where the keys are.
 fn biased(problem: Problem) -> Problem {
@@ -98,7 +98,7 @@ fn queries_elsewhere_than_keys() {
         problem(&[axis(9, 9, 1, 1, false), axis(12, 12, 1, 1, false)], 64).with_additional(5),
     ];
     for problem in problems.map(|problem| problem.with_bias(true)) {
-        for element in ELEMENTS {
+        for element in elements(&client) {
             attend::check(&client, element, &problem, 0, 3).expect("close");
             for plan in plans(&problem, element) {
                 tier::check::<TensorCore>(&client, element, &plan, &problem, 4).expect("close");
@@ -114,7 +114,7 @@ fn an_infinite_bias_hides() {
     let plane = [axis(19, 9, 1, 1, false), axis(21, 9, 1, 1, false)];
     for axes in [&plane[..], &[axis(203, 40, 1, 1, false)], &[axis(64, 64, 1, 1, false)]] {
         let problem = problem(axes, 64).with_bias(true);
-        for element in ELEMENTS {
+        for element in elements(&client) {
             let mut data = Data::random(&problem, 6, format(element).round);
             // A query sees itself and those next to it.
             let [z, y, x] = problem.bias_extents();
@@ -144,7 +144,7 @@ fn gradients_are_the_same_bits_every_time() {
     let few = [axis(40, 7, 1, 2, false), axis(56, 7, 1, 1, false)];
     // Four planes' sums of 139 x 143 entries are more than any GPU's shared memory.
     let many = [axis(70, 70, 1, 1, false), axis(72, 72, 1, 1, false)];
-    let element = Element::Bf16;
+    let element = half(&client);
     for (axes, batch) in [(few, 8), (many, 1)] {
         let problem = problem(&axes, 64).with_batch(batch).with_bias(true);
         let data = Data::random(&problem, 9, format(element).round);
@@ -152,7 +152,9 @@ fn gradients_are_the_same_bits_every_time() {
         let saved = upload_all(&client, element, &problem, &data, &exact);
         let capability = Capability::of(&client).expect("matrix units");
         let plan = plan_backward(&problem, &capability, widest_vector(&problem)).expect("a plan");
-        assert_eq!(plan.queries.bias_sums > 0, batch == 8, "{}", plan.queries);
+        if capability.has_run() {
+            assert_eq!(plan.queries.bias_sums > 0, batch == 8, "{}", plan.queries);
+        }
         let run = || TensorCore::gradients(&client, element, &plan, &problem, &saved);
         let first = run();
         for _ in 0..20 {

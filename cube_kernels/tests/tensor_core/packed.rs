@@ -7,7 +7,7 @@ use test_support::compare::device;
 use test_support::packed::{check_backward, check_forward, images, numbers, random, texts, videos};
 
 use crate::attend::dtype;
-use crate::ways::{ELEMENTS, Element};
+use crate::ways::{Element, elements};
 
 fn check(client: &Client, element: Element, problems: &[Problem]) {
     let (dtype, choice) = (dtype(element), Choice::Modelled);
@@ -22,7 +22,7 @@ fn check(client: &Client, element: Element, problems: &[Problem]) {
 #[test]
 fn sequences_of_every_kind() {
     let Some(client) = device() else { return };
-    for element in ELEMENTS {
+    for element in elements(&client) {
         let like = Problem::new([Axis::UNIT], 4, 64).with_heads_kv(2);
         check(&client, element, &texts(like.with_head_dim_v(32)));
         check(&client, element, &texts(Problem::new([Axis::UNIT], 2, 128)));
@@ -34,7 +34,8 @@ fn sequences_of_every_kind() {
 #[test]
 fn random_batches() {
     let Some(client) = device() else { return };
+    let elements = elements(&client);
     for number in numbers(8) {
-        check(&client, ELEMENTS[number % ELEMENTS.len()], &random(number));
+        check(&client, elements[number % elements.len()], &random(number));
     }
 }

@@ -6,7 +6,7 @@ use test_support::compare::{device, for_each_case};
 use test_support::problems::seed;
 
 use crate::attend::check;
-use crate::ways::{ELEMENTS, Element};
+use crate::ways::{Element, elements};
 
 /// Lengths of vectors: those that models have, and odd ones.
 const DIMS: [(usize, usize); 14] = [
@@ -66,10 +66,11 @@ pub fn cases<C>(rank: usize, case: impl Fn(&mut StdRng, Problem, Element) -> C) 
     let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
         .map_or(200, |count| count.parse().expect("a number"));
     let mut rng = StdRng::seed_from_u64((10 * seed() + rank) as u64);
+    let elements = elements(&device().expect("a device"));
     (0..count)
         .map(|_| {
             let problem = random_problem(&mut rng, rank);
-            let element = ELEMENTS[rng.random_range(0..ELEMENTS.len())];
+            let element = elements[rng.random_range(0..elements.len())];
             case(&mut rng, problem, element)
         })
         .collect()

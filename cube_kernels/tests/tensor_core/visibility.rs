@@ -8,7 +8,7 @@ use test_support::{axis, problem};
 
 use crate::attend;
 use crate::backward::run::plans;
-use crate::ways::{Element, TensorCore};
+use crate::ways::{TensorCore, elements};
 
 fn problems() -> Vec<Problem> {
     let lengths = [(300, 70), (70, 300), (129, 1), (1, 129), (64, 192), (192, 64)];
@@ -27,15 +27,14 @@ fn problems() -> Vec<Problem> {
     problems
 }
 
-const ELEMENTS: [Element; 3] = [Element::F16, Element::Bf16, Element::Tf32];
-
 #[test]
 fn forward() {
     let Some(client) = device() else { return };
+    let elements = elements(&client);
     let cases: Vec<_> = problems()
         .into_iter()
         .flat_map(|problem| {
-            ELEMENTS.into_iter().flat_map(move |element| [0, 1, 7].map(|i| (problem, element, i)))
+            elements.iter().flat_map(move |element| [0, 1, 7].map(|i| (problem, *element, i)))
         })
         .collect();
     for_each_case(&cases, |(problem, element, pick), seed| {
@@ -46,9 +45,10 @@ fn forward() {
 #[test]
 fn backward() {
     let Some(client) = device() else { return };
+    let elements = elements(&client);
     let cases: Vec<_> = problems()
         .into_iter()
-        .flat_map(|problem| ELEMENTS.map(|element| (problem, element)))
+        .flat_map(|problem| elements.iter().map(move |element| (problem, *element)))
         .flat_map(|(problem, element)| {
             plans(&problem, element).into_iter().map(move |plan| (problem, element, plan))
         })

@@ -9,18 +9,27 @@ use test_support::compare::Forward;
 pub use test_support::element::Element;
 use test_support::tier::{BackwardTier, ForwardTier};
 
-use crate::attend::{attend, dtype, planned, upload};
+use crate::attend::{attend, capabilities, dtype, planned, upload};
 use crate::backward::run::{best, plans};
 
-/// What the kernels multiply.
-pub const ELEMENTS: [Element; 3] = Element::ALL;
+/// What the kernels multiply on the device.
+pub fn elements(client: &Client) -> Vec<Element> {
+    let elements = Element::ALL.into_iter();
+    elements.filter(|element| !capabilities(client, *element).is_empty()).collect()
+}
+
+/// bf16 where the device multiplies it, and else f16, which all do.
+pub fn half(client: &Client) -> Element {
+    let has_bf16 = elements(client).contains(&Element::Bf16);
+    if has_bf16 { Element::Bf16 } else { Element::F16 }
+}
 
 /// The kernels on tensor cores, by each blueprint that would run.
 pub struct TensorCore;
 
 impl ForwardTier for TensorCore {
     type Element = Element;
-    const ELEMENTS: &'static [Element] = &ELEMENTS;
+    const ELEMENTS: &'static [Element] = &Element::ALL;
     const WIDE: &'static [Element] = &[Element::Bf16, Element::Tf32];
     const F16: Element = Element::F16;
 

@@ -5,6 +5,10 @@
 
 pub mod everything;
 pub mod hip;
+#[cfg(feature = "metal")]
+pub mod metal;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 use std::mem::take;
 use std::sync::atomic::{AtomicU16, Ordering};
