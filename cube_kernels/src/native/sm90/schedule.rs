@@ -448,6 +448,8 @@ impl Schedule {
             ("COLUMN_X", column_x),
             ("STACK", self.stack),
             ("WARPGROUPS", self.warpgroups),
+            ("TEAMS", self.teams),
+            ("ROW_BUFFERS", self.row_buffers()),
             ("BLOCKS", self.blocks),
             ("STAGES", self.stages),
             ("CTAS", self.ctas),
@@ -466,9 +468,6 @@ impl Schedule {
         if self.splits > 1 {
             macros.push(("SPLITS", self.splits));
         }
-        if self.teams > 1 {
-            macros.extend([("TEAMS", self.teams), ("ROW_BUFFERS", self.row_buffers())]);
-        }
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
@@ -479,7 +478,6 @@ impl Schedule {
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
                 ("WITH_SECOND", usize::from(self.gradients.value)),
                 ("LATE", usize::from(self.is_late)),
-                ("ROW_BUFFERS", self.row_buffers()),
             ]),
         }
         macros

@@ -20,9 +20,6 @@ constexpr int Q_TILE = chunks_of(DIM) * 64 * SWIZZLE;  // bytes, of one warpgrou
 constexpr int Q_BYTES = chunks_of(DIM) * ROW_BOX * SWIZZLE;  // that are loaded
 constexpr int K_STAGE = chunks_of(DIM) * ROWS * SWIZZLE;
 constexpr int V_STAGE = chunks_of(DIM_V) * ROWS * SWIZZLE;
-#if !defined ROW_BUFFERS
-#define ROW_BUFFERS 1                                // tiles of Q
-#endif
 constexpr int K_OFFSET = ROW_BUFFERS * WARPGROUPS * Q_TILE;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
 constexpr int TEAM_BYTES = V_OFFSET + STAGES * V_STAGE;

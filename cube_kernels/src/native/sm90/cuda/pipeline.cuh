@@ -1,9 +1,6 @@
 // What the kernels' pipelines share: stages, registers, descriptors, loads of boxes, and the layout of operands and accumulators.
 
-#if !defined TEAMS
-#define TEAMS 1                  // pipelines of a CTA, each with tiles of its own
-#endif
-constexpr int CONSUMER_WARPS = 4 * WARPGROUPS;  // of a pipeline
+constexpr int CONSUMER_WARPS = 4 * WARPGROUPS;  // of a pipeline, of which a CTA has TEAMS, each with tiles of its own
 
 // Accumulator layout of wgmma: a lane holds two rows, `lane / 4` and eight further down, of its warp's
 // sixteen. In an array of scores, elements 4 j and 4 j + 1 are the columns 8 j + 2 (lane % 4) and the
