@@ -7,7 +7,7 @@ use crate::scratch::{self, Sources};
 use crate::{Outcome, tools};
 
 /// The packages, each with the most bytes it may have, compressed.
-const PACKAGES: [(&str, u64); 2] = [("burn-natten-kernels", 512 << 10), ("burn-natten", 640 << 10)];
+const PACKAGES: [(&str, u64); 2] = [("burn-natten-kernels", 640 << 10), ("burn-natten", 640 << 10)];
 
 /// What every package holds.
 const NEEDED: [&str; 5] =
