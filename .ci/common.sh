@@ -19,6 +19,17 @@ step() {
   times+=("$(printf '%6d s  %s' $((SECONDS - start)) "$*")")
 }
 
+# Runs two commands at once; lines of the second begin with its name.
+side_by_side() {
+  "$1" &
+  local first=$! is_right=1
+  ("$2" 2>&1 | sed --unbuffered "s/^/$2: /") &
+  local second=$!
+  wait "$first" || is_right=0
+  wait "$second" || is_right=0
+  [ $is_right = 1 ]
+}
+
 # Prints the table. Where a step has failed, it is that of the steps before.
 print_times() {
   printf '%s\n' "${times[@]}" "$(printf '%6d s  in all' "$SECONDS")"

@@ -165,7 +165,6 @@ fn check_all(problems: Vec<Problem>, limits: &Limits, offset: usize) {
 #[test]
 fn tiles_of_a_large_gpu() {
     check_all(all(), &Limits::HOPPER, 0);
-    check_all(all(), &Limits::HOPPER, 1);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Compiles a kernel for the CPU and runs it.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
 use burn_natten_kernels::tensor_core::offline::{self, translate};
 use burn_natten_kernels::tensor_core::{Blueprint, Compiler};
 use test_support::compare::format;
+use test_support::cpp::{Folder, compile, object};
 use test_support::element::Element;
 
 use crate::assembly::portable;
@@ -43,30 +45,26 @@ pub fn decode_f32(bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(4).map(|word| f64::from(decode(word))).collect()
 }
 
-/// A folder that is removed in the end.
-struct Folder(PathBuf);
+/// What the machine is made of.
+const FILES: [(&str, &str); 5] = [
+    ("machine.cpp", include_str!("machine.cpp")),
+    ("machine.h", include_str!("machine.h")),
+    ("mma.h", "#include \"machine.h\"\n"),
+    ("cuda_bf16.h", "#include \"machine.h\"\n"),
+    ("cuda_fp16.h", "#include \"machine.h\"\n"),
+];
 
-impl Folder {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("burn_natten_emulated_{}_{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a folder for temporary files");
-        Self(path)
-    }
+/// What every part is compiled with. A fortified C library takes the jumps from one unit's stack to another's for errors.
+const DIALECT: [&str; 5] = ["-std=c++17", "-U_FORTIFY_SOURCE", "-w", "-O2", "-I."];
 
-    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, bytes).expect("written");
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// The machine without a kernel, compiled once.
+fn machine(compiler: &str) -> &'static Path {
+    static MACHINE: OnceLock<PathBuf> = OnceLock::new();
+    MACHINE.get_or_init(|| {
+        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+        fs::create_dir_all(&kept).expect("cargo's folder for tests");
+        object(compiler, &DIALECT, &FILES, &kept).unwrap_or_else(|log| panic!("{log}"))
+    })
 }
 
 /// A kernel for the CPU.
@@ -94,23 +92,14 @@ impl Program {
     pub fn compile(compiler: &str, program: &offline::Program, name: String, units: usize) -> Self {
         let (_, scalars) = program.code.split_once("scalars_usize[").expect("scalars");
         let (scalars, _) = scalars.split_once(']').expect("their number");
-        let folder = Folder::new();
-        let kernel = folder.write("kernel.cpp", portable(&program.code, program.shared_memory));
-        let machine = folder.write("machine.cpp", include_str!("machine.cpp"));
-        folder.write("machine.h", include_str!("machine.h"));
-        for header in ["mma.h", "cuda_bf16.h", "cuda_fp16.h"] {
-            folder.write(header, "#include \"machine.h\"\n");
+        let folder = Folder::temporary();
+        for (name, text) in FILES {
+            folder.write(name, text);
         }
-        let output = Command::new(compiler)
-            .args(["-std=c++17", "-O1", "-w", "-I"])
-            .arg(&folder.0)
-            .args([&kernel, &machine])
-            .arg("-o")
-            .arg(folder.0.join("kernel"))
-            .output()
-            .expect("the compiler ran before");
-        let log = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{name}: {}", &log[..log.len().min(2000)]);
+        folder.write("kernel.cpp", portable(&program.code, program.shared_memory));
+        let machine = machine(compiler).to_str().expect("a path of text");
+        let arguments = [&DIALECT, &["-O0", "kernel.cpp", machine, "-o", "kernel"][..]].concat();
+        compile(compiler, &arguments, &folder.0).unwrap_or_else(|log| panic!("{name}: {log}"));
         Self { folder, scalars: scalars.parse().expect("a number"), name, units }
     }
 
@@ -143,7 +132,7 @@ impl Program {
         let log = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {} {log}", self.name, output.status);
         let read = |index: usize| {
-            std::fs::read(self.folder.0.join(index.to_string())).expect("the kernel wrote it")
+            fs::read(self.folder.0.join(index.to_string())).expect("the kernel wrote it")
         };
         (buffers.len() - written..buffers.len()).map(read).collect()
     }

@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+
+use test_support::cpp::{Folder, compile, finish, hash, object};
 
 use crate::text;
 
@@ -23,37 +22,6 @@ const FILES: [(&str, &str); 10] = [
     ("layout.cpp", include_str!("cpp/layout.cpp")),
     ("machine.cpp", include_str!("cpp/machine.cpp")),
 ];
-
-/// A folder that is removed in the end.
-pub struct Folder(pub PathBuf);
-
-impl Folder {
-    /// In this folder.
-    fn below(parent: &Path) -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("burn_natten_machine_{}_{number}", std::process::id()));
-        fs::create_dir_all(&path).expect("a folder for temporary files");
-        Self(path)
-    }
-
-    /// Where temporary files are.
-    pub fn new() -> Self {
-        Self::below(&std::env::temp_dir())
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn hash(of: impl Hash) -> String {
-    let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
-}
 
 /// Where programs are made and kept between runs, by the hash of all that they are made of: below cargo's target folder.
 fn kept() -> PathBuf {
@@ -78,60 +46,13 @@ fn contraction() -> &'static [&'static str] {
     }
 }
 
-/// Runs the compiler.
-fn compile(compiler: &str, arguments: &[&str], folder: &Path) -> Result<(), String> {
-    let output = Command::new(compiler)
-        .current_dir(folder)
-        .args(arguments)
-        .output()
-        .expect("the compiler ran before");
-    let log = String::from_utf8_lossy(&output.stderr);
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(log.chars().take(3000).collect()),
-    }
-}
-
-/// Another process sees a program whole or not at all.
-fn finish(from: &Path, to: &Path) {
-    fs::rename(from, to).expect("cargo's folder for tests can be written");
-}
-
 /// The machine without a kernel, compiled once.
 fn machine(compiler: &str) -> &'static Path {
     static MACHINE: OnceLock<PathBuf> = OnceLock::new();
     MACHINE.get_or_init(|| {
-        let object = kept().join(format!("machine_{}.o", hash((compiler, FILES))));
-        if object.exists() {
-            return object;
-        }
-        let folder = Folder::below(&kept());
-        write_files(&folder.0);
-        let sources: Vec<_> =
-            FILES.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".cpp")).collect();
-        std::thread::scope(|scope| {
-            for name in &sources {
-                let folder = &folder.0;
-                scope.spawn(move || {
-                    let arguments = ["-O2", "-Wall", "-Wextra", "-Werror", "-c", name];
-                    compile(compiler, &[&DIALECT, &arguments[..]].concat(), folder)
-                        .unwrap_or_else(|log| panic!("{log}"));
-                });
-            }
-        });
-        let objects: Vec<_> = sources.iter().map(|name| name.replace(".cpp", ".o")).collect();
-        let mut arguments = vec!["-r", "-nostdlib", "-o", "whole.o"];
-        arguments.extend(objects.iter().map(String::as_str));
-        compile(compiler, &arguments, &folder.0).unwrap_or_else(|log| panic!("{log}"));
-        finish(&folder.0.join("whole.o"), &object);
-        object
+        let arguments = [&DIALECT, &["-O2", "-Wall", "-Wextra", "-Werror"][..]].concat();
+        object(compiler, &arguments, &FILES, &kept()).unwrap_or_else(|log| panic!("{log}"))
     })
-}
-
-fn write_files(folder: &Path) {
-    for (name, text) in FILES {
-        fs::write(folder.join(name), text).expect("written");
-    }
 }
 
 /// The machine with a kernel, whose text is `code`. An error is the compiler's.
@@ -148,8 +69,10 @@ pub fn build(compiler: &str, code: &str, entry: &str) -> Result<PathBuf, String>
         }
         let machine = machine(compiler).to_str().expect("a path of text");
         let folder = Folder::below(&kept());
-        write_files(&folder.0);
-        fs::write(folder.0.join("kernel.cpp"), text).expect("written");
+        for (name, text) in FILES {
+            folder.write(name, text);
+        }
+        folder.write("kernel.cpp", text);
         // Each access becomes a call, which the machine has: the sanitizer's library is not linked.
         let arguments = ["-O1", "-w", "-fsanitize=thread", "-c", "kernel.cpp"];
         compile(compiler, &[&DIALECT, contraction(), &arguments[..]].concat(), &folder.0)?;

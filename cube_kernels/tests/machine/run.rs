@@ -10,8 +10,9 @@ use burn_natten_kernels::native::stand_in::{
 };
 use cubecl::client::Client;
 use cubecl_common::bytes::Bytes;
+use test_support::cpp::Folder;
 
-use crate::program::{Folder, build};
+use crate::program::build;
 
 /// When what is asynchronous is done, see `cpp/machine.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +103,7 @@ fn run(machine: &Machine, client: &Client, launch: &Launch, code: &str) -> Resul
     let entry = launch.kernel.entry.to_str().expect("a name");
     let program = build(machine.compiler, code, entry)
         .unwrap_or_else(|log| panic!("{entry} does not compile: {log}"));
-    let folder = Folder::new();
+    let folder = Folder::temporary();
     let path = |name: &str| folder.0.join(name);
     let words: Vec<u8> = describe(machine, launch).into_iter().flat_map(u64::to_le_bytes).collect();
     fs::write(path("launch"), words).expect("written");
