@@ -61,12 +61,13 @@ struct OneHotRows {
     slot = slot_coordinate(lane % 4 * 4);
   }
 
-  // Lanes differ in their axes: each picks the numbers of its own, and none waits for branches that others take. Slots of no axis
-  // take those of the last.
+  // Lanes differ in their axes: each picks the numbers of its own, and none waits for branches that others take, where there are
+  // registers for it. Slots of no axis take those of the last.
+  static constexpr bool PICKS = WARPGROUPS < 3 && !BIAS;
   DEVICE int pick(int z, int y, int x) const { return SLOTS_Z > 0 && axis == 0 ? z : SLOTS_Y > 0 && axis == 1 ? y : x; }
 
   DEVICE void start_tile(const Space& space, const Tile& tile, const int (&row)[2][PLACE]) {
-    if constexpr (WARPGROUPS < 3) {
+    if constexpr (PICKS) {
       const AxisParams(&axes)[3] = space.axes;
       const int rows = pick(tile.rows[0], tile.rows[1], tile.rows[2]), columns = pick(tile.columns[0], tile.columns[1], tile.columns[2]);
       const int origin = pick(tile.column[0], tile.column[1], tile.column[2]) + slot;
@@ -92,7 +93,6 @@ struct OneHotRows {
         end[r] = axis < 3 ? w.end - origin : 1 << 20;
       }
     } else {
-      // Three warpgroups have no registers for it.
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         Window w = {-(1 << 20), 1 << 20};
@@ -111,8 +111,7 @@ struct OneHotRows {
   DEVICE void aim(const Tile& tile, Walk& walk) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
-      // See above for three warpgroups.
-      const int offset = WARPGROUPS < 3 ? pick(walk.at[0], walk.at[1], walk.at[2]) * pick(COLUMN_Z, COLUMN_Y, COLUMN_X)
+      const int offset = PICKS ? pick(walk.at[0], walk.at[1], walk.at[2]) * pick(COLUMN_Z, COLUMN_Y, COLUMN_X)
                          : axis == 0 ? walk.at[0] * COLUMN_Z : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_X : 0;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
