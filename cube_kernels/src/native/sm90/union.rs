@@ -332,6 +332,14 @@ impl Union {
             include_str!("cuda/warp_products.cuh"),
         );
         const ROWS: &str = include_str!("cuda/union.cuh");
+        const WORK: &str = concat!(
+            include_str!("cuda/union_parts.cuh"),
+            include_str!("cuda/finish.cuh"),
+            include_str!("cuda/visits.cuh"),
+            include_str!("cuda/visits_work.cuh"),
+        );
+        const LISTS: &str =
+            concat!(include_str!("cuda/visits.cuh"), include_str!("cuda/visits_lists.cuh"));
         text += match kernel {
             UnionKernel::Forward
             | UnionKernel::Queries
@@ -362,7 +370,8 @@ impl Union {
         }
         text += match kernel {
             UnionKernel::Forward | UnionKernel::Queries => ROWS,
-            UnionKernel::Merge | UnionKernel::MergeGradients => "",
+            UnionKernel::Visits | UnionKernel::VisitGradients => WORK,
+            UnionKernel::Merge | UnionKernel::MergeGradients => LISTS,
             _ => include_str!("cuda/union_parts.cuh"),
         };
         text += match kernel {
@@ -381,13 +390,9 @@ impl Union {
                 concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/union_keys.cu"))
             }
             UnionKernel::Parts => include_str!("cuda/union_parts.cu"),
-            UnionKernel::Visits => {
-                concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/visits_forward.cu"))
-            }
+            UnionKernel::Visits => include_str!("cuda/visits_forward.cu"),
             UnionKernel::Merge => include_str!("cuda/visits_merge.cu"),
-            UnionKernel::VisitGradients => {
-                concat!(include_str!("cuda/finish.cuh"), include_str!("cuda/visits_backward.cu"))
-            }
+            UnionKernel::VisitGradients => include_str!("cuda/visits_backward.cu"),
             UnionKernel::MergeGradients => include_str!("cuda/visits_gradients.cu"),
             UnionKernel::Sums | UnionKernel::VisitSums => concat!(
                 "constexpr int BIAS = 0;\n",

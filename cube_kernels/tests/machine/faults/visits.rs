@@ -234,8 +234,8 @@ pub const BACKWARD: &[Fault] = &[
     fault(
         "visits: rows are added up with the scale of another, gradients",
         On::Visits,
-        "__shfl_sync(~0u, scale, begin + 2 * i + half);",
-        "__shfl_sync(~0u, scale, begin + 2 * i);",
+        "__shfl_sync(~0u, own, begin + 2 * i + half);",
+        "__shfl_sync(~0u, own, begin + 2 * i);",
     ),
     fault(
         "visits: rows are added up without those of the other half, gradients",

@@ -14,16 +14,12 @@
 // warpgroup two tiles of rows and their statistics, slopes, and a tile of results, and where rows come from and go to; in the end sums, where
 // rows were. Registers: 128 of sums, 64 of results, 32 of weights and slopes, at head_dim 128: one CTA of two warpgroups a multiprocessor.
 
-constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS;
-constexpr int ROWS = 64, TILE_QUERIES = ROWS / GROUP;
 constexpr int PLACES = 4;        // tiles whose places and limits are known: three, in a ring
-constexpr int K_BYTES = chunks_of(DIM) * KEYS * SWIZZLE, V_BYTES = chunks_of(DIM_V) * KEYS * SWIZZLE;
 constexpr int Q_BYTES = chunks_of(DIM) * ROWS * SWIZZLE, TILE = Q_BYTES + chunks_of(DIM_V) * ROWS * SWIZZLE;
 constexpr int ROWS_OFFSET = K_BYTES + V_BYTES, SLOPES_OFFSET = ROWS_OFFSET + 2 * WARPGROUPS * TILE, SLOPES = KEYS * SWIZZLE;
 constexpr int RESULTS_OFFSET = SLOPES_OFFSET + WARPGROUPS * SLOPES;
 constexpr int STATISTICS_OFFSET = RESULTS_OFFSET + WARPGROUPS * Q_BYTES, SOURCES_OFFSET = STATISTICS_OFFSET + 2 * WARPGROUPS * ROWS * 8;
 constexpr int PLACES_OFFSET = SOURCES_OFFSET + WARPGROUPS * ROWS * 24, LIMITS_OFFSET = PLACES_OFFSET + PLACES * WARPGROUPS * ROWS * 8;
-static_assert(KEYS == 64, "a block is a tile");
 static_assert(2 * WARPGROUPS * TILE >= KEYS * (DIM + DIM_V) * 4, "a warpgroup's sums have room where rows were");
 
 struct Params {
@@ -35,58 +31,14 @@ struct Params {
   const int4* parts;             // see union_parts.cu
   float* sums;                   // [slots of the launch, KEYS, DIM + DIM_V]
   Inverse inverse;               // of entries
-  i64 query_strides[3], key_strides[3], value_strides[3], dout_strides[3];  // elements: batch, token, head
-  int queries, keys, heads_kv;
-  u32 magic;                     // an entry's query is the entry times this, without the lowest `shift` bits
-  int shift;
-  int first_pair, pairs;         // of the launch
-  int origin, step;              // query i stands at i + origin, key j at j * step
-  float scale, scale_log2;       // scale * log2(e)
-  int padding;
+  i64 query_strides[3], key_strides[3], value_strides[3], dout_strides[3];
+  Visits of;
 };
-
-extern __shared__ __align__(1024) u8 memory[];
 
 // Descriptors, by addresses in pieces of 16 bytes: of vectors as rows, and of as many as a tile has as columns.
 DEVICE u32 pieces(u32 address) { return (address & 0x3FFFF) >> 4; }
 DEVICE u64 rows_of(u32 at) { return (u64)(1 << 30 | 8 * SWIZZLE >> 4) << 32 | (at + (1 << 16)); }
 DEVICE u64 columns_of(u32 at) { return (u64)(1 << 30 | 8 * SWIZZLE >> 4) << 32 | (at + (ROWS * SWIZZLE >> 4 << 16)); }
-
-DEVICE const u16* vector(const u16* of, const i64 (&strides)[3], int batch, int token, int head) {
-  return of + batch * strides[0] + token * strides[1] + head * strides[2];
-}
-
-// What a CTA has.
-struct Work {
-  int own, batch, head_kv, block, count, slot;  // `own`: the pair's number in the launch
-  const u32* visitors;           // of the part
-  DEVICE Work(const Params& params) {
-    const int most = most_parts(params.inverse);
-    own = blockIdx.x / most;
-    const int pair = params.first_pair + own;
-    batch = pair / params.heads_kv;
-    head_kv = pair % params.heads_kv;
-    const int4 part = params.parts[(i64)pair * most + blockIdx.x % most];
-    block = part.x;
-    slot = part.w < 0 ? -1 : own * most_slots(params.inverse) + part.w;
-    count = part.z - part.y;
-    visitors = block < 0 ? nullptr : Visitors(params.inverse, pair, block).at + part.y;
-  }
-  // The entry of a row of a tile, or -1 where it is that of none.
-  DEVICE int find(int tile, int row) const {
-    const int member = row / GROUP, number = tile * TILE_QUERIES + member;
-    return member < TILE_QUERIES && number < count ? (int)visitors[number] : -1;
-  }
-};
-
-// The block of keys or values.
-DEVICE void load_block(const Params& params, const Work& work, const u16* of, const i64 (&strides)[3], int dim, u32 to) {
-  for (int i = threadIdx.x; i < KEYS * dim / 8; i += THREADS) {
-    const int row = i / (dim / 8), column = i % (dim / 8), token = work.block * KEYS + row;
-    const bool exists = token < params.keys;
-    copy_or_zero(piece<KEYS>(to, row, column), vector(of, strides, work.batch, exists ? token : 0, work.head_kv) + 8 * column, exists);
-  }
-}
 
 // Where a row comes from.
 struct Vectors { const u16 *query, *dout; };
@@ -122,14 +74,14 @@ struct Consumer {
   // Says where the rows of a tile come from, and where they go to. Rows that are nobody's are the first query's, with weights of zero.
   DEVICE void describe(int number, int entry) {
     if (thread >= ROWS) return;
-    const int row = thread, member = row % GROUP, head = work.head_kv * GROUP + member;
+    const int row = opaque(thread), member = row % GROUP, head = work.head_kv * GROUP + member;
     const bool exists = entry >= 0;
-    const int token = exists ? (int)((u64)(u32)entry * params.magic >> params.shift) : 0;
+    const int token = exists ? params.of.query_of(entry) : 0;
     const i64 listed = params.inverse.listed;
     vectors()[row] = {vector(params.query, params.query_strides, work.batch, token, head), vector(params.dout, params.dout_strides, work.batch, token, head)};
-    statistics()[row] = exists ? params.statistics + ((i64)work.batch * params.heads_kv * GROUP + head) * params.queries + token : nullptr;
-    places_of(number)[row] = exists ? (work.own * listed + entry) * GROUP + member : params.pairs * listed * GROUP;
-    limits_of(number)[row] = exists ? keys_before(token, params.keys, params.origin, params.step) - work.block * KEYS : KEYS;
+    statistics()[row] = exists ? params.statistics + ((i64)work.batch * params.of.heads_kv * GROUP + head) * params.of.queries + token : nullptr;
+    places_of(number)[row] = exists ? (work.own * listed + entry) * GROUP + member : params.of.pairs * listed * GROUP;
+    limits_of(number)[row] = work.limit(params.of, entry);
   }
 
   // Begins to copy the rows of a tile that is described: a quarter of each of two rows, and the statistics of one.
@@ -183,7 +135,7 @@ struct Consumer {
     for (int j = 0; j < ROWS / 8; j++) {
       const float2 lse = *(const float2*)(statistics + 8 * j);
 #pragma unroll
-      for (int n = 0; n < 4; n++) s[4 * j + n] = exp2_approx(fmaf(s[4 * j + n], params.scale_log2, n & 1 ? -lse.y : -lse.x));
+      for (int n = 0; n < 4; n++) s[4 * j + n] = exp2_approx(fmaf(s[4 * j + n], params.of.scale_log2, n & 1 ? -lse.y : -lse.x));
     }
     if (hides) {
 #pragma unroll
@@ -297,9 +249,9 @@ struct Consumer {
     for (int r = 0; r < 2; r++) {
       const int own = thread / 32 * 16 + lane / 4 + 8 * r, token = work.block * KEYS + own;
       if (work.slot < 0) {
-        const i64 row = ((i64)work.batch * params.keys + token) * params.heads_kv + work.head_kv;
-        store_row((u16*)params.dk + row * DIM, dk, r, params.scale, token < params.keys, lane);
-        store_row((u16*)params.dv + row * DIM_V, dv, r, 1.f, token < params.keys, lane);
+        const i64 row = ((i64)work.batch * params.of.keys + token) * params.of.heads_kv + work.head_kv;
+        store_row((u16*)params.dk + row * DIM, dk, r, params.of.scale, token < params.of.keys, lane);
+        store_row((u16*)params.dv + row * DIM_V, dv, r, 1.f, token < params.of.keys, lane);
       } else {
         float* const to = params.sums + ((i64)work.slot * KEYS + own) * (DIM + DIM_V);
         store_row(to, dk, r, 1.f, true, lane);
@@ -311,15 +263,15 @@ struct Consumer {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(const __grid_constant__ Params params) {
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
-  const Work work(params);
+  const Work work(params.of, params.parts, params.inverse);
   if (work.block < 0) return;
   const int warpgroup = uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
   const int all = (work.count + TILE_QUERIES - 1) / TILE_QUERIES, tiles = (all + WARPGROUPS - 1 - warpgroup) / WARPGROUPS;
   Consumer consumer = {params, work, shared, warpgroup, thread, thread % 32};
   clear(consumer.dk);
   clear(consumer.dv);
-  load_block(params, work, params.key, params.key_strides, DIM, shared);
-  load_block(params, work, params.value, params.value_strides, DIM_V, shared + K_BYTES);
+  work.load(params.of.keys, params.key, params.key_strides, DIM, shared);
+  work.load(params.of.keys, params.value, params.value_strides, DIM_V, shared + K_BYTES);
   consumer.describe(0, consumer.look(0));
   __syncthreads();
   consumer.gather(0);

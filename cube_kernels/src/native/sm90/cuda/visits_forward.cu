@@ -6,11 +6,8 @@
 // Compile-time parameters: BF16, DIM, DIM_V, GROUP, KEYS (64), CAUSAL, PART_ENTRIES. Shared memory: the block of keys and values, and two
 // tiles of rows for each warpgroup.
 
-constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS, CTAS = 2;
-constexpr int ROWS = 64, TILE_QUERIES = ROWS / GROUP;
-constexpr int K_BYTES = chunks_of(DIM) * KEYS * SWIZZLE, V_BYTES = chunks_of(DIM_V) * KEYS * SWIZZLE;
+constexpr int CTAS = 2;
 constexpr int TILE = chunks_of(DIM > DIM_V ? DIM : DIM_V) * ROWS * SWIZZLE, ROWS_OFFSET = K_BYTES + V_BYTES;
-static_assert(KEYS == 64, "a block is a tile");
 
 struct Params {
   u16* partial;                  // [pairs of the launch, listed, GROUP, DIM_V]
@@ -18,51 +15,12 @@ struct Params {
   const u16 *query, *key, *value;
   const int4* parts;             // see union_parts.cu
   Inverse inverse;               // of entries
-  i64 query_strides[3], key_strides[3], value_strides[3];  // elements: batch, token, head
-  int keys, heads_kv;
-  u32 magic;                     // an entry's query is the entry times this, without the lowest `shift` bits
-  int shift;
-  int first_pair;                // of the launch
-  int origin, step;              // query i stands at i + origin, key j at j * step
-  float scale_log2;              // scale * log2(e)
+  i64 query_strides[3], key_strides[3], value_strides[3];
+  Visits of;
 };
-
-extern __shared__ __align__(1024) u8 memory[];
-
-DEVICE int query_of(const Params& params, int entry) { return (int)((u64)(u32)entry * params.magic >> params.shift); }
 
 DEVICE u64 matrix_of(u32 address, u32 leading_bytes) {
   return (u64)(1 << 30 | 8 * SWIZZLE >> 4) << 32 | leading_bytes >> 4 << 16 | (address & 0x3FFFF) >> 4;
-}
-
-// What a CTA has.
-struct Work {
-  int pair, batch, head_kv, block, count;
-  const u32* visitors;           // of the part
-  DEVICE Work(const Params& params) {
-    const int most = most_parts(params.inverse);
-    pair = params.first_pair + blockIdx.x / most;
-    batch = pair / params.heads_kv;
-    head_kv = pair % params.heads_kv;
-    const int4 part = params.parts[(i64)pair * most + blockIdx.x % most];
-    block = part.x;
-    count = part.z - part.y;
-    visitors = block < 0 ? nullptr : Visitors(params.inverse, pair, block).at + part.y;
-  }
-  // The entry of a row of a tile, or -1 where it is that of none.
-  DEVICE int find(int tile, int row) const {
-    const int member = row / GROUP, number = tile * TILE_QUERIES + member;
-    return member < TILE_QUERIES && number < count ? (int)visitors[number] : -1;
-  }
-};
-
-// The block of keys or values.
-DEVICE void load_block(const Params& params, const Work& work, const u16* of, const i64 (&strides)[3], int dim, u32 to) {
-  for (int i = threadIdx.x; i < KEYS * dim / 8; i += THREADS) {
-    const int row = i / (dim / 8), column = i % (dim / 8), token = work.block * KEYS + row;
-    const bool exists = token < params.keys;
-    copy_or_zero(piece<KEYS>(to, row, column), of + work.batch * strides[0] + (i64)(exists ? token : 0) * strides[1] + work.head_kv * strides[2] + 8 * column, exists);
-  }
 }
 
 // A warpgroup.
@@ -75,7 +33,7 @@ struct Consumer {
 
   DEVICE void look(int tile) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) next[r] = work.find(tile, thread / 4 + 32 * r);
+    for (int r = 0; r < 2; r++) next[r] = work.find(tile, opaque(thread) / 4 + 32 * r);
   }
 
   // Begins to copy what was looked for: a quarter of each of two rows.
@@ -84,8 +42,8 @@ struct Consumer {
     for (int r = 0; r < 2; r++) {
       const int row = thread / 4 + 32 * r;
       const bool exists = next[r] >= 0;
-      const u16* from = params.query + work.batch * params.query_strides[0] + (i64)(exists ? query_of(params, next[r]) : 0) * params.query_strides[1] +
-                        (work.head_kv * GROUP + row % GROUP) * params.query_strides[2];
+      const int token = exists ? params.of.query_of(next[r]) : 0;
+      const u16* from = vector(params.query, params.query_strides, work.batch, token, work.head_kv * GROUP + row % GROUP);
 #pragma unroll
       for (int i = 0; i < DIM / 8; i += 4) {
         const int column = i + thread % 4;
@@ -108,7 +66,7 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       entry[r] = work.find(tile, thread / 32 * 16 + lane / 4 + 8 * r);
-      limit[r] = entry[r] >= 0 ? keys_before(query_of(params, entry[r]), params.keys, params.origin, params.step) - work.block * KEYS : KEYS;
+      limit[r] = work.limit(params.of, entry[r]);
     }
     const bool hides = __any_sync(~0u, limit[0] < KEYS || limit[1] < KEYS);
     wgmma_wait<0>();
@@ -126,12 +84,12 @@ struct Consumer {
       for (int j = 2 * r; j < KEYS / 2; j += 4) most = fmaxf(most, fmaxf(scores[j], scores[j + 1]));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      const float base = most * params.scale_log2;
+      const float base = most * params.of.scale_log2;
       float sum = 0.f;
 #pragma unroll
       for (int j = 2 * r; j < KEYS / 2; j += 4) {
-        scores[j] = exp2_approx(fmaf(scores[j], params.scale_log2, -base));
-        scores[j + 1] = exp2_approx(fmaf(scores[j + 1], params.scale_log2, -base));
+        scores[j] = exp2_approx(fmaf(scores[j], params.of.scale_log2, -base));
+        scores[j + 1] = exp2_approx(fmaf(scores[j + 1], params.of.scale_log2, -base));
         sum += scores[j] + scores[j + 1];
       }
       sum += __shfl_xor_sync(~0u, sum, 1);
@@ -173,19 +131,19 @@ struct Consumer {
   // The number of a result.
   DEVICE i64 place(int entry, int r) const { return (before() + entry) * GROUP + (thread / 32 * 16 + lane / 4 + 8 * r) % GROUP; }
   // Entries of pairs before the own one.
-  DEVICE i64 before() const { return (i64)(work.pair - params.first_pair) * params.inverse.listed; }
+  DEVICE i64 before() const { return (i64)work.own * params.inverse.listed; }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) attention_forward(const __grid_constant__ Params params) {
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
-  const Work work(params);
+  const Work work(params.of, params.parts, params.inverse);
   if (work.block < 0 || work.count == 0) return;
   const int warpgroup = uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
   const u32 rows = shared + ROWS_OFFSET + warpgroup * 2 * TILE;
   const int tiles = (work.count + TILE_QUERIES - 1) / TILE_QUERIES;
   Consumer consumer = {params, work, shared, rows, thread, thread % 32};
-  load_block(params, work, params.key, params.key_strides, DIM, shared);
-  load_block(params, work, params.value, params.value_strides, DIM_V, shared + K_BYTES);
+  work.load(params.of.keys, params.key, params.key_strides, DIM, shared);
+  work.load(params.of.keys, params.value, params.value_strides, DIM_V, shared + K_BYTES);
   consumer.look(warpgroup);
   consumer.gather(rows);
   consumer.look(warpgroup + WARPGROUPS);

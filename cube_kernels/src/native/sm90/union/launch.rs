@@ -1,5 +1,6 @@
 //! What is handed to the kernels.
 
+mod by_block;
 mod gradients;
 mod quotient;
 mod visits;
@@ -23,7 +24,7 @@ use crate::native::{backward, forward};
 use crate::sparse::{Inverse, check_lists};
 use crate::view::KeyGradients;
 use crate::{
-    BlockSparse, KernelError, KeyValue, MAX_RANK, Operands, Outputs, Pass, Saved, Strided,
+    BlockSparse, KernelError, KeyValue, MAX_RANK, Operands, Outputs, Pass, Problem, Saved, Strided,
 };
 
 /// The programs of a pass.
@@ -73,6 +74,7 @@ struct Joined {
 }
 
 /// How the kernels cover a problem.
+#[derive(Clone, Copy)]
 struct Walk<'a> {
     of: &'a Union,
     sparse: &'a BlockSparse,
@@ -377,20 +379,31 @@ pub(in crate::native::sm90) fn enqueue_backward(
         .is_some()
         .then(|| invert_lists(client, &programs.inverse, sparse, lists, Items::Lists))
         .transpose()?;
+    let statistics = statistics(client, &programs.delta, problem, inputs);
+    if let Some(dq) = dq {
+        let joined = walk.join(client, &programs.lists, lists);
+        walk.queries(client, device, &programs.queries, inputs, &statistics, &joined, dq);
+    }
+    if let (Some(of_key), Some(inverse)) = (of_key, inverse) {
+        walk.keys(client, programs, inputs, &statistics, &inverse, &of_key);
+    }
+    Ok(())
+}
+
+/// Enqueues what makes the statistics.
+fn statistics(
+    client: &Client,
+    cubin: &Arc<Cubin>,
+    problem: &Problem,
+    inputs: &Saved<Strided>,
+) -> Handle {
     let workspace = backward::Workspace {
         statistics: client.empty(statistics_bytes(problem)),
         taken: client.empty(size_of::<i32>()),
         bias: None,
     };
-    backward::launch_delta(client, &programs.delta, problem, inputs, &workspace, 1);
-    if let Some(dq) = dq {
-        let joined = walk.join(client, &programs.lists, lists);
-        walk.queries(client, device, &programs.queries, inputs, &workspace.statistics, &joined, dq);
-    }
-    if let (Some(of_key), Some(inverse)) = (of_key, inverse) {
-        walk.keys(client, programs, inputs, &workspace.statistics, &inverse, &of_key);
-    }
-    Ok(())
+    backward::launch_delta(client, cubin, problem, inputs, &workspace, 1);
+    workspace.statistics
 }
 
 /// Query, key, value and the gradient of the output.
@@ -445,6 +458,33 @@ impl Walk<'_> {
         launch(client, self.kernel(device, cubin, c"attention_backward"), buffers, arguments);
     }
 
+    /// Of lists with so many entries in all, each of a block of so many queries, or with an entry of a query each, of so many of its list.
+    fn key_params(
+        &self,
+        tensors: [&Strided; 4],
+        [listed, query_block]: [usize; 2],
+        first_pair: usize,
+    ) -> KeyParams {
+        let problem = &self.sparse.problem;
+        let [scale, scale_log2] = self.scales();
+        KeyParams {
+            pointers: [0; 11],
+            listed: listed as i32,
+            blocks: self.sparse.key_blocks() as i32,
+            strides: tensors.map(strides),
+            queries: problem.queries() as i32,
+            keys: problem.keys() as i32,
+            heads: problem.heads as i32,
+            heads_kv: problem.heads_kv as i32,
+            query_block: query_block as i32,
+            origin: self.origin(),
+            step: self.step() as i32,
+            scale,
+            scale_log2,
+            first_pair: first_pair as i32,
+        }
+    }
+
     fn keys(
         &self,
         client: &Client,
@@ -475,23 +515,8 @@ impl Walk<'_> {
         find_parts(client, &programs.parts, inverse, [pairs, listed, blocks], [&parts, &slots]);
 
         let tensors = read(inputs);
-        let [scale, scale_log2] = self.scales();
-        let params = KeyParams {
-            pointers: [0; 11],
-            listed: listed as i32,
-            blocks: blocks as i32,
-            strides: tensors.map(strides),
-            queries: problem.queries() as i32,
-            keys: problem.keys() as i32,
-            heads: problem.heads as i32,
-            heads_kv: problem.heads_kv as i32,
-            query_block: sparse.query_block[MAX_RANK - 1].min(problem.queries()) as i32,
-            origin: self.origin(),
-            step: self.step() as i32,
-            scale,
-            scale_log2,
-            first_pair: 0,
-        };
+        let query_block = sparse.query_block[MAX_RANK - 1].min(problem.queries());
+        let params = self.key_params(tensors, [listed, query_block], 0);
         let run = |kernel: Kernel, table: &Handle, sums: Buffer| {
             let KeyValue { key, value } = outputs;
             let mut buffers = vec![Buffer::written(key), Buffer::written(value)];

@@ -1,0 +1,145 @@
+//! What both passes share that go from block to block.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use cubecl::client::Client;
+use cubecl::server::Handle;
+
+use super::quotient::quotient;
+use super::{PART, Walk, find_parts};
+use crate::KernelError;
+use crate::native::compile::Cubin;
+use crate::native::launch::{Argument, Buffer, Kernel, launch};
+use crate::native::sm90::inverse::{Items, invert_lists};
+use crate::sparse::Inverse;
+
+/// Threads of the kernels that visit blocks, and of those that put results together, and warps of these.
+pub(super) const VISITING: usize = 256;
+pub(super) const JOINING: usize = 128;
+pub(super) const JOINING_WARPS: usize = JOINING / 32;
+
+/// The kernels' `Visits`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Visits {
+    queries: i32,
+    keys: i32,
+    heads_kv: i32,
+    entries: i32,
+    blocks: i32,
+    magic: u32,
+    shift: i32,
+    pub first_pair: i32,
+    pub pairs: i32,
+    origin: i32,
+    step: i32,
+    scale: f32,
+    scale_log2: f32,
+    padding: i32,
+}
+
+const _: () = assert!(size_of::<Visits>() == 4 * 14);
+
+/// Lists that are turned around and cut into parts.
+pub(super) struct ByBlock<'a> {
+    pub walk: Walk<'a>,
+    pub inverse: Inverse,
+    pub parts: Handle,
+    /// Of the sums of parts.
+    pub slots: Handle,
+    /// Of a pair of a sample and a key head: parts and slots at most, and entries of all lists.
+    pub most: usize,
+    pub most_slots: usize,
+    pub listed: usize,
+    /// Of them there are so many.
+    pub pairs: usize,
+}
+
+impl<'a> ByBlock<'a> {
+    /// Enqueues that, by these programs.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError`] if lists cannot be turned around. Nothing was launched then.
+    pub fn new(
+        client: &Client,
+        [turn, cut]: [&Arc<Cubin>; 2],
+        walk: Walk<'a>,
+        lists: &Handle,
+    ) -> Result<Self, KernelError> {
+        let Walk { of, sparse } = walk;
+        let problem = &sparse.problem;
+        let (pairs, blocks) = (problem.batch * problem.heads_kv, sparse.key_blocks());
+        let listed = problem.queries() * sparse.entries;
+        let inverse = invert_lists(client, turn, sparse, lists, Items::Entries)?;
+        let [most, most_slots] = of.most_parts(blocks, listed);
+        let parts = client.empty(PART * pairs * most);
+        let slots = client.empty(size_of::<i32>() * pairs * blocks);
+        find_parts(client, cut, &inverse, [pairs, listed, blocks], [&parts, &slots]);
+        Ok(Self { walk, inverse, parts, slots, most, most_slots, listed, pairs })
+    }
+
+    /// The pairs of a launch, where one takes so many bytes of results: as few launches as need be, all about as long.
+    pub fn at_once(&self, bytes: usize) -> usize {
+        let at_once = (self.walk.of.results / bytes.max(1)).clamp(1, self.pairs);
+        self.pairs.div_ceil(self.pairs.div_ceil(at_once))
+    }
+
+    /// What the kernels know of each launch.
+    pub fn launches(&self, at_once: usize) -> impl Iterator<Item = Visits> {
+        let Walk { sparse, .. } = self.walk;
+        let problem = &sparse.problem;
+        let (magic, shift) = quotient(sparse.entries as u32);
+        let [scale, scale_log2] = self.walk.scales();
+        let all = Visits {
+            queries: problem.queries() as i32,
+            keys: problem.keys() as i32,
+            heads_kv: problem.heads_kv as i32,
+            entries: sparse.entries as i32,
+            blocks: sparse.key_blocks() as i32,
+            magic,
+            shift,
+            first_pair: 0,
+            pairs: self.pairs as i32,
+            origin: self.walk.origin(),
+            step: self.walk.step() as i32,
+            scale,
+            scale_log2,
+            padding: 0,
+        };
+        (0..all.pairs).step_by(at_once).map(move |first_pair| {
+            let pairs = (all.pairs - first_pair).min(at_once as i32);
+            Visits { first_pair, pairs, ..all }
+        })
+    }
+
+    /// The kernels' `Inverse` behind its addresses.
+    pub fn numbers(&self) -> [i32; 2] {
+        [self.listed as i32, self.walk.sparse.key_blocks() as i32]
+    }
+
+    /// Bytes of the inverse lists ahead of their items.
+    pub fn behind(&self) -> usize {
+        size_of::<u32>() * self.inverse.starts
+    }
+}
+
+/// Enqueues a kernel of so many CTAs, threads and bytes of shared memory.
+pub(super) fn run(
+    client: &Client,
+    cubin: &Arc<Cubin>,
+    entry: &'static CStr,
+    [grid, block, shared_memory]: [usize; 3],
+    buffers: Vec<Buffer>,
+    params: Argument,
+) {
+    let kernel = Kernel {
+        cubin: cubin.clone(),
+        entry,
+        grid: grid as u32,
+        block: block as u32,
+        shared_memory: shared_memory as u32,
+    };
+    launch(client, kernel, buffers, vec![params]);
+}
