@@ -56,14 +56,19 @@ fn tiers_are_those_of_the_target() {
 fn both_are_measured() {
     for flags in [
         "-i 70 -n 2 -d 8 --native-sparse --cmp-block 8 --cmp-stride 4 --slc-block 8 --num-selected 3 -w 9",
+        "-i 70 -n 2 --heads-kv 1 -d 8 --native-sparse --slc-block 8 --num-selected 4 -w 9 --agree 90",
         "-i 40 -n 4 --heads-kv 2 -d 8 --block-sparse 2 --query-block 8 --key-block 16 --causal 1",
         "-i 9 10 -n 2 -d 8 --block-sparse 3 --query-block 2 3 --key-block 4",
         "-i 4 5 6 -n 2 -d 8 --block-sparse 2 --query-block 2 --key-block 3",
     ] {
         let result = json(&format!("{flags} --backprop --warmup-steps 1 --repeats 2"));
         let measured = result["measurements"].as_array().expect("measurements");
-        // The steps but for the gates come behind the whole, of which one has no backward pass.
-        let steps = if flags.contains("native") { 9 } else { 0 };
+        // The steps but for the gates come behind the whole, of which one has no backward pass, and is left out where lists are given.
+        let steps = match (flags.contains("native"), flags.contains("agree")) {
+            (true, false) => 9,
+            (true, true) => 8,
+            _ => 0,
+        };
         assert_eq!(measured.len(), 2 + steps, "{flags}");
         assert_eq!(measured[1]["pass"], "forward and backward");
         for measurement in measured {
@@ -93,6 +98,8 @@ fn refusals_name_the_flag_and_the_value() {
         ("-i 64 --native-sparse --cmp-stride 5", &["--cmp-block: is 32, must be a multiple of 5"]),
         ("-i 64 --native-sparse --optimize", &["--native-sparse", "--optimize"]),
         ("-i 64 --cmp-block 8", &["--native-sparse"]),
+        ("-i 64 --agree 50", &["--native-sparse"]),
+        ("-i 64 --native-sparse --agree 101", &["101", "0..=100"]),
         ("-i 64 -n 3 --heads-kv 2 --native-sparse", &["--heads: "]),
     ] {
         let run = profiler(flags);

@@ -61,6 +61,11 @@ pub struct Sparse {
     #[arg(hide_short_help = true)]
     pub query_tile: usize,
 
+    /// Lists by chance in place of selected ones, which share so many percent with their neighbors'
+    #[arg(long, value_name = "PERCENT", requires = "native_sparse", conflicts_with = "dry_run")]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=100), hide_short_help = true)]
+    pub agree: Option<u8>,
+
     /// Super-blocks of compressed blocks that a query sees [default: all]
     #[arg(long, value_name = "N", requires = "native_sparse", hide_short_help = true)]
     pub cmp_top: Option<usize>,
@@ -147,12 +152,16 @@ impl Job {
                     num_selected,
                     query_tile,
                     cmp_top,
+                    agree,
                     ..
                 } = args.sparse;
                 let top = cmp_top.map(|top| format!(" in {top} super-blocks")).unwrap_or_default();
+                let chance =
+                    agree.map(|percent| format!(" by chance, {percent} % as for its neighbor"));
+                let chance = chance.unwrap_or_default();
                 format!(
                     "native sparse attention, {cmp_block} tokens a compressed block, one every {cmp_stride}{top}, {num_selected} \
-                     blocks of {slc_block} selected for {query_tile}, window {}",
+                     blocks of {slc_block} selected for {query_tile}{chance}, window {}",
                     window(args)
                 )
             }

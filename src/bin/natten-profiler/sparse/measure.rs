@@ -1,6 +1,6 @@
 //! Sparse attention on a device.
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_natten::block_lists::{self, BlockGrid};
 use burn_natten::plan::Target;
 use burn_natten::{
@@ -9,7 +9,7 @@ use burn_natten::{
 };
 
 use super::flags::{Job, Task};
-use super::parts;
+use super::{agreeing, parts};
 use crate::args::Args;
 use crate::device;
 use crate::failure::Failure;
@@ -23,9 +23,12 @@ pub fn run(job: &Job, args: &Args) -> Result<Found, Failure> {
     let plan = job.explain(args, target)?;
     let forward: u64 = plan.steps.iter().map(|step| step.forward.flops).sum();
     let backward: u64 = plan.steps.iter().map(|step| step.backward.flops).sum();
-    let mut found = passes::run(&Timed { job, args }, args, &device, [forward, backward])?;
+    let agree = args.sparse.agree;
+    let given = agree.map(|percent| agreeing::lists(job, args, percent, &device)).transpose()?;
+    let given = given.as_ref();
+    let mut found = passes::run(&Timed { job, args, given }, args, &device, [forward, backward])?;
     if let Task::Native(options) = &job.task {
-        found.passes.extend(parts::run(job, options, &plan, args, &device)?);
+        found.passes.extend(parts::run(job, options, given, &plan, args, &device)?);
     }
     Ok(found)
 }
@@ -34,13 +37,15 @@ pub fn run(job: &Job, args: &Args) -> Result<Found, Failure> {
 struct Timed<'a> {
     job: &'a Job,
     args: &'a Args,
+    /// Lists in place of selected ones.
+    given: Option<&'a TensorData>,
 }
 
 impl passes::Call for Timed<'_> {
     type Inputs = Inputs;
 
     fn inputs(&self, device: &Device) -> Inputs {
-        Inputs::new(self.job, self.args, device)
+        Inputs::new(self, device)
     }
 
     fn call(&self, inputs: &Inputs) -> Result<Vec<Tensor<1>>, AttentionError> {
@@ -60,7 +65,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(job: &Job, args: &Args, device: &Device) -> Self {
+    fn new(&Timed { job, args, given }: &Timed, device: &Device) -> Self {
         let (sizes, tokens) = (job.sizes, job.space.iter().product());
         let [query, key, value] = passes::tensors(args, [sizes.batch, tokens], device);
         Self {
@@ -70,7 +75,7 @@ impl Inputs {
             gates: passes::random(args, [sizes.batch, tokens, sizes.heads, 3], device),
             blocks: match &job.task {
                 Task::Blocks(sparse) => Some(lists(sparse, device)),
-                Task::Native(_) => None,
+                Task::Native(_) => given.map(|lists| Tensor::from_data(lists.clone(), device)),
             },
         }
     }
@@ -83,11 +88,11 @@ impl Inputs {
                 2 => self.blocks::<2, 5>(job, sparse, blocks, args)?,
                 _ => self.blocks::<3, 6>(job, sparse, blocks, args)?,
             },
-            (Task::Native(options), _) => {
+            (Task::Native(options), blocks) => {
                 let [query, key, value] = [&self.query, &self.key, &self.value].map(Tensor::clone);
                 let gates = self.gates.clone();
-                let output =
-                    try_native_sparse_attention(query, key, value, gates, (**options).clone())?;
+                let options = (**options).clone().with_blocks(blocks.clone());
+                let output = try_native_sparse_attention(query, key, value, gates, options)?;
                 output.out.flatten(0, 3)
             }
             (Task::Blocks(_), None) => Tensor::zeros([0], &self.query.device()),

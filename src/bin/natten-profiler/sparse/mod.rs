@@ -1,5 +1,6 @@
 //! Sparse attention: `--block-sparse` and `--native-sparse`.
 
+mod agreeing;
 mod flags;
 mod measure;
 mod parts;

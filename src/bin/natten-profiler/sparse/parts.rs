@@ -1,6 +1,6 @@
 //! The steps of native sparse attention, each timed by itself: what the whole has besides is the gates, and sums of gradients.
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_natten::plan::SparsePlan;
 use burn_natten::{
     AttentionError, AttentionOptions, BlockSparseOptions, NativeSparseAttentionOptions,
@@ -13,10 +13,11 @@ use crate::args::Args;
 use crate::failure::Failure;
 use crate::passes::{self, Measurement};
 
-/// Times all steps that are not the gates.
+/// Times all steps that are not the gates, with these lists in place of selected ones where there are some.
 pub fn run(
     job: &Job,
     options: &NativeSparseAttentionOptions,
+    given: Option<&TensorData>,
     plan: &SparsePlan,
     args: &Args,
     device: &Device,
@@ -29,7 +30,10 @@ pub fn run(
         if step == Step::Window && window(args) < 2 {
             continue;
         }
-        let part = Part { job, options, args, step };
+        if step == Step::Lists && given.is_some() {
+            continue;
+        }
+        let part = Part { job, options, given, args, step };
         let measured = match step {
             // No gradient flows through a choice.
             Step::Lists => vec![passes::forward(&part, args, device, flops[0])?],
@@ -68,6 +72,7 @@ impl Step {
 struct Part<'a> {
     job: &'a Job,
     options: &'a NativeSparseAttentionOptions,
+    given: Option<&'a TensorData>,
     args: &'a Args,
     step: Step,
 }
@@ -109,10 +114,15 @@ impl passes::Call for Part<'_> {
                 Inputs { query, key, value, blocks: None }
             }
             Step::Selected => {
-                let compressed = self.compress(key.clone().detach())?;
-                let from = query.clone().detach();
-                let lists = try_select_blocks(from, compressed, self.tokens(), self.options)?;
-                Inputs { query, key, value, blocks: Some(lists.blocks) }
+                let blocks = match self.given {
+                    Some(lists) => Tensor::from_data(lists.clone(), device),
+                    None => {
+                        let compressed = self.compress(key.clone().detach())?;
+                        let from = query.clone().detach();
+                        try_select_blocks(from, compressed, self.tokens(), self.options)?.blocks
+                    }
+                };
+                Inputs { query, key, value, blocks: Some(blocks) }
             }
         };
         Ok(inputs)
