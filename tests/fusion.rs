@@ -1,12 +1,17 @@
-//! Through a device whose operations are fused: with this feature every CubeCL device is.
+//! Through a device whose operations are fused: with the feature `fusion` every CubeCL device is.
+//!
+//! A binary of its own, because Burn is built anew for it, and with it the others would be.
+
+#[allow(dead_code)]
+mod support;
 
 use burn::tensor::{DType, Tensor};
 use burn_natten::{NeighborhoodOptions, merge_attentions, try_na1d};
 
-use crate::support::check::{self, close};
-use crate::support::devices;
-use crate::support::problem::{Axis, Problem};
-use crate::support::run::{tensor, values};
+use support::check::{self, close};
+use support::devices;
+use support::problem::{Axis, Problem};
+use support::run::{tensor, values};
 
 /// The operator sits between operations that fusion holds back, and its results feed others.
 #[test]

@@ -5,8 +5,6 @@ mod block_sparse;
 mod context;
 mod edges;
 mod errors;
-#[cfg(feature = "fusion")]
-mod fusion;
 mod golden;
 mod gradients;
 mod half;
