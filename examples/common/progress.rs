@@ -14,6 +14,10 @@ use burn::train::renderer::{
 pub struct PlainProgress {
     epochs: usize,
     started: Instant,
+    /// Whether an epoch's training is under way, and not its validation.
+    is_training: bool,
+    /// When the epoch's first step had ended, and the last so far, and what was trained on until then.
+    steps: Option<[(Instant, usize); 2]>,
     names: HashMap<MetricId, String>,
     train: Vec<String>,
     valid: Vec<String>,
@@ -25,10 +29,20 @@ impl PlainProgress {
         Self {
             epochs: 0,
             started: Instant::now(),
+            is_training: false,
+            steps: None,
             names: HashMap::new(),
             train: Vec::new(),
             valid: Vec::new(),
         }
+    }
+
+    /// Items a second of the epoch's training steps, all but the first: that one waits for its batch, and in the first epoch
+    /// for kernels to be compiled.
+    fn rate(&self) -> Option<f64> {
+        let [(from, before), (to, after)] = self.steps?;
+        let items = after.checked_sub(before).filter(|items| *items > 0)?;
+        Some(items as f64 / to.duration_since(from).as_secs_f64())
     }
 
     /// The text of a metric if its value is that of a whole epoch.
@@ -61,6 +75,8 @@ impl TrainingProgressLogger for PlainProgress {
     }
 
     fn update_epoch(&mut self, epoch: usize) {
+        let rate = self.rate().map(|rate| format!("{rate:.0} pictures/s"));
+        self.train.extend(rate);
         let width = self.epochs.to_string().len();
         println!(
             "epoch {epoch:width$}/{}  train {}  validation {}  {:.1} s",
@@ -74,9 +90,24 @@ impl TrainingProgressLogger for PlainProgress {
         self.started = Instant::now();
     }
 
-    fn start_split(&mut self, _: &str, _: usize) {}
-    fn update_split(&mut self, _: usize) {}
-    fn end_split(&mut self) {}
+    fn start_split(&mut self, split: &str, _: usize) {
+        self.is_training = split == "train";
+        if self.is_training {
+            self.steps = None;
+        }
+    }
+
+    // Comes when the loss of a step has been read, and so after the step before it.
+    fn update_split(&mut self, items: usize) {
+        if self.is_training {
+            let now = (Instant::now(), items);
+            self.steps = Some([self.steps.map_or(now, |[first, _]| first), now]);
+        }
+    }
+
+    fn end_split(&mut self) {
+        self.is_training = false;
+    }
     fn end(&mut self) {}
     fn log_event_training(&mut self, _: String) {}
 }
@@ -101,4 +132,30 @@ impl EvaluationProgressLogger for PlainProgress {
     fn end_test(&mut self) {}
     fn end_global_progress(&mut self) {}
     fn log_event_evaluation(&mut self, _: String) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_rate_is_that_of_training_steps_after_the_first() {
+        let mut progress = PlainProgress::new();
+        progress.start_split("train", 300);
+        progress.update_split(100);
+        assert_eq!(progress.rate(), None);
+        std::thread::sleep(Duration::from_millis(20));
+        progress.update_split(300);
+        progress.end_split();
+        let rate = progress.rate().expect("there were two steps");
+        assert!(rate > 0.0 && rate <= 200.0 / 0.02, "{rate}");
+        // Validation does not count, and each epoch begins anew.
+        progress.start_split("valid", 1000);
+        progress.update_split(1000);
+        assert_eq!(progress.rate(), Some(rate));
+        progress.start_split("train", 300);
+        assert_eq!(progress.rate(), None);
+    }
 }

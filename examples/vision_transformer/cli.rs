@@ -36,6 +36,14 @@ pub struct Args {
     #[arg(long, value_parser = whole::<1, { usize::MAX }>)]
     pub dilation: Option<usize>,
 
+    /// Channels of the two stages, multiples of 16
+    #[arg(long, value_name = "N,N", default_value = "32,64", value_parser = two)]
+    pub dims: [usize; 2],
+
+    /// Blocks of the two stages
+    #[arg(long, value_name = "N,N", default_value = "2,2", value_parser = two)]
+    pub depths: [usize; 2],
+
     /// Pictures in a training step, on all devices together
     #[arg(long, default_value_t = 16, value_parser = whole::<1, { usize::MAX }>)]
     pub batch_size: usize,
@@ -91,6 +99,13 @@ pub struct Args {
     pub steps: usize,
 }
 
+/// A number for each stage.
+fn two(text: &str) -> Result<[usize; 2], String> {
+    let numbers: Result<Vec<_>, _> = text.split(',').map(whole::<1, { usize::MAX }>).collect();
+    let numbers = numbers.ok().and_then(|numbers| numbers.try_into().ok());
+    numbers.ok_or_else(|| "must be two whole numbers of at least 1, such as 2,4".to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +126,7 @@ mod tests {
             panic!("the defaults are refused");
         };
         assert_eq!((args.device, args.dtype, args.resume), (Backend::Flex, Precision::F32, false));
+        assert_eq!((args.dims, args.depths), ([32, 64], [2, 2]));
         assert!(!args.mixed_sizes);
     }
 
@@ -135,6 +151,8 @@ mod tests {
             (&["--kernel-size", "1"], &["--kernel-size", "1"]),
             (&["--learning-rate", "2"], &["--learning-rate", "2", "at most 1"]),
             (&["--image-size", "4"], &["--image-size", "4", "from 8 to 512"]),
+            (&["--depths", "2"], &["--depths", "2", "two whole numbers"]),
+            (&["--dims", "32,0"], &["--dims", "32,0", "two whole numbers"]),
             (&["--seed", "x"], &["--seed", "x"]),
             (&["--devices", "0,x"], &["--devices", "x"]),
             (&["--images", "a", "--data", "b"], &["--images", "--data"]),

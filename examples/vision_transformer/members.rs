@@ -1,15 +1,21 @@
 //! The devices that train together.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::module::ParamId;
+use burn::tensor::distributed::{DistributedConfig, DistributedContext, ReduceOperation};
+use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 
 use crate::Failure;
 use crate::cli::Args;
 use crate::common::device;
 use crate::common::flags::Backend;
 
-/// A device for each number of `--devices`.
+/// Elements of the gradients that devices connect by: NCCL connects for each of its algorithms, which it chooses by size.
+const LENGTHS: [usize; 4] = [1, 1 << 12, 1 << 18, 1 << 22];
+
+/// A device for each number of `--devices`, connected with the others.
 pub fn open(args: &Args) -> Result<Vec<Device>, Failure> {
     let (numbers, members) = (&args.devices, args.devices.len());
     if let Some(twice) = (1..members).find(|place| numbers[..*place].contains(&numbers[*place])) {
@@ -26,27 +32,87 @@ pub fn open(args: &Args) -> Result<Vec<Device>, Failure> {
         return Err(Failure::Usage(text));
     }
     let open = |number: &usize| device::open(args.device, *number, args.dtype);
-    numbers.iter().map(open).collect()
+    let devices = numbers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    connect(&devices)?;
+    Ok(devices)
 }
 
-/// Keeps the backward passes of devices that share their gradients apart.
+/// Has devices share gradients before there is a model.
+///
+/// At its first sum of a kind NCCL waits for the other devices, and CubeCL's thread of the device with it, so that the device's queue fills up and
+/// Burn's server of gradients, which feeds all of them, stands still. If what the others wait with is still in a queue that nobody
+/// empties, as that device has come to the end of its backward pass, it stands for ever. Without a model no queue fills up.
+fn connect(devices: &[Device]) -> Result<(), Failure> {
+    if devices.len() == 1 {
+        return Ok(());
+    }
+    let devices: Vec<_> = devices.iter().map(|device| device.clone().autodiff()).collect();
+    let mean = DistributedConfig { all_reduce_op: ReduceOperation::Mean };
+    let _context = DistributedContext::init(devices.clone(), mean);
+    let together = Together::of(devices.len());
+    for length in LENGTHS {
+        let id = ParamId::new();
+        let mean_of_ones = |device: &Device| {
+            let ones = Tensor::<1>::ones([length], device).require_grad().set_distributed(id);
+            let gradients = together.backward(ones.clone().sum());
+            let mean = ones.grad(&gradients)?.cast(FloatDType::F32);
+            Some(mean.max().into_scalar::<f32>())
+        };
+        let means: Vec<_> = std::thread::scope(|scope| {
+            let mean_of_ones = &mean_of_ones;
+            let start = |device| scope.spawn(move || mean_of_ones(device));
+            let threads: Vec<_> = devices.iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+        });
+        if means.iter().any(|mean| *mean != Some(1.0)) {
+            return Err(Failure::Run(format!("--devices: means of ones arrive as {means:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the backward passes of devices that share their gradients apart, and weighs what each has seen.
 ///
 /// Burn's server of gradients forgets a device that begins its next backward pass before all have ended this one, and then waits for it for
 /// ever.
 #[derive(Clone, Debug)]
-pub struct Together(Option<Arc<Barrier>>);
+pub struct Together(Option<Arc<Meeting>>);
+
+/// Where the devices' threads meet.
+#[derive(Debug)]
+struct Meeting {
+    members: usize,
+    everyone: Barrier,
+    /// What the members train on in this step.
+    pictures: AtomicUsize,
+}
 
 impl Together {
     /// So many devices, each with a thread of its own.
     pub fn of(members: usize) -> Self {
-        Self((members > 1).then(|| Arc::new(Barrier::new(members))))
+        let meeting =
+            || Meeting { members, everyone: Barrier::new(members), pictures: AtomicUsize::new(0) };
+        Self((members > 1).then(|| Arc::new(meeting())))
+    }
+
+    /// A member's mean loss of so many pictures, by their part of all: the mean over members is then that over all pictures, however
+    /// many each of them has. Every member calls it, once a step.
+    pub fn weigh(&self, loss: Tensor<1>, pictures: usize) -> Tensor<1> {
+        let Some(meeting) = &self.0 else { return loss };
+        meeting.pictures.fetch_add(pictures, Ordering::SeqCst);
+        meeting.everyone.wait();
+        let all = meeting.pictures.load(Ordering::SeqCst);
+        meeting.everyone.wait();
+        // Before the next step is counted, which waits for this member.
+        meeting.pictures.fetch_sub(pictures, Ordering::SeqCst);
+        loss * ((pictures * meeting.members) as f32 / all as f32)
     }
 
     /// The gradients of a loss, when all have them.
     pub fn backward(&self, loss: Tensor<1>) -> Gradients {
         let gradients = loss.backward();
-        if let Some(barrier) = &self.0 {
-            barrier.wait();
+        if let Some(meeting) = &self.0 {
+            meeting.everyone.wait();
         }
         gradients
     }
@@ -61,6 +127,30 @@ mod tests {
         match parse::<Args>(["vision_transformer"].iter().chain(flags)) {
             Ok(Parsed::Run(args)) => open(&args).map_err(|failure| failure.to_string()),
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn losses_count_by_their_pictures() {
+        let steps = [[1, 2, 3], [4, 4, 4], [5, 1, 1]];
+        let together = Together::of(3);
+        let weights = |member: usize| {
+            steps.map(|pictures| {
+                let loss = Tensor::<1>::from_floats([1.0], &Device::flex());
+                together.weigh(loss, pictures[member]).into_scalar::<f32>()
+            })
+        };
+        let weights: Vec<[f32; 3]> = std::thread::scope(|scope| {
+            let weights = &weights;
+            let start = |member| scope.spawn(move || weights(member));
+            let threads: Vec<_> = (0..3).map(start).collect();
+            threads.into_iter().map(|thread| thread.join().expect("has met the others")).collect()
+        });
+        for (step, pictures) in steps.iter().enumerate() {
+            let all: usize = pictures.iter().sum();
+            for (member, own) in pictures.iter().enumerate() {
+                assert_eq!(weights[member][step], (own * 3) as f32 / all as f32);
+            }
         }
     }
 

@@ -179,9 +179,10 @@ impl TrainStep for VisionTransformer {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let together = batch.together.clone();
+        let (together, pictures) = (batch.together.clone(), batch.order.len());
         let output = self.classify(batch);
-        TrainOutput::new(self, together.backward(output.loss.clone()), output)
+        let loss = together.weigh(output.loss.clone(), pictures);
+        TrainOutput::new(self, together.backward(loss), output)
     }
 }
 

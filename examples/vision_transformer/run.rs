@@ -140,13 +140,21 @@ fn model_config(args: &Args, pictures: &Pictures) -> Result<VisionTransformerCon
     if dilation > most {
         return too_large("--dilation", dilation, most);
     }
-    Ok(VisionTransformerConfig::new(
+    let config = VisionTransformerConfig::new(
         pictures.channels,
         pictures.side,
         pictures.classes.len(),
         args.kernel_size,
         dilation,
-    ))
+    );
+    let of_head = config.head_dim;
+    match args.dims.iter().find(|dim| !dim.is_multiple_of(of_head)) {
+        Some(dim) => {
+            let text = format!("--dims: is {dim}, must be a multiple of {of_head}");
+            Err(Failure::Usage(text))
+        }
+        None => Ok(config.with_dims(args.dims).with_depths(args.depths)),
+    }
 }
 
 #[cfg(test)]
@@ -176,6 +184,16 @@ mod tests {
         assert_eq!(
             config(&["--dilation", "3"]).expect_err("is too large"),
             "--dilation: is 3, must be at most 2 in a stage of 8 x 8"
+        );
+    }
+
+    #[test]
+    fn stages_are_as_wide_and_deep_as_asked_for() {
+        let larger = config(&["--dims", "64,96", "--depths", "3,4"]).expect("fits");
+        assert_eq!((larger.dims, larger.depths), ([64, 96], [3, 4]));
+        assert_eq!(
+            config(&["--dims", "32,40"]).expect_err("is no multiple"),
+            "--dims: is 40, must be a multiple of 16"
         );
     }
 

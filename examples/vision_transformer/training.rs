@@ -36,7 +36,7 @@ pub struct Trained {
 /// Trains a new model, or the one of a checkpoint of epoch `from`, up to `args.epochs`.
 ///
 /// `folder` receives checkpoints, metrics and the log. Several devices train on a share of each batch each, and take the mean of their
-/// gradients: shares have to be of one size, so that some pictures are left out, fewer than there are devices.
+/// gradients, each by the size of its share.
 pub fn train(
     config: &VisionTransformerConfig,
     pictures: &Pictures,
@@ -51,7 +51,7 @@ pub fn train(
     let (device, members) = (&devices[0], devices.len());
     let batch_size = args.batch_size / members;
     let mut pictures_of_epoch = pictures.train.clone();
-    pictures_of_epoch.truncate(share(pictures_of_epoch.len(), members) * members);
+    pictures_of_epoch.truncate(usable(pictures_of_epoch.len(), members, batch_size));
     let batcher = PictureBatcher::new(pictures);
     let train =
         DataLoaderBuilder::new(batcher.clone().with_motions(args.seed).with_members(members))
@@ -90,7 +90,7 @@ pub fn train(
         training = training.renderer(Box::new(PlainProgress::new()));
     }
     let optimizer = args.optimizer.adamw(WEIGHT_DECAY, None)?;
-    let steps_of_epoch = share(pictures.train.len(), members).div_ceil(batch_size);
+    let steps_of_epoch = (pictures.train.len() / members).div_ceil(batch_size);
     let steps = steps_of_epoch * args.epochs;
     let learner =
         Learner::new(config.init(&device), optimizer, schedule(args.learning_rate, steps)?);
@@ -111,8 +111,51 @@ pub fn train(
     }
 }
 
-/// How many pictures each of some devices trains on in an epoch: the same for all, as a device with more of them would wait for the
-/// others' gradients for ever.
-fn share(pictures: usize, members: usize) -> usize {
-    pictures / members
+/// How many pictures some devices train on in an epoch. All, unless the last device, which takes what Burn cannot divide evenly, would
+/// have a batch more than others, and wait for their gradients for ever: then as many each.
+fn usable(pictures: usize, members: usize, batch_size: usize) -> usize {
+    let share = pictures / members;
+    let last = pictures - share * (members - 1);
+    match share.div_ceil(batch_size) == last.div_ceil(batch_size) {
+        true => pictures,
+        false => share * members,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::data::dataloader::split::split_dataloader;
+
+    use super::*;
+    use crate::data;
+
+    #[test]
+    fn devices_have_as_many_batches_as_each_other() {
+        let digits = data::digits(&data::default_digits()).expect("is beside the sources");
+        let device = Device::flex();
+        for (pictures, members, batch_size, expected) in [
+            (32, 2, 8, 32),
+            (33, 2, 8, 32),
+            (35, 2, 8, 35),
+            (11, 3, 4, 9),
+            (17, 3, 4, 17),
+            (10, 1, 4, 10),
+        ] {
+            assert_eq!(usable(pictures, members, batch_size), expected);
+            let some = InMemDataset::new(digits.train[..expected].to_vec());
+            let loader = DataLoaderBuilder::new(PictureBatcher::new(&digits))
+                .batch_size(batch_size)
+                .shuffle(1)
+                .num_workers(2)
+                .set_device(device.clone())
+                .build(some);
+            let shares = split_dataloader(loader, &vec![device.clone(); members]);
+            let batches = |share: usize| -> Vec<usize> {
+                shares[share].iter().map(|batch| batch.expect("is read").order.len()).collect()
+            };
+            let shares: Vec<_> = (0..members).map(batches).collect();
+            assert!(shares.iter().all(|share| share.len() == shares[0].len()), "{shares:?}");
+            assert_eq!(shares.iter().flatten().sum::<usize>(), expected);
+        }
+    }
 }

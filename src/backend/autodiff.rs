@@ -12,8 +12,8 @@
 //! runs by decreasing depth, so the joint node runs after every tap that was reached, and finds in
 //! the slots what arrived.
 //!
-//! An operator has as many places for inputs as it can have inputs, and some of them may be empty: the first one, which
-//! is not, then stands in for them on the tape. Integers, such as lists of blocks, are part of the operator itself.
+//! An operator has as many places for inputs as it can have inputs, and some of them may be empty: a constant then stands
+//! in for them on the tape. Integers, such as lists of blocks, are part of the operator itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -81,7 +81,6 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
             out: or_zeros(grad_out, &outputs.out),
             lse: or_zeros(grad_lse, &outputs.lse),
         };
-        // The first input's node stands in for inputs that are not there: it is no parent of theirs.
         let is_wanted = |place: usize| ops.parents[place].is_some() && ids[place].is_some();
         let wanted = std::array::from_fn(is_wanted);
         let gradients = self.0.gradients(inputs, outputs, gradients, wanted);
@@ -118,6 +117,16 @@ impl<B: Backend, const I: usize, const N: usize> Backward<B, 1> for Tap<I, N> {
     }
 }
 
+/// What stands in for an input that is not there.
+///
+/// Another input would be a parent once for each place, and have a gradient registered once: devices that train together wait until all
+/// that a parameter's tape counts on have come.
+pub(super) fn constant<B: Backend, C: CheckpointStrategy>(
+    first: &FloatTensor<Autodiff<B, C>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    Autodiff::<B, C>::from_inner(first.primitive().clone())
+}
+
 /// Puts an operator on the tape: its inputs, of which there is a `first` one, and the outputs that were computed from
 /// them.
 pub(super) fn record<B, C, K, const N: usize>(
@@ -131,7 +140,10 @@ where
     C: CheckpointStrategy,
     K: PairBackward<B, N>,
 {
-    let nodes = inputs.map(|input| input.unwrap_or(first).node());
+    let nodes = inputs.map(|input| match input {
+        Some(input) => input.node(),
+        None => constant::<B, C>(first).node(),
+    });
     match Joint(kind).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));

@@ -1,9 +1,12 @@
+use burn::data::dataloader::batcher::Batcher;
 use burn::module::Param;
 use burn::tensor::{Distribution, Gradients};
 use burn_natten::packed::pack;
 
 use super::*;
 use crate::alone::alone;
+use crate::data;
+use crate::loader::PictureBatcher;
 
 fn random(sizes: &[[usize; 2]], channels: usize, device: &Device) -> Vec<Tensor<3>> {
     let image = |[height, width]: [usize; 2]| {
@@ -75,4 +78,33 @@ fn a_picture_among_others_is_what_it_is_alone() {
             assert!(largest > 1e-2 && difference < 1e-4 * largest, "{difference} of {largest}");
         }
     }
+}
+
+/// What several devices do, on one: the mean of the members' gradients is the gradient of the batch.
+#[test]
+fn shares_of_different_size_have_the_gradient_of_their_batch() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let pictures = data::digits(&data::default_digits()).expect("is beside the sources");
+    let config = VisionTransformerConfig::new(1, 8, 10, 3, 2).with_dims([16, 16]);
+    let model = config.with_drop_path(0.0).init(&device);
+    let step = |model: VisionTransformer, batch: Batch| {
+        let gradients = TrainStep::step(&model, batch).grads;
+        gradients.get::<4>(model.halve.weight.id).expect("is trained")
+    };
+    let batcher = PictureBatcher::new(&pictures);
+    let expected = step(model.clone(), batcher.batch(pictures.train[..7].to_vec(), &device));
+    let batcher = batcher.with_members(2);
+    let [one, other] = std::thread::scope(|scope| {
+        let start = |some: &[data::Picture]| {
+            let (model, batch) = (model.clone(), batcher.batch(some.to_vec(), &device));
+            // As on a device of its own, with a tape of its own.
+            let model = model.fork(&device);
+            scope.spawn(move || step(model, batch))
+        };
+        let threads = [start(&pictures.train[..2]), start(&pictures.train[2..7])];
+        threads.map(|thread| thread.join().expect("has met the other"))
+    });
+    let mean = (one + other) / 2.0;
+    assert!(mean.all_close(expected, Some(1e-4), Some(1e-6)));
 }

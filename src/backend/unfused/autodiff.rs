@@ -8,9 +8,10 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 
 use super::{Optional, Tokens, UnfusedGradientOps, UnfusedOps, UnfusedPlan};
+use crate::backend::autodiff::constant;
 
-/// The inputs of either product: rows or weights, tokens, additional tokens, a bias. Where one is missing, the first one's node stands in
-/// for it on the tape.
+/// The inputs of either product: rows or weights, tokens, additional tokens, a bias. Where one is missing, a constant stands in for
+/// it on the tape.
 const INPUTS: usize = 4;
 
 /// The node of an input that is kept, and whether there is such an input.
@@ -132,7 +133,10 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Product<B>>(
 ) -> FloatTensor<Autodiff<B, C>> {
     let [a, b, c] = others;
     let inputs = [Some(first), a, b, c];
-    let nodes = inputs.map(|input| input.unwrap_or(first).node());
+    let nodes = inputs.map(|input| match input {
+        Some(input) => input.node(),
+        None => constant::<B, C>(first).node(),
+    });
     let kept = product.kept(inputs.map(|input| input.is_some_and(|input| input.is_tracked())));
     match Step(product).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
@@ -186,5 +190,48 @@ where
         let output = B::unfused_sums(weights.primitive().clone(), tokens, plan);
         let others = [Some(&space), additional.as_ref(), None];
         record::<B, C, _>(Sums(plan), &weights, others, output)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+    use burn::backend::flex::Flex;
+    use burn::tensor::{FloatDType, Shape};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl<B: Backend> Product<B> for Nothing {
+        fn gradients(
+            &self,
+            _inputs: [Option<FloatTensor<B>>; INPUTS],
+            _gradient: FloatTensor<B>,
+            _wanted: [bool; INPUTS],
+        ) -> [Option<FloatTensor<B>>; INPUTS] {
+            [None, None, None, None]
+        }
+    }
+
+    fn ones<B: Backend>() -> FloatTensor<B> {
+        B::float_ones(Shape::new([2]), &B::Device::default(), FloatDType::F32)
+    }
+
+    fn leaf<B: Backend>() -> FloatTensor<B> {
+        B::float_set_require_grad(ones::<B>(), true)
+    }
+
+    /// As Burn waits for a gradient from every place where a node is a parent.
+    #[test]
+    fn an_input_is_a_parent_once() {
+        let [first, other] = [leaf::<Autodiff<Flex>>(), leaf::<Autodiff<Flex>>()];
+        for (others, expected) in [([None, None, None], 1), ([None, Some(&other), None], 2)] {
+            let output =
+                record::<Flex, NoCheckpointing, _>(Nothing, &first, others, ones::<Flex>());
+            let node = format!("{:?}", output.node());
+            assert_eq!(node.matches("Parent {").count(), expected, "{node}");
+        }
     }
 }
