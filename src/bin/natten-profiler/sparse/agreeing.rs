@@ -38,7 +38,7 @@ fn draws(count: usize, device: &Device) -> Result<Vec<f32>, Failure> {
     let draws = Tensor::<1>::random([count], Distribution::Uniform(0.0, 1.0), (device, DType::F32));
     let unread = |error: String| Failure::Run(format!("random numbers cannot be read: {error}"));
     let data = draws.try_into_data().map_err(|error| unread(format!("{error:?}")))?;
-    data.to_vec().map_err(|error| unread(format!("{error:?}")))
+    data.try_to_vec().map_err(|error| unread(format!("{error:?}")))
 }
 
 /// The first block, and those of the tile with the ones before.
