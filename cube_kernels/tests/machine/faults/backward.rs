@@ -188,6 +188,24 @@ pub const FAULTS: &[Fault] = &[
         "add(slot, is_wrong, lane);\n    __syncwarp();",
         "add(slot, is_wrong, lane);",
     ),
+    fault(
+        "bias: rows are taken to see what those of the tile before have seen",
+        On::Bias,
+        "views.x[lane / 4] == x && views.z == z && views.y == y)",
+        "true)",
+    ),
+    fault(
+        "bias: of blocks that share a slot the farther one is taken for the nearer",
+        On::Bias,
+        "near < views.x[x] :",
+        "false :",
+    ),
+    fault(
+        "bias: of lines that share a slot the farther one is taken for the nearer",
+        On::Bias,
+        "(first < least ?",
+        "(false ?",
+    ),
     // Where slots are pointed at, lanes meet twice, behind emptying and behind pointing: either is enough.
     fault(
         "bias: the last sums are not added up",
