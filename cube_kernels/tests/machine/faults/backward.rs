@@ -191,8 +191,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "bias: rows are taken to see what those of the tile before have seen",
         On::Bias,
-        "views.x[lane / 4] == x && views.z == z && views.y == y)",
-        "true)",
+        " && views.x[lane / 4] == x && views.z == z && views.y == y;",
+        ";",
     ),
     fault(
         "bias: of blocks that share a slot the farther one is taken for the nearer",

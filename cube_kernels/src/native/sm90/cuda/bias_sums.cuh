@@ -26,7 +26,7 @@ constexpr bool AIMED_BY_TILE = !STRIDED && SUM_SLOTS >= slots_along(0) * slots_a
 DEVICE constexpr bool is_shared(int a) { return AIMED_BY_TILE && can_share(a); }
 
 // Lines of a block along the axis of a lane's rows, by distance, where the last may be the first of the next block, and along the other axis.
-constexpr int PAIR_LINES = RANK == 1 ? 8 : PAIRS_ALONG_Z ? COLUMN_Z : COLUMN_Y;
+constexpr int PAIR_LINES = RANK == 1 || COLUMN_Z * COLUMN_Y > 8 ? 8 : PAIRS_ALONG_Z ? COLUMN_Z : COLUMN_Y;
 constexpr int LINES_ALONG = PAIR_LINES + (is_shared(PAIR_AXIS) ? 0 : 1);
 constexpr int LINES = LINES_ALONG * (8 / PAIR_LINES);
 // The line of a lane's first or second row and of the columns 8 j to 8 j + 7.
@@ -112,6 +112,7 @@ struct BiasSums {
       if (!can_share(a)) slot = slot * slots_along(a) + walk.at[a];
     return slot;
   }
+
   // Makes room for the slopes of a step whose block is at a distance.
   static DEVICE void aim(int slot, int distance, int step, int& is_wrong, int lane) {
     if (uniform(state(slot).distance) == distance) return;
