@@ -183,8 +183,13 @@ impl Schedule {
     /// Tiles of rows in shared memory. A second one is loaded while the first is worked on, where vectors are
     /// short and rows do not move to registers.
     fn row_buffers(&self) -> usize {
-        let is_short = self.head_dim.max(self.head_dim_v) <= 64;
-        if self.pass == Pass::Keys && is_short || self.teams > 1 { 2 } else { 1 }
+        let most = match self.pass {
+            Pass::Keys => 64,
+            // What sums a bias' gradient keeps the CTA's warps together for longer between tiles.
+            Pass::Queries if self.gradients.bias => 32,
+            Pass::Queries | Pass::Forward => 0,
+        };
+        if self.head_dim.max(self.head_dim_v) <= most || self.teams > 1 { 2 } else { 1 }
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
