@@ -38,7 +38,7 @@ fn check(cases: &[Case]) {
 
 /// With one slot, which each step of a tile takes from the one before. An error says what is found.
 pub fn check_one_slot(machine: &Machine, client: &Client) -> Result<(), String> {
-    let (problem, element) = (problem(&plane()), Element::Bf16);
+    let (problem, element) = (problem(&wide()), Element::Bf16);
     let mut way = Way { machine: *machine, plan: planned_backward(&problem, element) };
     way.plan.queries.iter_mut().for_each(|schedule| schedule.sum_slots = 1);
     let data = Data::random(&problem, 3, format(element).round);
@@ -47,6 +47,11 @@ pub fn check_one_slot(machine: &Machine, client: &Client) -> Result<(), String> 
 
 fn plane() -> [Axis; 2] {
     [axis(19, 7, 1, 1, false), axis(13, 5, 1, 1, false)]
+}
+
+/// Windows that are longer than a block: each block of a tile has a slot of its own.
+fn wide() -> [Axis; 2] {
+    [axis(27, 9, 1, 1, false), axis(23, 8, 1, 1, false)]
 }
 
 fn problem(axes: &[Axis]) -> Problem {
@@ -60,11 +65,26 @@ fn samples_and_edges() {
     check(&[(shared, Element::Bf16, Policy::Late, None)]);
 }
 
-/// Two tiles in turn, of which the first sees one more block than its neighbor, in the same slots or in one.
+/// Tiles that see more blocks than there are slots, and those that have one for each.
 #[test]
 fn fewer_slots_than_steps() {
-    let cases = [1, 3].map(|slots| (problem(&plane()), Element::F16, Policy::Early, Some(slots)));
+    let cases = [Some(1), Some(3), None]
+        .map(|slots| (problem(&wide()).with_batch(2), Element::F16, Policy::Early, slots));
     check(&cases);
+}
+
+/// Blocks that share a slot along all axes or some, of boxes, of rows that follow each other along z, and behind causal axes.
+#[test]
+fn shared_slots() {
+    let causal = [axis(19, 7, 1, 1, true), axis(21, 8, 1, 1, false)];
+    let long = [axis(5, 3, 1, 1, false), axis(9, 3, 1, 1, true), axis(14, 6, 1, 1, false)];
+    let flat = [axis(11, 3, 1, 1, false), axis(3, 2, 1, 1, false), axis(18, 7, 1, 2, false)];
+    let short = |axes: &[Axis]| problem(axes).with_batch(2);
+    check(&[
+        (short(&causal), Element::Bf16, Policy::Random(3), None),
+        (short(&long), Element::Bf16, Policy::Late, None),
+        (short(&flat), Element::F16, Policy::Early, None),
+    ]);
 }
 
 /// Groups of different lengths, and windows that are shared.

@@ -229,10 +229,16 @@ fn schedules(
 
 /// Whether the compiler is known to run out of registers.
 fn spills(schedule: &Schedule) -> bool {
-    schedule.pass == Pass::Forward
+    let is_forward = schedule.pass == Pass::Forward
         && schedule.warpgroups == 3
         && schedule.mask == Mask::OneHot
-        && schedule.has_additional
+        && schedule.has_additional;
+    // Of longer vectors, with a slot that blocks share.
+    let sums_bias = schedule.gradients.bias
+        && schedule.ctas == 3
+        && schedule.rank > 1
+        && schedule.head_dim.max(schedule.head_dim_v) > 32;
+    is_forward || sums_bias
 }
 
 /// Whether four pipelines in a CTA have registers enough, and the kernel has them.

@@ -183,8 +183,13 @@ impl Schedule {
     /// Tiles of rows in shared memory. A second one is loaded while the first is worked on, where vectors are
     /// short and rows do not move to registers.
     fn row_buffers(&self) -> usize {
-        let is_short = self.head_dim.max(self.head_dim_v) <= 64;
-        if self.pass == Pass::Keys && is_short || self.teams > 1 { 2 } else { 1 }
+        let most = match self.pass {
+            Pass::Keys => 64,
+            // What sums a bias' gradient keeps the CTA's warps together for longer between tiles.
+            Pass::Queries if self.gradients.bias => 32,
+            Pass::Queries | Pass::Forward => 0,
+        };
+        if self.head_dim.max(self.head_dim_v) <= most || self.teams > 1 { 2 } else { 1 }
     }
 
     /// Registers of a thread of the producer, and of a consumer. All of a CTA's threads start with
@@ -284,12 +289,13 @@ impl Schedule {
         (entries + 16) / 32 * 32 + 16
     }
 
-    /// Copies of the table of a bias: backward, where there is room for it, a second one that is read in pairs. Beside longer vectors a lane has
-    /// no register for where it reads.
+    /// Copies of the table of a bias: backward, where there is room for it, a second one that is read in pairs. Beside longer vectors, and
+    /// in three CTAs that sum the gradient with dilations, a lane has no register for where it reads.
     fn bias_copies(&self) -> usize {
         let Some(table) = self.bias_table() else { return 1 };
         let is_paired = self.pass != Pass::Forward
             && self.head_dim.max(self.head_dim_v) <= 64
+            && !(self.gradients.bias && self.is_dilated && self.ctas == 3)
             && table[MAX_RANK - 1].is_multiple_of(2)
             && self.column_tile()[MAX_RANK - 1].is_multiple_of(2);
         let second = Self::second_copy(table.iter().product()) * size_of::<f32>();
@@ -305,16 +311,46 @@ impl Schedule {
         if !self.gradients.bias {
             return table;
         }
-        // Lines of eight columns by distance: one more than a block has, for a lane's second row.
-        let [z, y, _] = self.column_tile();
-        let lines = match (self.rank, self.row_tile()) {
-            (1, _) => 9,
-            (3, [_, 1, _]) => (z + 1) * y,
-            _ => z * (y + 1),
-        };
+        // Lines of eight columns by distance: one more than a block has, for a lane's second row, unless blocks share slots along its axis.
+        let axis = self.pair_axis();
+        let along = if self.rank == 1 { 8 } else { self.column_tile()[axis] };
+        let is_aimed_by_tile = !self.is_strided
+            && self.sum_slots >= (0..MAX_RANK).map(|axis| self.slots_along(axis)).product();
+        let is_shared = is_aimed_by_tile && self.can_share_slots(axis);
+        let lines = TILE / 8 / along * (along + usize::from(!is_shared));
         let slot = size_of::<f32>() * 64 * lines + 16;
+        let views = 48;
         let sums = floats(extents.iter().product::<usize>() + 32);
-        table + 4 * self.warpgroups * (self.sum_slots * slot + sums)
+        table + 4 * self.warpgroups * (self.sum_slots * slot + views + sums)
+    }
+
+    /// The axis along which the two rows of a lane lie, where it sums the gradient of a bias.
+    fn pair_axis(&self) -> usize {
+        match (self.rank, self.row_tile()) {
+            (1, _) => 2,
+            (3, [_, 1, _]) => 0,
+            _ => 1,
+        }
+    }
+
+    /// Longest window along an axis, where there is a bias.
+    fn window(&self, axis: usize) -> usize {
+        self.bias.map_or(1, |extents| extents[axis].div_ceil(2))
+    }
+
+    /// Whether blocks along an axis can share slots for the sums of a bias, see `cuda/bias_sums.cuh`.
+    fn can_share_slots(&self, axis: usize) -> bool {
+        let seen = self.window(axis) + usize::from(axis == self.pair_axis());
+        self.rank > 1 && seen <= self.column_tile()[axis]
+    }
+
+    /// Slots along an axis with which every block of a tile has one, but for strides.
+    fn slots_along(&self, axis: usize) -> usize {
+        let seen = self.window(axis) + self.cta_tile()[axis] - 1;
+        match self.can_share_slots(axis) {
+            true => 1,
+            false => seen.div_ceil(self.column_tile()[axis]),
+        }
     }
 
     /// Whether it can sum the gradient of a bias, if it has to: the lines of rows and blocks are eight long.
@@ -379,14 +415,15 @@ impl Schedule {
         None
     }
 
-    /// Slots for the sums of a bias: one for each step that most tiles of a problem have.
+    /// Slots for the sums of a bias: those that all blocks of a tile have, or, with strides, one for each step that most tiles of a problem have.
     pub(super) fn slots_wanted(&self, problem: &Problem) -> usize {
         let (rows, columns) = (self.cta_tile(), self.column_tile());
         let blocks = |axis: usize| {
             let seen = problem.axes[axis].kernel_size + rows[axis] - 1;
             seen.min(problem.axes[axis].keys).div_ceil(columns[axis])
         };
-        (0..MAX_RANK).map(blocks).product()
+        let along = |axis| if self.is_strided { blocks(axis) } else { self.slots_along(axis) };
+        (0..MAX_RANK).map(along).product()
     }
 
     /// Bytes of device memory for the sums of CTAs that share the heads of a group, besides

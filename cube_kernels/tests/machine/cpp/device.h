@@ -183,6 +183,7 @@ DEVICE float load_float(u32 address) { return m_load<float>(address); }
 DEVICE void store_float(u32 address, float x) { m_store(address, x); }
 DEVICE float2 load_float2(u32 address) { return m_load<float2>(address); }
 DEVICE float4 load_float4(u32 address) { return m_load<float4>(address); }
+#define shared_base() ((u32)m_shared_address(memory))
 DEVICE u32 load_word(u32 address) { return m_load<u32>(address); }
 DEVICE void store_word(u32 address, u32 x) { m_store(address, x); }
 

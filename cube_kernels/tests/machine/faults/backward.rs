@@ -118,14 +118,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the descriptor's stride is that of four rows, backward",
         On::Line,
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);",
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 4 * SWIZZLE);",
+        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);",
+        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 4 * SWIZZLE);",
     ),
     fault(
         "the chunks of dout are as far as they have bytes in a row",
         On::LongLine,
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);",
-        "swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 128, 8 * SWIZZLE);",
+        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);",
+        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 128, 8 * SWIZZLE);",
     ),
     fault(
         "a step of k is half as far",
@@ -182,11 +182,24 @@ pub const FAULTS: &[Fault] = &[
         "    lane = opaque(lane);\n    __syncwarp();",
         "    lane = opaque(lane);",
     ),
+    // Lanes meet behind adding from a slot, ahead of clearing it, and in the vote on what they have read: either is enough.
     fault(
-        "bias: slots are cleared while lanes still add from them",
+        "bias: rows are taken to see what those of the tile before have seen",
         On::Bias,
-        "add(slot, is_wrong, lane);\n    __syncwarp();",
-        "add(slot, is_wrong, lane);",
+        " && views.x[lane / 4] == x && views.z == z && views.y == y;",
+        ";",
+    ),
+    fault(
+        "bias: of blocks that share a slot the farther one is taken for the nearer",
+        On::Bias,
+        "near < views.x[x] :",
+        "false :",
+    ),
+    fault(
+        "bias: of lines that share a slot the farther one is taken for the nearer",
+        On::Bias,
+        "(first < least ?",
+        "(false ?",
     ),
     // Where slots are pointed at, lanes meet twice, behind emptying and behind pointing: either is enough.
     fault(

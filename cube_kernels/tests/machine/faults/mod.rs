@@ -79,7 +79,8 @@ impl On {
             Self::Sharp => {
                 problem(&[axis(600, 500, 1, 1, false)], 64).with_batch(1).with_scale(0.5)
             }
-            Self::Bias => shared(problem(&plane, 32)).with_batch(3).with_bias(true),
+            // Of tiles that follow each other, the last one sees its blocks from as far as the one before, and windows of its rows lie otherwise.
+            Self::Bias => shared(problem(&[plane[1], plane[0]], 32)).with_batch(3).with_bias(true),
             Self::OneSlot
             | Self::Lists
             | Self::HeadsOfLists

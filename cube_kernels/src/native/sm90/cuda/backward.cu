@@ -163,7 +163,6 @@ struct Consumer {
   Barriers barriers;
   int warp, lane;
   int slot;                     // of the tile
-  int aimed;                    // what the slots of a bias' sums are for
   // What a specialisation does not use takes no registers.
   float scores[SCORES], products[SCORES];
   float first[WITH_FIRST ? FIRST_DIM / 2 : 1], second[WITH_SECOND ? DIM_V / 2 : 1];
@@ -176,7 +175,9 @@ struct Consumer {
   DEVICE void wait_columns(int step) { barrier_wait(barriers.full(stage_of(step)), parity_of(step)); }
   DEVICE void release_columns(int step) { release(barriers.empty(stage_of(step))); }
 
-  DEVICE u32 rows() const { return shared + slot % ROW_BUFFERS * ROWS_BYTES; }
+  // With a bias, found again where it is used: branches ahead of the loop take a register for it.
+  DEVICE u32 base() const { return BIAS ? shared_base() : shared; }
+  DEVICE u32 rows() const { return base() + slot % ROW_BUFFERS * ROWS_BYTES; }
   // Found again where it is needed: registers are short.
   DEVICE int warpgroup() const { return uniform(threadIdx.x / 128) - 1; }
 
@@ -206,10 +207,10 @@ struct Consumer {
   // scores = mask + S
   DEVICE void begin_scores(int step) {
     const u64 row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 8 * SWIZZLE);
-    const u64 column_first = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 8 * SWIZZLE);
+    const u64 column_first = swizzled(base() + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 8 * SWIZZLE);
     wgmma_fence();
     if constexpr (MASK == ONE_HOT)
-      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(shared + ONE_HOT_OFFSET, 128, 256));
+      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(base() + ONE_HOT_OFFSET, 128, 256));
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || k > 0;
@@ -226,7 +227,7 @@ struct Consumer {
   // products = dP
   DEVICE void begin_products(int step) {
     const u64 row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 8 * SWIZZLE);
-    const u64 column_second = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);
+    const u64 column_second = swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS_V; k++) {
@@ -243,7 +244,7 @@ struct Consumer {
   // first += dS K or dS^T Q
   DEVICE void accumulate_first(int step) {
 #if WITH_FIRST
-    const u64 columns = swizzled(shared + FIRST_OFFSET + stage_of(step) * FIRST_STAGE + FIRST_START / 64 * ROWS * SWIZZLE, ROWS * SWIZZLE, 8 * SWIZZLE);
+    const u64 columns = swizzled(base() + FIRST_OFFSET + stage_of(step) * FIRST_STAGE + FIRST_START / 64 * ROWS * SWIZZLE, ROWS * SWIZZLE, 8 * SWIZZLE);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
@@ -255,7 +256,7 @@ struct Consumer {
   // second += P^T dout
   DEVICE void accumulate_second(int step) {
 #if WITH_SECOND
-    const u64 columns = swizzled(shared + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);
+    const u64 columns = swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
@@ -294,30 +295,15 @@ struct Consumer {
     }
   }
 
-  // Has the bias of a head in shared memory. Sums of another head's are at their end then.
+  // Has the bias of a head in shared memory. Sums of another head's are at their end then, and slots empty.
   DEVICE void find_bias(const Params& params, const BiasTable& table, int head) {
     const int known = uniform(table.head());
     // By votes, so that the compiler knows that lanes stay together.
     if (__all_sync(~0u, known == head)) return;
-    if (SUM_BIAS && known >= 0) BiasSums::finish(table.is_wrong(), lane);
-    aimed = -1;
     named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
     if (SUM_BIAS && known >= 0) BiasSums::flush(params.bias, known);
     if (head >= 0) table.fill(params.bias, head, params.scale_log2);
     named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
-  }
-
-  // Where the slopes of a tile's steps are to go: where those of the tile before went, if blocks are seen from as far.
-  DEVICE void aim_sums_of_tile(const Tile& tile, int first_entry, int step, const BiasTable& table) {
-    const int view = ((first_entry * (SUM_SLOTS + 1) + tile.blocks[FAST]) * (SUM_SLOTS + 1) + tile.blocks[MIDDLE]) * (SUM_SLOTS + 1) + tile.blocks[SLOW];
-    if (__all_sync(~0u, view == aimed)) return;
-    aimed = view;
-    BiasSums::finish(table.is_wrong(), lane);
-    Walk walk;
-    walk.start(tile, 0);
-#pragma unroll 1
-    for (int i = 0; i < uniform(tile.steps); i++, walk.next(tile)) BiasSums::point(i, first_entry + BiasRows::block_at(walk), step + i, lane);
-    __syncwarp();
   }
 
   // A tile whose rows have arrived.
@@ -346,12 +332,14 @@ struct Consumer {
     float near[SCORES];
     int first_entry = 0;         // of the bias, of the warp's first row
     int block_entry = 0;         // from there to that of the coming step
+    int sums_slot = 0, coming_slot = 0;  // for the slopes of the step and of the coming one
     if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, row_at);
     int step = uniform(tile.first);
     Walk walk;
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
       if constexpr (BIAS) block_entry = BiasRows::block_at(walk);
+      if constexpr (SUM_BIAS) coming_slot = BiasSums::slot_of(walk, i);
       if (BIAS && MASK != ONE_HOT) walk.next(tile);
       if (MASK != ONE_HOT) return;
       if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
@@ -370,7 +358,7 @@ struct Consumer {
     auto has_bias = [&](int i) { return BIAS && (!ADDITIONAL || i < tile.steps); };
     // Where the slopes of a step are to go, if that can change from one to the next.
     auto aim_sums = [&](int i) {
-      if (SUM_BIAS && !AIMED_BY_TILE && has_bias(i)) BiasSums::aim(BiasSums::slot_of(i), first_entry + block_entry, step + i, table.is_wrong(), lane);
+      if (SUM_BIAS && !AIMED_BY_TILE && has_bias(i)) BiasSums::aim(sums_slot, first_entry + block_entry, step + i, table.is_wrong(), lane);
     };
     auto weigh = [&](int i) {
       exponentiate(step + i, scale_of(params, scale_log2));
@@ -387,7 +375,7 @@ struct Consumer {
       if constexpr (WITH_FIRST) {
         pin(products);
         differentiate(step + i);
-        if (SUM_BIAS && has_bias(i)) BiasSums::put(products, BiasSums::slot_of(i), lane);
+        if (SUM_BIAS && has_bias(i)) BiasSums::put(products, sums_slot, lane);
       }
       wgmma_wait<0>();
       if constexpr (WITH_SECOND) pin(second);
@@ -402,6 +390,7 @@ struct Consumer {
       if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);
       begin_scores(step + i);
       if constexpr (is_early) begin_products(step + i);
+      sums_slot = coming_slot;
       aim_sums(i);
       if (BIAS_AHEAD && has_bias(i)) bias.load(table, block_entry, near);
       const int entries = block_entry;
@@ -435,7 +424,15 @@ struct Consumer {
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
 #endif
-      if constexpr (BIAS) find_bias(params, table, query_head(params, tile, pass));
+      if constexpr (BIAS) {
+        bias.start_tile(tile, row_at, low, lane);
+        const int head = query_head(params, tile, pass);
+        if constexpr (SUM_BIAS) {
+          first_entry = uniform(bias.entry);
+          BiasSums::begin_tile(space, tile, row_at, first_entry, step, table.head() == head, table.is_wrong(), lane);
+        }
+        find_bias(params, table, head);
+      }
       for (int i = 0; i < low; i++) skip(step + i);
       if (low < high) {
 #if LISTED
@@ -443,9 +440,6 @@ struct Consumer {
 #else
         walk = visible_walk(space, tile, warpgroup, low);
 #endif
-        if constexpr (BIAS) bias.start_tile(tile, row_at, low, lane);
-        if constexpr (SUM_BIAS) first_entry = uniform(bias.entry);
-        if constexpr (SUM_BIAS && AIMED_BY_TILE) aim_sums_of_tile(tile, first_entry, step, table);
         aim(low);
         fire();
         wait_columns(step + low);
@@ -572,6 +566,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     }
     if constexpr (SUM_BIAS) {
       const BiasTable table = {memory + TABLE_OFFSET};
+      BiasSums::finish(table.is_wrong(), consumer.lane);
       consumer.find_bias(launch.any(), table, -1);
       if (uniform(table.is_wrong())) BiasSums::recount(launch.any(), *(Tile*)(memory + TILE_OFFSET), consumer.lane);
     }

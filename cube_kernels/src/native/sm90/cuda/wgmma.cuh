@@ -16,6 +16,10 @@ template <int N> DEVICE void pin(float (&values)[N]) {
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+// Where the kernels' `memory` begins. Volatile: found again wherever descriptors are made of it, which then are in uniform registers, as wgmma takes them.
+// From a register that holds it for long, they would be moved there one by one.
+DEVICE u32 shared_base() { u32 y; asm volatile("mov.u32 %0, memory;" : "=r"(y)); return y; }
+
 // Shifts that give zero from 32 on. Volatile: they stay behind the wait for the wgmmas that read the
 // fragment they write; moved in front of it, they make ptxas serialise those.
 DEVICE u32 shift_left(u32 value, u32 bits) { u32 r; asm volatile("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(value), "r"(bits)); return r; }
