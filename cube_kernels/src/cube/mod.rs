@@ -11,6 +11,7 @@ mod axis;
 mod cut;
 mod feed;
 pub(crate) mod forward;
+mod nearest;
 mod packed;
 mod space;
 mod tables;
@@ -25,6 +26,7 @@ pub(crate) use feed::{
     F32, Feed, FeedPair, Input, InputPair, Tensor, addresses, addresses_with_room, buffer,
     check_type, grid, grid_of_cubes, grid_of_units, widest_of,
 };
+pub(crate) use nearest::{narrow, narrow_all};
 #[cfg(feature = "cuda")]
 pub(crate) use packed::sequences;
 pub(crate) use packed::{Cubes, Extent, find, own, sequences_of_rows};

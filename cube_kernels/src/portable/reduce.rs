@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::plan::Launch;
-use crate::cube::buffer;
+use crate::cube::{buffer, narrow_all};
 use crate::{KernelError, Problem};
 
 /// Units to aim for: enough to fill a large GPU.
@@ -42,7 +42,7 @@ fn reduce_kernel<F: Float, N: Size>(
     for chunk in 0..chunks {
         sum += partial[chunk * count + ABSOLUTE_POS];
     }
-    results[ABSOLUTE_POS] = Vector::cast_from(sum);
+    results[ABSOLUTE_POS] = narrow_all(sum);
 }
 
 /// How the sums of tiles are shared among units.

@@ -10,6 +10,7 @@
 use cubecl::prelude::*;
 
 use super::geometry::{Owned, Run};
+use crate::cube::narrow_all;
 
 /// Contiguous tensors of one kind of token. First vectors are queries and keys, second ones values and the output's
 /// gradient.
@@ -164,7 +165,7 @@ pub(super) fn store<F: Float, N: Size>(
     for i in 0..comptime!(slicing.slice) {
         if in_row(first + i, slicing) {
             let at = row * comptime!(slicing.lines) + first + i;
-            rows[at] = Vector::cast_from(sums[i] * Vector::new(factor));
+            rows[at] = narrow_all(sums[i] * Vector::new(factor));
         }
     }
 }

@@ -5,7 +5,7 @@ use cubecl::{
     client::Client,
     ir::{
         DeviceProperties, ElemType, FloatKind,
-        features::{MatmulFeatures, MmaConfig, TypeUsage},
+        features::{MatmulFeatures, MmaConfig},
     },
 };
 
@@ -40,7 +40,7 @@ pub enum Evidence {
 pub struct Capability {
     /// What multiplies matrices.
     pub instruction: Instruction,
-    /// Whether it multiplies bf16, too, and not f16 alone, and rounds to it.
+    /// Whether it multiplies bf16, too, and not f16 alone.
     pub has_bf16: bool,
     /// Whether it multiplies f32 rounded to tf32, too: see [`Capability::with_tf32`].
     pub has_tf32: bool,
@@ -105,10 +105,6 @@ impl Capability {
         }
         let matmul = &properties.features.matmul;
         let (instruction, has_bf16) = instruction(matmul)?;
-        // NVIDIA's driver for Vulkan converts bf16 and has no arithmetic of it. It cuts off what bf16 does not have instead of rounding, so
-        // that weights are all too small: results were 2 to 4 times as far off as they may be.
-        let usage = properties.type_usage(ElemType::Float(FloatKind::BF16));
-        let has_bf16 = has_bf16 && (instruction.is_mma() || usage.contains(TypeUsage::Arithmetic));
         let has_tf32 = instruction == Instruction::Mma
             && matmul.mma.contains(&config(FloatKind::TF32, Instruction::Tf32.shape()));
         let plain = Self {

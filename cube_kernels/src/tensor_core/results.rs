@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 
 use super::blueprint::{Blueprint, COLUMNS, PLANE};
 use super::fragments::Fragments;
+use crate::cube::narrow_all;
 
 /// Which row of a plane's sums: half of a block, whose vectors have `dim` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -184,7 +185,7 @@ pub(super) fn write_vectors<F: Float, N: Size, NO: Size>(
                     let value = sums[slice].extract(comptime!(part * row.size + element));
                     piece.insert(element, value * factor);
                 }
-                out[(place * vectors + at) * parts + part] = Vector::cast_from(piece);
+                out[(place * vectors + at) * parts + part] = narrow_all(piece);
             }
         }
     }

@@ -13,7 +13,7 @@ use cubecl::server::Handle;
 use super::RowTile;
 use super::matrix::{Matrix, Shares};
 use crate::KernelError;
-use crate::cube::{F32, buffer, grid};
+use crate::cube::{F32, buffer, grid, narrow_all};
 
 /// The rows of a cube: `turns` times as many as it takes at once.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -74,7 +74,7 @@ fn columns_kernel<F: Float, G: Float, N: Size>(
     }
     add_slots::<N>(&mut sum, slot, tile);
     if slot == 0 && line < lines && share < shares {
-        sums[share * lines + line] = Vector::cast_from(sum[0]);
+        sums[share * lines + line] = narrow_all(sum[0]);
     }
 }
 

@@ -13,7 +13,7 @@ use super::RowTile;
 use super::matrix::Matrix;
 use super::rows::{is_line, load, place};
 use crate::KernelError;
-use crate::cube::{buffer, grid};
+use crate::cube::{buffer, grid, narrow, narrow_all};
 
 /// How many branches there are.
 pub const BRANCHES: usize = 3;
@@ -63,7 +63,7 @@ fn gate_kernel<F: Float, N: Size>(
             let mut sum = first[i] * Vector::new(a);
             sum += second[i] * Vector::new(b);
             sum += third[i] * Vector::new(c);
-            output[begin + line] = Vector::cast_from(sum);
+            output[begin + line] = narrow_all(sum);
         }
     }
 }
@@ -87,7 +87,7 @@ fn branch_gradient<F: Float, N: Size>(
         let line = lane + i * comptime!(tile.lanes);
         product += values[i] * gradient[i];
         if is_there && is_line(line, tile) {
-            to[begin + line] = Vector::cast_from(gradient[i] * Vector::new(gate));
+            to[begin + line] = narrow_all(gradient[i] * Vector::new(gate));
         }
     }
     product.vector_sum()
@@ -156,7 +156,7 @@ fn backward_kernel<F: Float, N: Size>(
             for lane in 0..lanes {
                 sum += shared[branch * units + at.slot * lanes + lane];
             }
-            to_gates[row * BRANCHES + branch] = F::cast_from(sum);
+            to_gates[row * BRANCHES + branch] = narrow::<F>(sum);
         }
     }
 }

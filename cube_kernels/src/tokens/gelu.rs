@@ -8,7 +8,7 @@ use cubecl::server::Handle;
 
 use super::matrix::Matrix;
 use crate::KernelError;
-use crate::cube::{buffer, grid_of_units};
+use crate::cube::{buffer, grid_of_units, narrow_all};
 
 /// `1 / sqrt(2)`.
 const INVERSE_ROOT: f32 = core::f32::consts::FRAC_1_SQRT_2;
@@ -32,7 +32,7 @@ fn gelu_kernel<F: Float, N: Size>(
     let at = ABSOLUTE_POS;
     if at < count {
         let x = Vector::<f32, N>::cast_from(input[at]);
-        output[at] = Vector::cast_from(x * below::<N>(x));
+        output[at] = narrow_all(x * below::<N>(x));
     }
 }
 
@@ -49,7 +49,7 @@ fn gradient_kernel<F: Float, N: Size>(
         let x = Vector::<f32, N>::cast_from(input[at]);
         let density = (x * x * Vector::new(-0.5f32)).exp() * Vector::new(DENSITY);
         let slope = below::<N>(x) + x * density;
-        output[at] = Vector::cast_from(Vector::<f32, N>::cast_from(gradient[at]) * slope);
+        output[at] = narrow_all(Vector::<f32, N>::cast_from(gradient[at]) * slope);
     }
 }
 

@@ -15,7 +15,7 @@ use super::columns::{RowRange, add_slots};
 use super::matrix::{Matrix, Shares};
 use super::rows::{Place, is_line, load, place};
 use crate::KernelError;
-use crate::cube::{buffer, grid};
+use crate::cube::{buffer, grid, narrow_all};
 
 #[derive(CubeType, CubeLaunch)]
 struct Parameters<'a, F: Float, N: Size> {
@@ -95,7 +95,7 @@ fn norm_kernel<F: Float, N: Size>(
             if comptime!(has_beta) {
                 value += Vector::<f32, N>::cast_from(parameters.beta[line]);
             }
-            output[first + line] = Vector::cast_from(value);
+            output[first + line] = narrow_all(value);
         }
     }
 }
@@ -158,7 +158,7 @@ fn backward_kernel<F: Float, N: Size>(
             if is_there && is_line(line, tile) {
                 let scaled = gradients[i] * Vector::cast_from(saved.gamma[line]);
                 let rest = scaled - Vector::new(mean) - values[i] * Vector::new(along);
-                to[first + line] = Vector::cast_from(rest * Vector::new(deviation));
+                to[first + line] = narrow_all(rest * Vector::new(deviation));
             }
         }
     }

@@ -12,7 +12,7 @@ use cubecl::server::Handle;
 
 use super::PatchGrid;
 use crate::KernelError;
-use crate::cube::{addresses_with_room, buffer, check_type, grid_of_units, widest_of};
+use crate::cube::{addresses_with_room, buffer, check_type, grid_of_units, narrow_all, widest_of};
 use crate::view::check_buffer;
 
 /// Maps `[batch, height, width, channels]` on a device, and the patches that are taken of each.
@@ -127,7 +127,7 @@ fn fold_kernel<F: Float, N: Size>(
                 }
             }
         }
-        maps[at] = Vector::cast_from(sum);
+        maps[at] = narrow_all(sum);
     }
 }
 

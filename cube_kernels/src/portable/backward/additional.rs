@@ -15,7 +15,7 @@ use super::super::geometry::{Geometry, Run, geometry, owned};
 use super::super::plan::{Launch, RowPlan};
 use super::super::rows::{RowsLaunch, fixed, store, zeros};
 use super::gather::{Inputs, InputsLaunch, Outputs, OutputsLaunch, Sums, gather};
-use crate::cube::buffer;
+use crate::cube::{buffer, narrow_all};
 use crate::slicing::GATHER_LINES;
 use crate::{KeyValue, Saved};
 
@@ -94,7 +94,7 @@ fn reduce_kernel<F: Float, N: Size>(
     for index in 0..chunks {
         sum += partial[(row * chunks + index) * lines + line];
     }
-    gradient[ABSOLUTE_POS] = Vector::cast_from(sum);
+    gradient[ABSOLUTE_POS] = narrow_all(sum);
 }
 
 /// Number of chunks and queries in a chunk; no chunk is empty.

@@ -12,6 +12,7 @@ use super::super::blueprint::{Blueprint, Operand, WEIGHTS};
 use super::source::Source;
 use super::staging::{Stage, stage};
 use crate::MAX_RANK;
+use crate::cube::narrow_all;
 
 /// Weights as they are read.
 pub(super) type Weights = Vector<f32, Const<4>>;
@@ -289,8 +290,7 @@ pub(super) fn store_row<F: Float, N: Size>(
             let line = x + comptime!(l * across);
             if line < lines {
                 let at = place * comptime!(operand.lines) + comptime!(piece * operand.depth) + line;
-                out[at] =
-                    Vector::cast_from(sums[comptime!(i * each + before + l)] * Vector::new(factor));
+                out[at] = narrow_all(sums[comptime!(i * each + before + l)] * Vector::new(factor));
             }
         }
     }

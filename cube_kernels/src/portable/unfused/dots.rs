@@ -13,7 +13,7 @@ use cubecl::server::Handle;
 use super::super::geometry::{Geometry, geometry_as_is};
 use super::super::plan::{Launch, block_size};
 use super::launch::{DotsInputs, tensor, tokens_argument};
-use crate::cube::{Input, buffer};
+use crate::cube::{Input, buffer, narrow};
 
 #[derive(CubeType, CubeLaunch)]
 struct Inputs<'a, F: Float, N: Size> {
@@ -166,7 +166,7 @@ fn fill_block<F: Float, N: Size>(
         if comptime!(flags.has_bias) {
             weight += f32::cast_from(inputs.bias[run.bias + slot + b]);
         }
-        weights[run.weight + slot + b] = F::cast_from(weight);
+        weights[run.weight + slot + b] = narrow::<F>(weight);
     }
 }
 

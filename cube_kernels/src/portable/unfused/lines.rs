@@ -19,7 +19,7 @@ use super::super::plan::Launch;
 use super::super::selection::Limits;
 use super::launch::{DotsInputs, is_strided, tensor};
 use crate::Problem;
-use crate::cube::{Input, buffer, grid};
+use crate::cube::{Input, buffer, grid, narrow};
 
 /// Most bytes of shared memory: what four cubes of a large GPU share, and what every GPU of NVIDIA gives a cube.
 const MAX_SHARED: usize = 48 << 10;
@@ -205,7 +205,7 @@ fn lines_kernel<F: Float, N: Size>(
                     if comptime!(flags.has_bias) {
                         weight += f32::cast_from(inputs.bias[bias + slot]);
                     }
-                    gathered[own * slots + line_of_slots + slot] = F::cast_from(weight);
+                    gathered[own * slots + line_of_slots + slot] = narrow::<F>(weight);
                 }
             }
         }

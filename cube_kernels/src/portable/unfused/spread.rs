@@ -13,7 +13,7 @@ use super::super::geometry::{Geometry, geometry_as_is};
 use super::super::plan::Launch;
 use super::launch::{is_strided, tensor};
 use crate::Strided;
-use crate::cube::{Input, buffer};
+use crate::cube::{Input, buffer, narrow_all};
 use crate::portable::reduce::{self, Chunks};
 
 #[derive(CubeType, CubeLaunch)]
@@ -73,7 +73,7 @@ fn space_kernel<F: Float, N: Size>(
             }
         }
     }
-    tokens[ABSOLUTE_POS] = Vector::cast_from(sum * Vector::new(scale));
+    tokens[ABSOLUTE_POS] = narrow_all(sum * Vector::new(scale));
 }
 
 /// Sums over chunks of the queries, `[chunks, batch, additional, heads_kv, head_dim]`.

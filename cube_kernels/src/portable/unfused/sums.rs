@@ -13,7 +13,7 @@ use super::super::plan::Launch;
 use super::Tokens;
 use super::launch::tokens_argument;
 use crate::Strided;
-use crate::cube::{Input, buffer};
+use crate::cube::{Input, buffer, narrow_all};
 
 #[derive(CubeType, CubeLaunch)]
 struct Inputs<'a, F: Float, N: Size> {
@@ -70,7 +70,7 @@ fn sums_kernel<F: Float, N: Size>(
             sum += factor * Vector::<f32, N>::cast_from(vector);
         }
     }
-    rows[ABSOLUTE_POS] = Vector::cast_from(sum * Vector::new(scale));
+    rows[ABSOLUTE_POS] = narrow_all(sum * Vector::new(scale));
 }
 
 pub(super) fn launch(

@@ -9,6 +9,7 @@ use super::super::blueprint::{Blueprint, PLANE};
 use super::super::results::SMALL;
 use super::super::work::Work;
 use super::products::{Sums, show};
+use crate::cube::narrow_all;
 
 /// The row that a unit shares with others, and its part of it.
 #[derive(CubeType, Clone, Copy)]
@@ -162,7 +163,7 @@ pub(in super::super) fn write_rows<F: Float, NO: Size>(
                     elements.insert(element, value * rows.factor);
                 }
                 let place = work.space.row_place(&work.tile, &at);
-                out[place * pieces + vector] = Vector::cast_from(elements);
+                out[place * pieces + vector] = narrow_all(elements);
             }
         }
         sync_cube();

@@ -6,6 +6,7 @@
 use cubecl::prelude::*;
 
 use super::{Share, Sums, Tiles};
+use crate::cube::narrow;
 use crate::tensor_core::bias::{Bias, add_to_shared};
 use crate::tensor_core::blueprint::{Blueprint, Pass};
 use crate::tensor_core::cooperative::{accumulate, score};
@@ -110,7 +111,7 @@ fn weigh<F: Float, N: Size>(
         let weight = select(visible & comptime!(1u32 << turn) != 0, weight, 0.0f32);
         weights[turn] = weight;
         if comptime!(blueprint.has_second) {
-            tiles.weights[share.place.weights + column] = F::cast_from(weight);
+            tiles.weights[share.place.weights + column] = narrow::<F>(weight);
         }
     }
 }
@@ -136,6 +137,6 @@ fn differentiate<F: Float, N: Size>(
         let gradient = weights[turn] * (tiles.scores[share.place.scores + column] - delta);
         // Zero times what is not finite is no zero, and would have the row computed again.
         let gradient = select(visible & comptime!(1u32 << turn) != 0, gradient, 0.0f32);
-        tiles.weights[share.place.weights + column] = F::cast_from(gradient);
+        tiles.weights[share.place.weights + column] = narrow::<F>(gradient);
     }
 }

@@ -6,6 +6,7 @@
 use cubecl::prelude::*;
 
 use super::{Share, Tiles};
+use crate::cube::narrow;
 use crate::tensor_core::blueprint::Blueprint;
 use crate::tensor_core::work::Work;
 
@@ -51,7 +52,7 @@ pub(super) fn weigh<F: Float, N: Size>(
         let score = tiles.scores[share.place.scores + column];
         let weight = fma(score, work.factor, offset).exp() * inverse;
         let weight = select(score == f32::min_value(), 0.0f32, weight);
-        tiles.weights[share.place.weights + column] = F::cast_from(weight);
+        tiles.weights[share.place.weights + column] = narrow::<F>(weight);
     }
 }
 
