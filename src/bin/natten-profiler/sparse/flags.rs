@@ -64,6 +64,11 @@ pub struct Sparse {
     /// Super-blocks of compressed blocks that a query sees [default: all]
     #[arg(long, value_name = "N", requires = "native_sparse", hide_short_help = true)]
     pub cmp_top: Option<usize>,
+
+    /// One more token behind those of --input-size, which are in a cache
+    #[arg(long, requires = "native_sparse", conflicts_with_all = ["backprop", "dry_run"])]
+    #[arg(hide_short_help = true)]
+    pub decode: bool,
 }
 
 /// Flags that sparse attention has no use for.
@@ -151,8 +156,9 @@ impl Job {
                 } = args.sparse;
                 let top = cmp_top.map(|top| format!(" in {top} super-blocks")).unwrap_or_default();
                 format!(
-                    "native sparse attention, {cmp_block} tokens a compressed block, one every {cmp_stride}{top}, {num_selected} \
+                    "{}native sparse attention, {cmp_block} tokens a compressed block, one every {cmp_stride}{top}, {num_selected} \
                      blocks of {slc_block} selected for {query_tile}, window {}",
+                    if args.sparse.decode { "one more in " } else { "" },
                     window(args)
                 )
             }
