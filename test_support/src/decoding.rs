@@ -239,6 +239,14 @@ pub fn cases() -> Vec<(&'static str, Decoding)> {
         ),
         ("a whole list", of(2000, |of| of.selection.num_selected = 32)),
         (
+            "lists and windows of many splits",
+            of(3000, |of| {
+                let selection = &mut of.selection;
+                (selection.cmp_block, selection.cmp_stride, selection.slc_block) = (32, 16, 64);
+                (selection.batch, selection.num_selected, of.window) = (1, 32, 1300);
+            }),
+        ),
+        (
             "many parts",
             of(9000, |of| {
                 (of.selection.batch, of.selection.slc_block) = (1, 8);

@@ -203,9 +203,9 @@ fn check_outputs(of: &Decoding, outputs: &Outputs<Handle>) -> Result<(), KernelE
     let rows = of.selection.batch * of.selection.heads;
     for out in [&outputs.out].into_iter().chain(outputs.outs.as_array()) {
         check_buffer("out", out, ELEMENT * rows * of.head_dim_v)?;
-        // Pairs are written at a time.
-        if !out.offset_start.unwrap_or(0).is_multiple_of(4) {
-            let reason = "it has to begin at a multiple of 4 bytes";
+        // Four are written at a time.
+        if !out.offset_start.unwrap_or(0).is_multiple_of(8) {
+            let reason = "it has to begin at a multiple of 8 bytes";
             return Err(KernelError::Layout { name: "out", reason });
         }
     }

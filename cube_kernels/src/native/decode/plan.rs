@@ -244,7 +244,7 @@ impl Schedule {
             ctas.div_ceil(CTAS * multiprocessors.max(1)).saturating_mul(steps + 1)
         };
         let steps = (1..=MOST_STEPS.min(tiles)).min_by_key(|steps| cost(*steps)).unwrap_or(1);
-        let sums = (self.group * self.head_dim_v / 2).div_ceil(SELECT_THREADS);
+        let sums = (self.group * self.head_dim_v / 4).div_ceil(SELECT_THREADS);
         let of_size = |size: usize| {
             let parts = if list.is_scored() { list.candidates().div_ceil(size) } else { sums };
             Splits {

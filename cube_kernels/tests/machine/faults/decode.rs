@@ -44,8 +44,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "decode: statistics are read before they are there",
         On::Decode,
-        "  __syncthreads();\n\n  const float* const sums",
-        "\n  const float* const sums",
+        "  __syncthreads();\n\n  // Nobody waits for the branch",
+        "\n  // Nobody waits for the branch",
     ),
     fault(
         "decode: masses are added up before they are there",

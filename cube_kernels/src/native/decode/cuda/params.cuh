@@ -35,34 +35,50 @@ DEVICE float weight_of(float most, float of_all) { return most == NEG_INF ? 0.f 
 // A logsumexp, -inf where nothing is seen.
 DEVICE float logsumexp(float most, float sum) { return sum == 0.f ? NEG_INF : most + log2_approx(sum); }
 
-// Statistics of a row over all splits, by all lanes of a warp.
+// Statistics of a row over all splits, by LANES neighboring lanes; all of a warp come along.
 struct Row { float most, sum; };
-DEVICE Row over_splits(const float* statistics, int splits, int row, int lane) {
+template <int LANES> DEVICE Row over_splits(const float* statistics, int splits, int row) {
   Row all = {NEG_INF, 0.f};
-  for (int split = lane; split < splits; split += 32) all.most = fmaxf(all.most, __ldcg(statistics + 2 * (split * GROUP + row)));
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) all.most = fmaxf(all.most, __shfl_xor_sync(~0u, all.most, other));
-  for (int split = lane; split < splits; split += 32) {
+  for (int split = threadIdx.x % LANES; split < splits; split += LANES) {
     const float2 of = __ldcg((const float2*)statistics + split * GROUP + row);
-    all.sum += of.y * weight_of(of.x, all.most);
+    const float most = fmaxf(all.most, of.x);
+    all.sum = all.sum * weight_of(all.most, most) + of.y * weight_of(of.x, most);
+    all.most = most;
   }
+  float most = all.most;
 #pragma unroll
-  for (int other = 16; other > 0; other /= 2) all.sum += __shfl_xor_sync(~0u, all.sum, other);
-  return all;
+  for (int other = LANES / 2; other > 0; other /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, other));
+  all.sum *= weight_of(all.most, most);
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) all.sum += __shfl_xor_sync(~0u, all.sum, other);
+  return {most, all.sum};
 }
 
-// Two neighbors of a row of a branch: the sum over all splits. `statistics` and `sums` are those of the pair.
-DEVICE float2 over_splits(const float* statistics, const float* sums, int splits, int row, int column, Row all) {
-  float2 total = make_float2(0.f, 0.f);
-#pragma unroll 8
-  for (int split = 0; split < splits; split++) {
-    const i64 at = split * GROUP + row;
-    const float weight = weight_of(__ldcg(statistics + 2 * at), all.most);
-    const float2 of = __ldcg((const float2*)(sums + at * DIM_V + column));
-    total.x = fmaf(weight, of.x, total.x), total.y = fmaf(weight, of.y, total.y);
+// Four neighbors of a row of a branch, as two words: the sum over all splits. `statistics` and `sums` are those of the pair. So many splits
+// are read at a time, which takes as long as one.
+template <int BATCH> DEVICE uint2 over_splits(const float* statistics, const float* sums, int splits, int row, int column, Row all) {
+  float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 1
+  for (int first = 0; first < splits; first += BATCH) {
+    float mosts[BATCH];
+    float4 of[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const i64 at = (first + i < splits ? first + i : splits - 1) * GROUP + row;
+      mosts[i] = __ldcg(statistics + 2 * at);
+      of[i] = __ldcg((const float4*)(sums + at * DIM_V + column));
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const float weight = first + i < splits ? weight_of(mosts[i], all.most) : 0.f;
+      total.x = fmaf(weight, of[i].x, total.x), total.y = fmaf(weight, of[i].y, total.y);
+      total.z = fmaf(weight, of[i].z, total.z), total.w = fmaf(weight, of[i].w, total.w);
+    }
   }
   const float factor = all.sum == 0.f ? 0.f : 1.f / all.sum;
-  return make_float2(total.x * factor, total.y * factor);
+  uint2 words;
+  words.x = pack(total.x * factor, total.y * factor), words.y = pack(total.z * factor, total.w * factor);
+  return words;
 }
 
 // Whether this CTA is the last of so many that come to a counter: then it sees what all of them have written. `before` is in shared memory.

@@ -40,24 +40,27 @@ decode_select(const __grid_constant__ SelectParams params) {
   __shared__ float lse[GROUP];
   __shared__ int chosen[32], before;
   const int pair = blockIdx.x / params.parts, part = blockIdx.x % params.parts;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Workspace& places = params.places;
   const float* const statistics = params.workspace + places.statistics[0] + (i64)pair * params.splits * GROUP * 2;
-  for (int row = warp; row < GROUP; row += SELECT_THREADS / 32) {
-    const Row all = over_splits(statistics, params.splits, row, lane);
-    if (lane > 0) continue;
-    rows[row] = all;
-    lse[row] = logsumexp(all.most, all.sum);
-    if (part == 0) params.lse[pair * GROUP + row] = lse[row] * LN_2;
+  // As many lanes to a row as there are for 16 rows.
+  constexpr int LANES = SELECT_THREADS / 16;
+  const int own = threadIdx.x / LANES;
+  const Row mine = over_splits<LANES>(statistics, params.splits, own < GROUP ? own : 0);
+  if (own < GROUP && threadIdx.x % LANES == 0) {
+    rows[own] = mine;
+    lse[own] = logsumexp(mine.most, mine.sum);
+    if (part == 0) params.lse[pair * GROUP + own] = lse[own] * LN_2;
   }
   __syncthreads();
 
-  const float* const sums = params.workspace + places.sums[0] + (i64)pair * params.splits * GROUP * DIM_V;
-  for (int i = part * SELECT_THREADS + threadIdx.x; i < GROUP * DIM_V / 2; i += params.parts * SELECT_THREADS) {
-    const int row = i / (DIM_V / 2), column = i % (DIM_V / 2) * 2;
-    const float2 of = over_splits(statistics, sums, params.splits, row, column, rows[row]);
-    *(u32*)(params.out + ((i64)pair * GROUP + row) * DIM_V + column) = pack(of.x, of.y);
-  }
+  // Nobody waits for the branch, and so it comes last.
+  auto add_up = [&]() {
+    const float* const sums = params.workspace + places.sums[0] + (i64)pair * params.splits * GROUP * DIM_V;
+    for (int i = part * SELECT_THREADS + threadIdx.x; i < GROUP * DIM_V / 4; i += params.parts * SELECT_THREADS) {
+      const int row = i / (DIM_V / 4), column = i % (DIM_V / 4) * 4;
+      *(uint2*)(params.out + ((i64)pair * GROUP + row) * DIM_V + column) = over_splits<16>(statistics, sums, params.splits, row, column, rows[row]);
+    }
+  };
 
   int* const to = params.lists + (i64)pair * params.entries;
   const int candidates = params.middle - params.front;
@@ -71,7 +74,10 @@ decode_select(const __grid_constant__ SelectParams params) {
         to[entry] = block < params.end && block < params.blocks ? block : -1;
       }
     }
-  if (!is_scored) return;
+  if (!is_scored) {
+    add_up();
+    return;
+  }
 
   // Probabilities of the compressed blocks that overlap this part's.
   float* const masses = (float*)memory;
@@ -104,7 +110,9 @@ decode_select(const __grid_constant__ SelectParams params) {
     for (int other = 0; other < params.size; other++) rank += is_better(all[other], mine);
     if (rank < params.free) best[part * params.free + rank] = mine;
   }
-  if (!is_last((int*)(params.workspace + places.counters) + 2 * pair, params.parts, before)) return;
+  const bool is_last_part = is_last((int*)(params.workspace + places.counters) + 2 * pair, params.parts, before);
+  add_up();
+  if (!is_last_part) return;
 
   const int count = params.parts * params.free;
   float2* const of_parts = (float2*)memory;

@@ -59,30 +59,38 @@ decode_tokens(const __grid_constant__ TokensParams params) {
   leave(sums, statistics + split * GROUP * 2, all + (i64)split * GROUP * DIM_V);
   if (!is_last((int*)(params.workspace + places.counters) + 2 * pair + 1, params.splits, before)) return;
 
-  for (int i = warp; i < 2 * GROUP; i += WARPS) {
-    const int of_window = i / GROUP, row = i % GROUP;
-    const Row of = over_splits(statistics + of_window * of_list * GROUP * 2, of_window ? params.window_splits : of_list, row, lane);
-    if (lane > 0) continue;
+  constexpr int LANES = 8;
+#pragma unroll 1
+  for (int first = 0; first < 2 * GROUP; first += THREADS / LANES) {
+    const int own = first + threadIdx.x / LANES, of_window = own / GROUP, row = own % GROUP;
+    const bool exists = own < 2 * GROUP;
+    const Row of = over_splits<LANES>(statistics + (exists ? of_window : 0) * of_list * GROUP * 2, of_window ? params.window_splits : of_list, row);
+    if (!exists || threadIdx.x % LANES > 0) continue;
     rows[of_window][row] = of;
     (of_window ? params.lse_window : params.lse_selected)[pair * GROUP + row] = logsumexp(of.most, of.sum) * LN_2;
   }
   __syncthreads();
   const u16* const gates = of_pair(params.gates, params.of_gates, batch, head * GROUP);
-  for (int i = threadIdx.x; i < GROUP * DIM_V / 2; i += THREADS) {
-    const int row = i / (DIM_V / 2), column = i % (DIM_V / 2) * 2;
+  for (int i = threadIdx.x; i < GROUP * DIM_V / 4; i += THREADS) {
+    const int row = i / (DIM_V / 4), column = i % (DIM_V / 4) * 4;
     const i64 at = ((i64)pair * GROUP + row) * DIM_V + column, behind = (i64)of_list * GROUP;
-    const float2 selected = over_splits(statistics, all, of_list, row, column, rows[0][row]);
-    const float2 window = over_splits(statistics + 2 * behind, all + behind * DIM_V, params.window_splits, row, column, rows[1][row]);
     // What is added up are the branches as they are returned.
-    const u32 branches[3] = {*(const u32*)(params.out_compressed + at), pack(selected.x, selected.y), pack(window.x, window.y)};
-    float low = 0.f, high = 0.f;
+    const uint2 branches[3] = {
+        *(const uint2*)(params.out_compressed + at),
+        over_splits<8>(statistics, all, of_list, row, column, rows[0][row]),
+        over_splits<8>(statistics + 2 * behind, all + behind * DIM_V, params.window_splits, row, column, rows[1][row])};
+    float total[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int branch = 0; branch < 3; branch++) {
       const float gate = unpack(gates[row * params.of_gates.head + branch * params.of_gates.token]);
-      low += gate * unpack((u16)branches[branch]), high += gate * unpack((u16)(branches[branch] >> 16));
+      const u32 low = branches[branch].x, high = branches[branch].y;
+      total[0] += gate * unpack((u16)low), total[1] += gate * unpack((u16)(low >> 16));
+      total[2] += gate * unpack((u16)high), total[3] += gate * unpack((u16)(high >> 16));
     }
-    *(u32*)(params.out_selected + at) = branches[1];
-    *(u32*)(params.out_window + at) = branches[2];
-    *(u32*)(params.out + at) = pack(low, high);
+    *(uint2*)(params.out_selected + at) = branches[1];
+    *(uint2*)(params.out_window + at) = branches[2];
+    uint2 out;
+    out.x = pack(total[0], total[1]), out.y = pack(total[2], total[3]);
+    *(uint2*)(params.out + at) = out;
   }
 }
