@@ -10,8 +10,8 @@ const ROWS: usize = 16;
 const MOST_DIM: usize = 256;
 /// Entries of a list.
 const MOST_ENTRIES: usize = 32;
-/// Most bytes of shared memory of a CTA that has keys: what every device gives.
-const MOST_SHARED: usize = 99 << 10;
+/// Most bytes of shared memory of a CTA that has keys: what every device gives, less arrays of fixed size.
+const MOST_SHARED: usize = 98 << 10;
 /// Most bytes of a CTA that selects.
 const MOST_SELECT_SHARED: usize = 48 << 10;
 /// Threads of a CTA that selects.
