@@ -5,6 +5,8 @@ mod autodiff;
 pub(crate) mod block_sparse;
 #[cfg(feature = "cube")]
 mod cube;
+#[cfg(feature = "cuda")]
+pub(crate) mod decode;
 pub(crate) mod exchange;
 pub(crate) mod extension;
 #[cfg(feature = "flex")]
@@ -25,7 +27,7 @@ pub(crate) mod tokens;
 pub(crate) mod unfused;
 
 #[cfg(feature = "cuda")]
-pub(crate) use cube::{warm_up_blackwell, warm_up_hopper};
+pub(crate) use cube::{is_ready_to_decode, warm_up_blackwell, warm_up_hopper};
 pub(crate) use extension::{AttentionBackwardOps, AttentionOps};
 pub(crate) use log::{FALLBACKS, log_once};
 pub(crate) use operands::Gradient;

@@ -207,6 +207,10 @@ pub(super) fn attend(
     gates: Tensor<4>,
     mut options: NativeSparseAttentionOptions,
 ) -> Result<NativeSparseOutput, AttentionError> {
+    #[cfg(feature = "cuda")]
+    if let Some(output) = super::decode::decode(&query, &tokens, count, &gates, &options) {
+        return Ok(output);
+    }
     let rows = query.dims()[1];
     let queries = for_each_branch(query.clone());
     let is_thinned = options.sizes.cmp_top.is_some();

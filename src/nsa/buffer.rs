@@ -78,6 +78,13 @@ impl TokenBuffer {
         }
     }
 
+    /// The last ones, of which there are as many, as a view.
+    pub fn last(&self, count: usize, like: &Tensor<4>) -> Tensor<4> {
+        let tokens = self.tokens(like);
+        let all = tokens.dims()[1];
+        span(tokens, all - count, count)
+    }
+
     /// How many tokens there is memory for.
     pub fn capacity(&self) -> usize {
         self.memory.as_ref().map_or(0, |memory| memory.dims()[1])

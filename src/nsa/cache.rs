@@ -66,7 +66,7 @@ struct Like {
 /// Keys, or values.
 #[derive(Clone, Debug, Default)]
 struct Cache {
-    /// From where the next compressed block begins.
+    /// From where the next compressed block begins, unless they are those of the selected branch.
     rest: TokenBuffer,
     compressed: TokenBuffer,
     tokens: TokenBuffer,
@@ -283,12 +283,17 @@ impl Cache {
         let rows = selected.dims()[1];
         let blocks = sizes.compressed(before + rows) - sizes.compressed(before);
         let behind = |tokens: usize| tokens - sizes.compressed(tokens) * sizes.cmp_stride;
-        let after = behind(before + rows);
-        let rest = self.rest.append_recent(compressed, behind(before), after);
-        if blocks > 0 {
-            self.compressed.append(compress(rest.clone(), pooling, sizes), usize::MAX);
-        }
         self.tokens.append(selected.clone(), usize::MAX);
+        let kept = behind(before);
+        let rest = match is_shared {
+            // Those that are kept are among all tokens.
+            true if kept == 0 || blocks == 0 => compressed,
+            true => self.tokens.last(kept + rows, &selected),
+            false => self.rest.append_recent(compressed, kept, behind(before + rows)),
+        };
+        if blocks > 0 {
+            self.compressed.append(compress(rest, pooling, sizes), usize::MAX);
+        }
         let window = match is_shared {
             true => self.tokens.tokens(&selected),
             false => {
@@ -298,7 +303,7 @@ impl Cache {
             }
         };
         PerBranch {
-            compressed: self.compressed.tokens(&rest),
+            compressed: self.compressed.tokens(&selected),
             selected: self.tokens.tokens(&selected),
             window,
         }

@@ -15,6 +15,8 @@ mod branches;
 mod buffer;
 mod cache;
 mod compress;
+#[cfg(feature = "cuda")]
+mod decode;
 mod packed;
 mod select;
 mod window;

@@ -11,6 +11,8 @@ pub mod blocks;
 #[cfg(feature = "cube")]
 pub mod compare;
 pub mod cpp;
+#[cfg(feature = "cuda")]
+pub mod decoding;
 #[cfg(feature = "cube")]
 pub mod element;
 #[cfg(feature = "cube")]

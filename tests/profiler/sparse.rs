@@ -84,6 +84,23 @@ fn both_are_measured() {
 }
 
 #[test]
+fn a_token_behind_those_in_a_cache_is_measured() {
+    let flags = "-i 70 -b 2 -n 4 --heads-kv 2 -d 8 --native-sparse --cmp-block 8 --cmp-stride 4 --slc-block 8 --num-selected 3 -w 9 \
+                 --decode --warmup-steps 1 --repeats 2";
+    let result = json(flags);
+    let [measured] = &result["measurements"].as_array().expect("measurements")[..] else {
+        panic!("{result}");
+    };
+    assert_eq!(measured["pass"], "a token, forward");
+    // 16 compressed blocks, 3 blocks of 8 tokens, and a window of 9.
+    let flops = 2 * 2 * 4 * 16 * (16 + 24 + 9);
+    let counted = number(&measured["flops"]) * number(&measured["median"]);
+    assert!((counted - f64::from(flops)).abs() < 2.0, "{counted}");
+    let problem = result["problem"].as_str().expect("a problem");
+    assert!(problem.contains("70 tokens, one more in native sparse attention"), "{problem}");
+}
+
+#[test]
 fn refusals_name_the_flag_and_the_value() {
     for (flags, parts) in [
         (
@@ -100,6 +117,9 @@ fn refusals_name_the_flag_and_the_value() {
         ("-i 64 --cmp-block 8", &["--native-sparse"]),
         ("-i 64 --agree 50", &["--native-sparse"]),
         ("-i 64 --native-sparse --agree 101", &["101", "0..=100"]),
+        ("-i 64 --decode", &["--native-sparse"]),
+        ("-i 64 --native-sparse --decode --backprop", &["--decode", "--backprop"]),
+        ("-i 64 --native-sparse --decode --dry-run", &["--decode", "--dry-run"]),
         ("-i 64 -n 3 --heads-kv 2 --native-sparse", &["--heads: "]),
     ] {
         let run = profiler(flags);

@@ -18,6 +18,8 @@ pub mod compile;
 #[cfg(any(feature = "cuda", test))]
 pub mod cublas;
 mod cut;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub mod decode;
 mod delta;
 mod element;
 #[cfg(feature = "cuda")]

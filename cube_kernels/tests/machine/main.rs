@@ -9,6 +9,7 @@
 mod bias;
 mod blackwell;
 mod blocks;
+mod decode;
 mod faults;
 mod golden;
 mod packed;

@@ -8,6 +8,7 @@ mod backward;
 mod bias;
 mod blocks;
 mod cublas;
+mod decode;
 mod edges;
 mod host_time;
 mod isolation;

@@ -4,6 +4,8 @@
 #[cfg(feature = "cuda")]
 mod blackwell;
 mod block_sparse;
+#[cfg(feature = "cuda")]
+mod decode;
 mod gate;
 #[cfg(feature = "cuda")]
 mod hopper;
@@ -26,6 +28,8 @@ use cubecl::server::Handle;
 
 #[cfg(feature = "cuda")]
 pub(crate) use blackwell::warm_up as warm_up_blackwell;
+#[cfg(feature = "cuda")]
+pub(crate) use decode::is_ready_to_decode;
 #[cfg(feature = "cuda")]
 pub(crate) use hopper::warm_up as warm_up_hopper;
 use memory::{Lay, empty_gradients, empty_outputs};

@@ -3,7 +3,8 @@
 use burn::tensor::{DType, Tensor};
 use burn_natten::nsa::{BranchTokens, PerBranch};
 use burn_natten::{
-    NativeSparseAttentionOptions, NativeSparseCache, Pooling, native_sparse_attention,
+    NativeSparseAttentionOptions, NativeSparseCache, NativeSparseOutput, Pooling, Strategy,
+    native_sparse_attention,
 };
 
 use super::random::{Sizes, many_options, options};
@@ -106,5 +107,67 @@ fn a_long_prompt_is_not_kept_for_its_end() {
         cache.append(q, own(k), own(v), g);
         // Twice the tokens, and twice a quarter of them that is compressed, for keys and for values; and little else.
         assert!(cache.capacity() <= 2 * (1200 + 300 + 100), "{}", cache.capacity());
+    }
+}
+
+/// What a step gives: outputs and logsumexps of all, and lists.
+fn all_of(output: NativeSparseOutput) -> (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>) {
+    let branches = output.branches.into_array();
+    let logsumexps = branches.clone().map(|branch| values(branch.logsumexp)).to_vec();
+    let mut outs = vec![values(output.out)];
+    outs.extend(branches.map(|branch| values(branch.out)));
+    (outs, logsumexps, values(output.blocks.float()))
+}
+
+/// Where native kernels compute all steps of a token at once, as they do in half types, they give what the steps give one by one.
+#[test]
+fn tokens_of_half_types_are_those_of_the_steps() {
+    let sizes = Sizes { batch: 3, tokens: 118, heads: 6, heads_kv: 2, dim: 32, dim_v: 16 };
+    let inputs = sizes.inputs(7);
+    for device in quick_devices() {
+        for dtype in [DType::F16, DType::BF16].into_iter().filter(|dtype| device.supports(*dtype)) {
+            let tensors = sizes.tensors(&inputs, &device.device, dtype);
+            let (mut lists, mut others) = (0, 0);
+            for (name, options) in many_options().into_iter().step_by(device.sampling(5)) {
+                for own in [false, true] {
+                    let branches = |tensor: Tensor<4>| -> BranchTokens {
+                        match own {
+                            false => tensor.into(),
+                            true => PerBranch {
+                                compressed: tensor.clone() * 0.5,
+                                selected: tensor.clone(),
+                                window: tensor * -1.0,
+                            }
+                            .into(),
+                        }
+                    };
+                    let step = options.clone().with_strategy(Strategy::Reference);
+                    let mut caches = [options.clone(), step].map(NativeSparseCache::new);
+                    for (start, count) in steps(sizes.tokens, &[100, 1]) {
+                        let [q, k, v, g] =
+                            tensors.clone().map(|tensor| tensor.narrow(1, start, count));
+                        let [at_once, by_steps] = caches.each_mut().map(|cache| {
+                            let [q, k, v, g] = [&q, &k, &v, &g].map(Tensor::clone);
+                            let result = cache.try_append(q, branches(k), branches(v), g);
+                            all_of(result.expect("a token"))
+                        });
+                        lists += 1;
+                        if at_once.2 != by_steps.2 {
+                            // Rounding may choose.
+                            others += 1;
+                            continue;
+                        }
+                        let what = format!("{} {dtype:?} {name} own {own} {start}", device.name);
+                        for (got, expected) in at_once.0.iter().zip(&by_steps.0) {
+                            close(&what, got, expected, 0.02);
+                        }
+                        for (got, expected) in at_once.1.iter().zip(&by_steps.1) {
+                            close(&what, got, expected, 1e-3);
+                        }
+                    }
+                }
+            }
+            assert!(others * 50 <= lists, "{}: {others} of {lists} lists differ", device.name);
+        }
     }
 }

@@ -4,6 +4,8 @@ mod agreement;
 mod cases;
 mod causality;
 mod decode;
+#[cfg(all(feature = "cpu", feature = "cuda"))]
+mod decode_launches;
 mod edges;
 mod errors;
 mod golden;

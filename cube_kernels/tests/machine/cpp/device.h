@@ -130,6 +130,8 @@ static inline u32 __byte_perm(u32 low, u32 high, u32 places) {
 }
 // CTAs run one after the other.
 static inline int atomicAdd(int* at, int more) { const int old = *at; *at += more; return old; }
+static inline void __threadfence() {}
+template <class T> static inline T __ldcg(const T* from) { return *from; }
 #define __cvta_generic_to_shared(pointer) ((u64)m_shared_address(pointer))
 
 // ---- cuda/device.cuh

@@ -6,6 +6,7 @@
 mod backward;
 mod blackwell_backward;
 mod blackwell_forward;
+mod decode;
 mod forward;
 mod lists;
 mod selection;
@@ -25,6 +26,7 @@ use test_support::{Data, axis, problem};
 use crate::bias::check_one_slot;
 use crate::blackwell::ways::{self as sm100, blackwell};
 use crate::blocks;
+use crate::decode::check_one as decodes;
 use crate::run::{Change, Machine, Policy};
 use crate::selection::check_one as selects;
 use crate::ways::{
@@ -58,6 +60,8 @@ enum On {
     HeadsOfLists,
     /// The same of four, whose blocks many list.
     Visits,
+    /// One more token, of which CTAs have several steps.
+    Decode,
     /// The selection of blocks: a warp has several lists.
     Selection,
     /// The same where warps share a list.
@@ -85,6 +89,7 @@ impl On {
             | Self::Lists
             | Self::HeadsOfLists
             | Self::Visits
+            | Self::Decode
             | Self::Selection
             | Self::SharedSelection => {
                 unreachable!("is none of attention in a window")
@@ -143,6 +148,7 @@ impl Chip {
                     Direction::Backward => blocks::backward(machine, &client, element, &case),
                 }
             }
+            (On::Decode, _) => decodes(machine),
             (On::Selection, _) => selects(machine, 4),
             (On::SharedSelection, _) => selects(machine, 32),
             (On::Teams, _) => {
@@ -213,6 +219,7 @@ fn nothing_is_found_where_there_is_no_fault() {
             On::Lists,
             On::HeadsOfLists,
             On::Visits,
+            On::Decode,
             On::Selection,
             On::SharedSelection,
         ];
@@ -222,7 +229,9 @@ fn nothing_is_found_where_there_is_no_fault() {
                 // Gradients of such weights cancel, and what rounding leaves of them is no measure.
                 On::Sharp => &[Direction::Forward],
                 On::OneSlot => &[Direction::Backward],
-                On::Teams | On::Selection | On::SharedSelection => &[Direction::Forward],
+                On::Teams | On::Decode | On::Selection | On::SharedSelection => {
+                    &[Direction::Forward]
+                }
                 _ => &[Direction::Forward, Direction::Backward],
             };
             for &of in directions {
@@ -256,7 +265,7 @@ fn look_for<'a>(chip: Chip, of: Direction, faults: impl IntoIterator<Item = &'a 
 
 /// One of waiting, one of order in memory, one of a descriptor, one of a fence; of Blackwell, one of a commit, and fences of tensor memory; one
 /// of copies, one of each other kind of kernel.
-const SAMPLE: [&str; 12] = [
+const SAMPLE: [&str; 13] = [
     "keys are multiplied before they have arrived",
     "the producer does not wait for free rows",
     "the descriptor's stride is that of four rows",
@@ -269,10 +278,11 @@ const SAMPLE: [&str; 12] = [
     "lists: rows are handed over while they are copied",
     "selection: scores are taken of what others still write",
     "bias: sums are added up while others still add to them",
+    "decode: sums of warps are added up before they are there",
 ];
 
 /// Each table, with whose faults they are.
-const TABLES: [(Chip, Direction, &[Fault]); 9] = [
+const TABLES: [(Chip, Direction, &[Fault]); 10] = [
     (Chip::Hopper, Direction::Forward, forward::FAULTS),
     (Chip::Hopper, Direction::Backward, backward::FAULTS),
     (Chip::Blackwell, Direction::Forward, blackwell_forward::FAULTS),
@@ -280,6 +290,7 @@ const TABLES: [(Chip, Direction, &[Fault]); 9] = [
     (Chip::Hopper, Direction::Forward, lists::FORWARD),
     (Chip::Hopper, Direction::Backward, lists::BACKWARD),
     (Chip::Hopper, Direction::Forward, selection::FAULTS),
+    (Chip::Hopper, Direction::Forward, decode::FAULTS),
     (Chip::Hopper, Direction::Forward, visits::FORWARD),
     (Chip::Hopper, Direction::Backward, visits::BACKWARD),
 ];
@@ -357,4 +368,10 @@ fn all_faults_of_lists_are_found() {
 #[ignore = "minutes"]
 fn all_faults_of_the_selection_are_found() {
     look_for(Chip::Hopper, Direction::Forward, selection::FAULTS);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn all_faults_of_decoding_are_found() {
+    look_for(Chip::Hopper, Direction::Forward, decode::FAULTS);
 }

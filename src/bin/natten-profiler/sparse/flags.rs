@@ -62,13 +62,18 @@ pub struct Sparse {
     pub query_tile: usize,
 
     /// Lists by chance in place of selected ones, which share so many percent with their neighbors'
-    #[arg(long, value_name = "PERCENT", requires = "native_sparse", conflicts_with = "dry_run")]
+    #[arg(long, value_name = "PERCENT", requires = "native_sparse", conflicts_with_all = ["dry_run", "decode"])]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100), hide_short_help = true)]
     pub agree: Option<u8>,
 
     /// Super-blocks of compressed blocks that a query sees [default: all]
     #[arg(long, value_name = "N", requires = "native_sparse", hide_short_help = true)]
     pub cmp_top: Option<usize>,
+
+    /// One more token behind those of --input-size, which are in a cache
+    #[arg(long, requires = "native_sparse", conflicts_with_all = ["backprop", "dry_run"])]
+    #[arg(hide_short_help = true)]
+    pub decode: bool,
 }
 
 /// Flags that sparse attention has no use for.
@@ -160,8 +165,9 @@ impl Job {
                     agree.map(|percent| format!(" by chance, {percent} % as for its neighbor"));
                 let chance = chance.unwrap_or_default();
                 format!(
-                    "native sparse attention, {cmp_block} tokens a compressed block, one every {cmp_stride}{top}, {num_selected} \
+                    "{}native sparse attention, {cmp_block} tokens a compressed block, one every {cmp_stride}{top}, {num_selected} \
                      blocks of {slc_block} selected for {query_tile}{chance}, window {}",
+                    if args.sparse.decode { "one more in " } else { "" },
                     window(args)
                 )
             }

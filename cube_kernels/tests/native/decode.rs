@@ -1,0 +1,58 @@
+//! Native sparse attention of one more token for each sequence.
+
+use burn_natten_kernels::native::decode::{Decoding, decode};
+use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::sparse::Selection;
+use cubecl::client::Client;
+use test_support::blocks::Layout;
+use test_support::compare::{device, format};
+use test_support::decoding::{Data, Results, cases, check, run};
+
+fn results(
+    client: &Client,
+    of: &Decoding,
+    element: Element,
+    data: &Data,
+    layout: Layout,
+) -> Results {
+    run(client, of, data, (format(element), layout), |inputs, outputs| {
+        decode(client, of, element, inputs, outputs)
+    })
+}
+
+#[test]
+fn tokens_are_those_of_float64() {
+    let Some(client) = device() else { return };
+    let mut wrong = vec![];
+    for (seed, (name, of)) in cases().into_iter().enumerate() {
+        for (element, layout) in [
+            (Element::F16, Layout::Contiguous),
+            (Element::Bf16, Layout::Aligned),
+            (Element::Bf16, Layout::Swapped),
+        ] {
+            let data = Data::random(&of, 40 + seed as u64, format(element));
+            let got = results(&client, &of, element, &data, layout);
+            let result = check(&of, &data, format(element), &got);
+            wrong.extend(result.err().map(|how| format!("{name}, {element:?}, {layout:?}: {how}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// So many CTAs that which is the last one changes.
+#[test]
+fn long_sequences_repeat_bit_by_bit() {
+    let Some(client) = device() else { return };
+    for (batch, heads_kv) in [(1, 4), (4, 8)] {
+        let mut selection = Selection::new(30_000, 64, 128);
+        (selection.batch, selection.heads_kv, selection.rows) = (batch, heads_kv, 1);
+        let of = Decoding { selection, head_dim_v: 128, window: 512, window_tokens: 30_000 };
+        let data = Data::random(&of, 50, format(Element::Bf16));
+        let first = results(&client, &of, Element::Bf16, &data, Layout::Contiguous);
+        check(&of, &data, format(Element::Bf16), &first).unwrap_or_else(|wrong| panic!("{wrong}"));
+        for _ in 0..10 {
+            let again = results(&client, &of, Element::Bf16, &data, Layout::Contiguous);
+            assert_eq!(again, first);
+        }
+    }
+}

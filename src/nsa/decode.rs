@@ -1,0 +1,92 @@
+//! One more token for each sequence by kernels that compute all steps at once.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+use burn_natten_kernels::native::Element;
+use burn_natten_kernels::native::decode::Decoding;
+use burn_natten_kernels::sparse::Selection;
+
+use super::{NativeSparseOutput, PerBranch};
+use crate::backend::decode::{DecodeInputs, DecodeOps, DecodePlan, DecodeResults};
+use crate::backend::is_ready_to_decode;
+use crate::functional::AttentionOutput;
+use crate::{NativeSparseAttentionOptions, Strategy};
+
+/// The last one of `count` tokens of each sequence; `None` where no kernels compute it, and steps are to. Arguments are
+/// those of [`attend`](super::attention::attend).
+pub(super) fn decode(
+    query: &Tensor<4>,
+    tokens: &PerBranch<[Tensor<4>; 2]>,
+    count: usize,
+    gates: &Tensor<4>,
+    options: &NativeSparseAttentionOptions,
+) -> Option<NativeSparseOutput> {
+    let plan = plan(query, tokens, count, options)?;
+    let PerBranch { compressed, selected, window } = tokens.as_ref();
+    let of = |tensor: &Tensor<4>| tensor.clone().into_dispatch();
+    let inputs = DecodeInputs {
+        query: of(query),
+        gates: of(gates),
+        compressed_key: of(&compressed[0]),
+        compressed_value: of(&compressed[1]),
+        key: of(&selected[0]),
+        value: of(&selected[1]),
+        window_key: of(&window[0]),
+        window_value: of(&window[1]),
+    };
+    let results: DecodeResults<Dispatch> = Dispatch::decode_attention(inputs, plan);
+    let branch = |out, logsumexp| AttentionOutput {
+        out: Tensor::from_dispatch(out),
+        logsumexp: Tensor::from_dispatch(logsumexp),
+    };
+    Some(NativeSparseOutput {
+        out: Tensor::from_dispatch(results.out),
+        branches: PerBranch {
+            compressed: branch(results.compressed, results.compressed_logsumexp),
+            selected: branch(results.selected, results.selected_logsumexp),
+            window: branch(results.window, results.window_logsumexp),
+        },
+        blocks: Tensor::from_dispatch(results.blocks),
+        cmp_blocks: None,
+    })
+}
+
+/// What is to be decoded, if there are kernels for it.
+fn plan(
+    query: &Tensor<4>,
+    tokens: &PerBranch<[Tensor<4>; 2]>,
+    count: usize,
+    options: &NativeSparseAttentionOptions,
+) -> Option<DecodePlan> {
+    let element = match query.dtype() {
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::Bf16,
+        _ => return None,
+    };
+    let [batch, rows, heads, head_dim] = query.dims();
+    let sizes = options.sizes;
+    let is_given = options.blocks.is_some() || options.cmp_blocks.is_some();
+    let is_other = options.mslk.is_some() || sizes.cmp_top.is_some();
+    if rows != 1 || batch * heads == 0 || is_given || is_other {
+        return None;
+    }
+    let device = query.device();
+    if options.common.strategy != Strategy::Auto || device.is_autodiff() {
+        return None;
+    }
+    let mut selection = Selection::new(count, heads, head_dim);
+    let [_, window_tokens, heads_kv, head_dim_v] = tokens.window[1].dims();
+    (selection.batch, selection.rows, selection.heads_kv) = (batch, rows, heads_kv);
+    selection.scale = options.scale(head_dim);
+    (selection.cmp_block, selection.cmp_stride) = (sizes.cmp_block, sizes.cmp_stride);
+    (selection.slc_block, selection.num_selected) = (sizes.slc_block, sizes.num_selected);
+    (selection.num_init, selection.num_local) = (sizes.num_init, sizes.num_local);
+    selection.query_tile = sizes.query_tile;
+    if tokens.compressed[0].dims()[1] != selection.compressed() {
+        return None;
+    }
+    let decoding = Decoding { selection, head_dim_v, window: sizes.window, window_tokens };
+    let ints = device.settings().int_dtype;
+    let is_ready = is_ready_to_decode(&device, &decoding, element);
+    is_ready.then_some(DecodePlan { decoding, element, ints })
+}
