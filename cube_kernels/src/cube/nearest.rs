@@ -12,6 +12,7 @@ use cubecl::prelude::*;
 /// Whether the device may drop the bits that a type does not have: SPIR-V leaves that open, and NVIDIA's driver for Vulkan drops those of
 /// bf16. What gives away such a device is that it converts bf16 and has no arithmetic of it.
 #[cube]
+#[allow(clippy::extra_unused_type_parameters)] // What the macro makes of it has it.
 fn is_cut<F: Float>() -> comptime_type!(bool) {
     intrinsic!(|scope| {
         let is_bf16 = F::__expand_as_type(scope).is_bfloat16(scope.ctx());

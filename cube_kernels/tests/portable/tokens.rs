@@ -51,9 +51,8 @@ fn cases() -> Vec<Case> {
     let formats: Vec<Format> = formats.collect();
     let of_shape = |shape| {
         // A unit holds 32 channels at most.
-        let of_units = |units: usize| {
-            formats.iter().map(move |&format| Case { shape, units, format })
-        };
+        let of_units =
+            |units: usize| formats.iter().map(move |&format| Case { shape, units, format });
         let of_length = units.iter().copied().filter(|units| shape[1] <= 32 * units || *units <= 2);
         of_length.flat_map(of_units).collect::<Vec<_>>()
     };

@@ -319,7 +319,7 @@ impl Schedule {
         let is_shared = is_aimed_by_tile && self.can_share_slots(axis);
         let lines = TILE / 8 / along * (along + usize::from(!is_shared));
         let slot = size_of::<f32>() * 64 * lines + 16;
-        let views = 48;
+        let views = if is_aimed_by_tile { 48 } else { 0 };
         let sums = floats(extents.iter().product::<usize>() + 32);
         table + 4 * self.warpgroups * (self.sum_slots * slot + views + sums)
     }

@@ -44,7 +44,8 @@ DEVICE int place_in_slot(int line, int row, int column) {
 constexpr int STATE_BYTES = 16;
 // Where windows of a warp's rows begin, from the row: of its eight rows along x, and the least along the other axes.
 struct __align__(16) Views { int x[8], z, y; };
-constexpr int SUM_BYTES = SUM_BIAS ? SUM_SLOTS * (SLOT_BYTES + STATE_BYTES) + sizeof(Views) + (BIAS_ENTRIES + 35) / 4 * 16 : 0;  // of a warp
+constexpr int VIEWS_BYTES = AIMED_BY_TILE ? sizeof(Views) : 0;
+constexpr int SUM_BYTES = SUM_BIAS ? SUM_SLOTS * (SLOT_BYTES + STATE_BYTES) + VIEWS_BYTES + (BIAS_ENTRIES + 35) / 4 * 16 : 0;  // of a warp
 static_assert(!SUM_BIAS || BLOCKS == 1 && (RANK == 1 || ROW_X == 8 && COLUMN_X == 8), "lines are eight wide");
 
 // A CTA has the same tiles every time, one behind the other: of each CTA the first, and behind the last CTA their number, see runs.rs.
@@ -65,7 +66,7 @@ struct BiasSums {
   static DEVICE float* slopes(int slot) { return (float*)(own() + slot * SLOT_BYTES); }
   static DEVICE SlotState& state(int slot) { return ((SlotState*)(own() + SUM_SLOTS * SLOT_BYTES))[slot]; }
   static DEVICE Views& views() { return *(Views*)(own() + SUM_SLOTS * (SLOT_BYTES + STATE_BYTES)); }
-  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES + SUM_SLOTS * (SLOT_BYTES + STATE_BYTES) + sizeof(Views)); }
+  static DEVICE float* sums_of(int warp) { return (float*)(memory + SUMS_OFFSET + warp * SUM_BYTES + SUM_SLOTS * (SLOT_BYTES + STATE_BYTES) + VIEWS_BYTES); }
   // Of this CTA.
   static DEVICE float* row_of(const Bias& bias, int head) { return bias.sums + ((i64)head * bias.rows + blockIdx.x) * BIAS_ENTRIES; }
 
@@ -245,7 +246,7 @@ struct BiasSums {
       for (int i = phase; i < 2 * TURNS; i += PHASES) {
         const int l = lane / 8 + i / 2 * 4, along = l % LINES_ALONG - 1, across = l / LINES_ALONG;
         const int x = i % 2 ? far : near;
-        const int y = seen_of<1>(from[1] + (PAIRS_ALONG_Z ? across : along), views.y), z = seen_of<0>(from[0] + (PAIRS_ALONG_Z ? along : across), views.z);
+        const int y = seen_of<1>(from[1] + (PAIRS_ALONG_Z ? across : along), is_shared(1) ? views.y : 0), z = seen_of<0>(from[0] + (PAIRS_ALONG_Z ? along : across), is_shared(0) ? views.z : 0);
         const int entry = RANK == 1 ? entry_of(0, 0, x + 8 * along) : entry_of(z, y, x);
         // What belongs to no entry goes to one of the lane's own.
         to[i] = all + (l < LINES && entry >= 0 ? entry : BIAS_ENTRIES + lane);
