@@ -80,9 +80,10 @@ impl TokenBuffer {
 
     /// The last ones, of which there are as many, as a view.
     pub fn last(&self, count: usize, like: &Tensor<4>) -> Tensor<4> {
-        let tokens = self.tokens(like);
-        let all = tokens.dims()[1];
-        span(tokens, all - count, count)
+        match &self.memory {
+            Some(memory) => span(memory.clone(), self.start + self.count - count, count),
+            None => span(like.clone(), 0, 0),
+        }
     }
 
     /// How many tokens there is memory for.

@@ -294,13 +294,11 @@ impl Cache {
         if blocks > 0 {
             self.compressed.append(compress(rest, pooling, sizes), usize::MAX);
         }
+        // Of keys as of values, whichever of them has tokens of its own for the window.
+        let recent = sizes.window.saturating_sub(1);
         let window = match is_shared {
-            true => self.tokens.tokens(&selected),
-            false => {
-                let buffer = self.window.get_or_insert_default();
-                let recent = sizes.window.saturating_sub(1);
-                buffer.append_recent(window, recent, recent)
-            }
+            true => self.tokens.last(before.min(recent) + rows, &selected),
+            false => self.window.get_or_insert_default().append_recent(window, recent, recent),
         };
         PerBranch {
             compressed: self.compressed.tokens(&selected),

@@ -82,7 +82,9 @@ fn plan(
     (selection.slc_block, selection.num_selected) = (sizes.slc_block, sizes.num_selected);
     (selection.num_init, selection.num_local) = (sizes.num_init, sizes.num_local);
     selection.query_tile = sizes.query_tile;
-    if tokens.compressed[0].dims()[1] != selection.compressed() {
+    let is_of = |of: &[Tensor<4>; 2], count| of.iter().all(|tensor| tensor.dims()[1] == count);
+    let counts = [selection.compressed(), count, window_tokens];
+    if !tokens.as_ref().into_array().into_iter().zip(counts).all(|(of, count)| is_of(of, count)) {
         return None;
     }
     let decoding = Decoding { selection, head_dim_v, window: sizes.window, window_tokens };

@@ -56,7 +56,7 @@ fn tiers_are_those_of_the_target() {
 fn both_are_measured() {
     for flags in [
         "-i 70 -n 2 -d 8 --native-sparse --cmp-block 8 --cmp-stride 4 --slc-block 8 --num-selected 3 -w 9",
-        "-i 70 -n 2 --heads-kv 1 -d 8 --native-sparse --slc-block 8 --num-selected 4 -w 9 --agree 90",
+        "-i 70 -n 2 --heads-kv 1 -d 8 --native-sparse --cmp-block 8 --cmp-stride 4 --slc-block 8 --num-selected 4 -w 9 --agree 90",
         "-i 40 -n 4 --heads-kv 2 -d 8 --block-sparse 2 --query-block 8 --key-block 16 --causal 1",
         "-i 9 10 -n 2 -d 8 --block-sparse 3 --query-block 2 3 --key-block 4",
         "-i 4 5 6 -n 2 -d 8 --block-sparse 2 --query-block 2 --key-block 3",

@@ -95,7 +95,7 @@ fn strides(sizes: &[usize], strides: &[usize], shape: Shape) -> Option<[usize; 5
     if tokens == shape.tokens {
         return Some(padded);
     }
-    debug_assert_eq!(shape.tokens, [1, 1, tokens.iter().product()], "{sizes:?}");
+    assert_eq!(shape.tokens, [1, 1, tokens.iter().product()], "{sizes:?}");
     Shape { tokens, ..shape }.line(padded)
 }
 

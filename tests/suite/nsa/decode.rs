@@ -31,13 +31,13 @@ fn check(
     what: &str,
     sizes: &Sizes,
     tensors: &[Tensor<4>; 4],
-    own: bool,
+    own: [bool; 2],
     options: &NativeSparseAttentionOptions,
     lengths: &[usize],
 ) {
-    // Each branch has other keys, if it has its own.
-    let branches = |tensor: Tensor<4>| -> BranchTokens {
-        match own {
+    // Each branch has other keys or values, if it has its own.
+    let branches = |tensor: Tensor<4>, has_own: bool| -> BranchTokens {
+        match has_own {
             false => tensor.into(),
             true => PerBranch {
                 compressed: tensor.clone() * 0.5,
@@ -48,12 +48,13 @@ fn check(
         }
     };
     let [q, k, v, g] = tensors.clone();
-    let whole = native_sparse_attention(q, branches(k), branches(v), g, options.clone());
+    let whole =
+        native_sparse_attention(q, branches(k, own[0]), branches(v, own[1]), g, options.clone());
     let mut cache = NativeSparseCache::new(options.clone());
     let mut rows = vec![];
     for (start, count) in steps(sizes.tokens, lengths) {
         let [q, k, v, g] = tensors.clone().map(|tensor| tensor.narrow(1, start, count));
-        rows.push(cache.append(q, branches(k), branches(v), g));
+        rows.push(cache.append(q, branches(k, own[0]), branches(v, own[1]), g));
         assert_eq!(cache.tokens(), start + count);
     }
     close(what, &values(Tensor::cat(rows, 1)), &values(whole), F32);
@@ -68,8 +69,8 @@ fn steps_have_the_rows_of_the_whole() {
         for (name, options) in many_options().into_iter().step_by(device.sampling(6)) {
             // Token by token; a prompt first; chunks that begin inside tiles.
             for lengths in [&[1][..], &[37, 1], &[3, 19, 7]] {
-                for own in [false, true] {
-                    let what = format!("{} {name} {lengths:?} own {own}", device.name);
+                for own in [[false; 2], [true; 2], [true, false], [false, true]] {
+                    let what = format!("{} {name} {lengths:?} own {own:?}", device.name);
                     check(&what, &sizes, &tensors, own, &options, lengths);
                 }
             }
@@ -87,7 +88,7 @@ fn with_learned_compression() {
         let pool =
             || Pooling::Linear(tensor(&weights, [2, 8, 4, 4], &device.device, DType::F32) * 0.1);
         let options = options().with_pooling(pool(), pool());
-        check(device.name, &sizes, &tensors, true, &options, &[1]);
+        check(device.name, &sizes, &tensors, [true; 2], &options, &[1]);
     }
 }
 

@@ -170,7 +170,7 @@ impl Schedule {
             return Err(format!("a list has {entries} entries, more than {MOST_ENTRIES}"));
         }
         // Scores are multiplied by it in f32.
-        if !(selection.scale as f32).is_finite() {
+        if !((selection.scale * std::f64::consts::LOG2_E) as f32).is_finite() {
             return Err(format!("scale is {}, no number of f32", selection.scale));
         }
         let bounded = [
