@@ -39,7 +39,8 @@ struct Unit {
 };
 // Units that wait for each other: `arrived` of them in round `round`.
 struct Meeting { unsigned arrived = 0, round = 0; };
-struct Exchange { unsigned a[PLANE][4], b[PLANE][2]; };
+// What units of a plane give each other: a word, and the elements of their registers, two in each (of TF32 the first alone).
+struct Exchange { unsigned word[PLANE]; float left[PLANE][4][2], right[PLANE][2][2]; };
 
 std::vector<Unit> units;
 std::vector<Meeting> planes;
@@ -155,22 +156,22 @@ void machine_arrive(unsigned barrier, unsigned expected) { arrive(barriers[barri
 unsigned machine_lane() { return me % PLANE; }
 
 unsigned machine_shuffle(unsigned value, unsigned lane) {
-  exchange().a[me % PLANE][0] = value;
+  exchange().word[me % PLANE] = value;
   meet_plane();
-  const unsigned result = exchange().a[lane % PLANE][0];
+  const unsigned result = exchange().word[lane % PLANE];
   meet_plane();
   return result;
 }
 
 void machine_ldmatrix(int is_transposed, unsigned row, unsigned* result) {
-  exchange().a[me % PLANE][0] = row;
+  exchange().word[me % PLANE] = row;
   meet_plane();
   const unsigned lane = me % PLANE;
   for (int matrix = 0; matrix < 4; matrix++) {
     unsigned short pair[2];
     for (unsigned e = 0; e < 2; e++) {
       const unsigned r = is_transposed ? lane % 4 * 2 + e : lane / 4, column = is_transposed ? lane / 4 : lane % 4 * 2 + e;
-      const unsigned at = exchange().a[8 * matrix + r][0] + 2 * column;
+      const unsigned at = exchange().word[8 * matrix + r] + 2 * column;
       if (at + 2 > kernel_shared_bytes()) {
         fprintf(stderr, "a matrix lies outside of shared memory\n");
         exit(4);
@@ -184,8 +185,10 @@ void machine_ldmatrix(int is_transposed, unsigned row, unsigned* result) {
 
 void machine_mma(int type, const unsigned* a, const unsigned* b, const float* c, float* d) {
   const unsigned lane = me % PLANE;
-  memcpy(exchange().a[lane], a, 16);
-  memcpy(exchange().b[lane], b, 8);
+  for (int high = 0; high < 2; high++) {
+    for (int i = 0; i < 4; i++) exchange().left[lane][i][high] = element(type, a[i], high);
+    for (int i = 0; i < 2; i++) exchange().right[lane][i][high] = element(type, b[i], high);
+  }
   meet_plane();
   for (unsigned half = 0; half < 2; half++)
     for (unsigned e = 0; e < 2; e++) {
@@ -195,8 +198,7 @@ void machine_mma(int type, const unsigned* a, const unsigned* b, const float* c,
       const unsigned packed = type == TYPE_TF32 ? 1 : 2;
       for (unsigned k = 0; k < 8 * packed; k++) {
         const unsigned unit = k / packed % 4, later = k / packed / 4;
-        const unsigned left = exchange().a[row * 4 + unit][half + later * 2], right = exchange().b[column * 4 + unit][later];
-        sum += element(type, left, k % packed) * element(type, right, k % packed);
+        sum += exchange().left[row * 4 + unit][half + later * 2][k % packed] * exchange().right[column * 4 + unit][later][k % packed];
       }
       d[2 * half + e] = c[2 * half + e] + sum;
     }

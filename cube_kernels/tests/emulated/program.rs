@@ -57,13 +57,23 @@ const FILES: [(&str, &str); 5] = [
 /// What every part is compiled with. A fortified C library takes the jumps from one unit's stack to another's for errors.
 const DIALECT: [&str; 5] = ["-std=c++17", "-U_FORTIFY_SOURCE", "-w", "-O2", "-I."];
 
+/// f16 becomes f32 by an instruction where there is one, and by a function of the compiler's otherwise.
+fn conversions() -> &'static [&'static str] {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("f16c") {
+        return &["-mf16c"];
+    }
+    &[]
+}
+
 /// The machine without a kernel, compiled once.
 fn machine(compiler: &str) -> &'static Path {
     static MACHINE: OnceLock<PathBuf> = OnceLock::new();
     MACHINE.get_or_init(|| {
         let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
         fs::create_dir_all(&kept).expect("cargo's folder for tests");
-        object(compiler, &DIALECT, &FILES, &kept).unwrap_or_else(|log| panic!("{log}"))
+        let arguments = [&DIALECT, conversions()].concat();
+        object(compiler, &arguments, &FILES, &kept).unwrap_or_else(|log| panic!("{log}"))
     })
 }
 
@@ -98,7 +108,8 @@ impl Program {
         }
         folder.write("kernel.cpp", portable(&program.code, program.shared_memory));
         let machine = machine(compiler).to_str().expect("a path of text");
-        let arguments = [&DIALECT, &["-O0", "kernel.cpp", machine, "-o", "kernel"][..]].concat();
+        let files = ["-O0", "kernel.cpp", machine, "-o", "kernel"];
+        let arguments = [&DIALECT, conversions(), &files].concat();
         compile(compiler, &arguments, &folder.0).unwrap_or_else(|log| panic!("{name}: {log}"));
         Self { folder, scalars: scalars.parse().expect("a number"), name, units }
     }
