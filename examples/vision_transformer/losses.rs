@@ -148,7 +148,7 @@ fn read(losses: Vec<Tensor<1>>) -> Vec<f32> {
 #[derive(Debug, PartialEq)]
 struct Part {
     pictures: Range<usize>,
-    /// Of the mean over its pictures: the mean over members is then that over all pictures, however many each of them has.
+    /// See [`members::weight`].
     weight: f32,
 }
 
@@ -157,7 +157,7 @@ impl Part {
     fn of(pictures: usize, member: usize, members: usize) -> Self {
         let cut = |member: usize| pictures * member / members;
         let range = cut(member)..cut(member + 1);
-        let weight = (range.len() * members) as f32 / pictures as f32;
+        let weight = members::weight(range.len(), members, pictures);
         Self { pictures: if range.is_empty() { 0..1 } else { range }, weight }
     }
 }

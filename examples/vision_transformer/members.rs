@@ -30,6 +30,11 @@ pub fn open(args: &Args) -> Result<Vec<Device>, Failure> {
     numbers.iter().map(open).collect()
 }
 
+/// What a member's mean over its pictures counts: the mean over members is then that over `all` pictures, however many each has.
+pub fn weight(pictures: usize, members: usize, all: usize) -> f32 {
+    (pictures * members) as f32 / all as f32
+}
+
 /// Keeps the backward passes of devices that share their gradients apart, and weighs what each has seen.
 ///
 /// Burn's server of gradients forgets a device that begins its next backward pass before all have ended this one, and then waits for it for
@@ -58,8 +63,7 @@ impl Together {
         Self((members > 1).then(|| Arc::new(meeting())))
     }
 
-    /// A member's mean loss of so many pictures, by their part of all: the mean over members is then that over all pictures, however
-    /// many each of them has. Every member calls it, once a step.
+    /// A member's mean loss of so many pictures, by its [`weight`]. Every member calls it, once a step.
     pub fn weigh(&self, loss: Tensor<1>, pictures: usize) -> Tensor<1> {
         let Some(meeting) = &self.0 else { return loss };
         meeting.pictures.fetch_add(pictures, Ordering::SeqCst);
@@ -68,7 +72,7 @@ impl Together {
         meeting.everyone.wait();
         // Before the next step is counted, which waits for this member.
         meeting.pictures.fetch_sub(pictures, Ordering::SeqCst);
-        loss * ((pictures * meeting.members) as f32 / all as f32)
+        loss * weight(pictures, meeting.members, all)
     }
 
     /// The gradients of a loss, when all have them.

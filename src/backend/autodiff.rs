@@ -117,14 +117,16 @@ impl<B: Backend, const I: usize, const N: usize> Backward<B, 1> for Tap<I, N> {
     }
 }
 
-/// What stands in for an input that is not there.
+/// An operator's inputs on the tape, of which there is a `first` one. A constant stands in for those that are not there.
 ///
 /// Another input would be a parent once for each place, and have a gradient registered once: devices that train together wait until all
 /// that a parameter's tape counts on have come.
-pub(super) fn constant<B: Backend, C: CheckpointStrategy>(
+pub(super) fn on_tape<B: Backend, C: CheckpointStrategy, const N: usize>(
     first: &FloatTensor<Autodiff<B, C>>,
-) -> FloatTensor<Autodiff<B, C>> {
-    Autodiff::<B, C>::from_inner(first.primitive().clone())
+    inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
+) -> [FloatTensor<Autodiff<B, C>>; N] {
+    let constant = || Autodiff::<B, C>::from_inner(first.primitive().clone());
+    inputs.map(|input| input.cloned().unwrap_or_else(constant))
 }
 
 /// Puts an operator on the tape: its inputs, of which there is a `first` one, and the outputs that were computed from
@@ -140,10 +142,7 @@ where
     C: CheckpointStrategy,
     K: PairBackward<B, N>,
 {
-    let nodes = inputs.map(|input| match input {
-        Some(input) => input.node(),
-        None => constant::<B, C>(first).node(),
-    });
+    let nodes = on_tape::<B, C, N>(first, inputs).map(|input| input.node());
     match Joint(kind).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));

@@ -30,10 +30,6 @@ pub struct Results {
     pub lists: Vec<Vec<i32>>,
 }
 
-fn shape(of: &Decoding, tokens: usize, heads: usize, dim: usize) -> Shape {
-    Shape { batch: of.selection.batch, tokens: [1, 1, tokens], heads, dim }
-}
-
 /// Tokens of each branch.
 fn counts(of: &Decoding) -> [usize; 3] {
     [of.selection.compressed(), of.selection.tokens, of.window_tokens]
@@ -42,8 +38,8 @@ fn counts(of: &Decoding) -> [usize; 3] {
 /// Shapes of the query, the gates, and keys and values of each branch.
 fn shapes(of: &Decoding) -> (Shape, Shape, [[Shape; 2]; 3]) {
     let Selection { heads, heads_kv, head_dim, .. } = of.selection;
-    let tokens = |count| [head_dim, of.head_dim_v].map(|dim| shape(of, count, heads_kv, dim));
-    (shape(of, 1, heads, head_dim), shape(of, 1, heads, 3), counts(of).map(tokens))
+    let tokens = |count| [head_dim, of.head_dim_v].map(|dim| of.shape(count, heads_kv, dim));
+    (of.shape(1, heads, head_dim), of.shape(1, heads, 3), counts(of).map(tokens))
 }
 
 impl Data {

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Instant;
@@ -84,6 +85,29 @@ pub fn compile(source: &Source, driver: i32) -> Result<Arc<Cubin>, CompileError>
     };
     // Two threads that need a program wait for one compilation; other programs do not.
     slot.get_or_init(|| load_or_compile(source, driver).map(Arc::new)).clone()
+}
+
+/// Programs by what they are specialised by.
+pub(super) type Programs<K> = LazyLock<Mutex<HashMap<K, Arc<Cubin>>>>;
+
+/// The program of a specialisation, whose text is written only when it is asked for the first time.
+///
+/// # Errors
+///
+/// As [`compile`].
+pub(super) fn load<K: Eq + Hash>(
+    programs: &Programs<K>,
+    key: K,
+    driver: i32,
+    source: impl FnOnce() -> Source,
+) -> Result<Arc<Cubin>, CompileError> {
+    let programs = || programs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(cubin) = programs().get(&key) {
+        return Ok(cubin.clone());
+    }
+    let cubin = compile(&source(), driver)?;
+    programs().insert(key, cubin.clone());
+    Ok(cubin)
 }
 
 fn load_or_compile(source: &Source, driver: i32) -> Result<Cubin, CompileError> {

@@ -9,6 +9,8 @@
 //! specialisation that it can choose is generated without one, too.
 
 #[cfg(feature = "cuda")]
+mod ampere;
+#[cfg(feature = "cuda")]
 mod backward;
 #[cfg(feature = "cuda")]
 mod bias;

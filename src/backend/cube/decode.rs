@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchDevice;
 use burn::backend::ops::IntTensorOps;
-use burn::tensor::{DType, Device, IntDType, Shape};
+use burn::tensor::{DType, Device, IntDType};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::native::Element;
 use burn_natten_kernels::native::decode::{
@@ -61,12 +61,9 @@ fn views(inputs: &DecodeInputs<CubeBackend>, of: &Decoding, lay: Lay) -> Inputs<
 
 impl DecodeOps for CubeBackend {
     fn decode_attention(inputs: DecodeInputs<Self>, plan: DecodePlan) -> DecodeResults<Self> {
-        let of = &plan.decoding;
-        let (selection, like) = (&of.selection, &inputs.query);
-        let (batch, heads) = (selection.batch, selection.heads);
-        let out = || empty(like, Shape::new([batch, 1, heads, of.head_dim_v]), like.dtype);
-        let lse = || empty(like, Shape::new([batch, 1, heads]), DType::F32);
-        let lists = Shape::new([batch, 1, selection.heads_kv, selection.num_selected]);
+        let (of, like) = (&plan.decoding, &inputs.query);
+        let out = || empty(like, plan.out(), like.dtype);
+        let lse = || empty(like, plan.logsumexp(), DType::F32);
         let results = DecodeResults::<Self> {
             out: out(),
             compressed: out(),
@@ -75,7 +72,7 @@ impl DecodeOps for CubeBackend {
             compressed_logsumexp: lse(),
             selected_logsumexp: lse(),
             window_logsumexp: lse(),
-            blocks: empty(like, lists, DType::I32),
+            blocks: empty(like, plan.lists(), DType::I32),
         };
         let handle = |tensor: &CubeTensor| tensor.handle.clone();
         let outputs = Outputs {

@@ -19,19 +19,16 @@ pub trait DecodeOps: Backend {
 #[cfg(feature = "fusion")]
 mod meta {
     use burn::backend::fusion::custom::TensorSpec;
-    use burn::tensor::{DType, Shape};
+    use burn::tensor::DType;
 
     use super::DecodePlan;
     use crate::backend::accumulator;
     use crate::backend::decode::operands::{DecodeInputsMetadata, DecodeResultsMetadata};
 
     pub fn decode(inputs: &DecodeInputsMetadata, plan: &DecodePlan) -> DecodeResultsMetadata {
-        let (of, dtype) = (&plan.decoding, inputs.query.dtype);
-        let selection = &of.selection;
-        let (batch, heads) = (selection.batch, selection.heads);
-        let out = || TensorSpec::new(Shape::new([batch, 1, heads, of.head_dim_v]), dtype);
-        let lse = || TensorSpec::new(Shape::new([batch, 1, heads]), accumulator(dtype));
-        let lists = Shape::new([batch, 1, selection.heads_kv, selection.num_selected]);
+        let dtype = inputs.query.dtype;
+        let out = || TensorSpec::new(plan.out(), dtype);
+        let lse = || TensorSpec::new(plan.logsumexp(), accumulator(dtype));
         DecodeResultsMetadata {
             out: out(),
             compressed: out(),
@@ -40,7 +37,7 @@ mod meta {
             compressed_logsumexp: lse(),
             selected_logsumexp: lse(),
             window_logsumexp: lse(),
-            blocks: TensorSpec::new(lists, DType::from(plan.ints)),
+            blocks: TensorSpec::new(plan.lists(), DType::from(plan.ints)),
         }
     }
 }

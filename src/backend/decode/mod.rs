@@ -5,7 +5,7 @@
 mod extension;
 mod operands;
 
-use burn::tensor::IntDType;
+use burn::tensor::{IntDType, Shape};
 use burn_natten_kernels::native::Element;
 use burn_natten_kernels::native::decode::Decoding;
 
@@ -19,4 +19,24 @@ pub struct DecodePlan {
     pub(crate) element: Element,
     /// The type of lists.
     pub(crate) ints: IntDType,
+}
+
+impl DecodePlan {
+    /// The shape of outputs.
+    pub fn out(&self) -> Shape {
+        let Decoding { selection, head_dim_v, .. } = &self.decoding;
+        Shape::new([selection.batch, 1, selection.heads, *head_dim_v])
+    }
+
+    /// That of logsumexps.
+    pub fn logsumexp(&self) -> Shape {
+        let selection = &self.decoding.selection;
+        Shape::new([selection.batch, 1, selection.heads])
+    }
+
+    /// That of lists.
+    pub fn lists(&self) -> Shape {
+        let selection = &self.decoding.selection;
+        Shape::new([selection.batch, 1, selection.heads_kv, selection.num_selected])
+    }
 }

@@ -8,7 +8,7 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 
 use super::{Optional, Tokens, UnfusedGradientOps, UnfusedOps, UnfusedPlan};
-use crate::backend::autodiff::constant;
+use crate::backend::autodiff::on_tape;
 
 /// The inputs of either product: rows or weights, tokens, additional tokens, a bias. Where one is missing, a constant stands in for
 /// it on the tape.
@@ -133,10 +133,7 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Product<B>>(
 ) -> FloatTensor<Autodiff<B, C>> {
     let [a, b, c] = others;
     let inputs = [Some(first), a, b, c];
-    let nodes = inputs.map(|input| match input {
-        Some(input) => input.node(),
-        None => constant::<B, C>(first).node(),
-    });
+    let nodes = on_tape::<B, C, INPUTS>(first, inputs).map(|input| input.node());
     let kept = product.kept(inputs.map(|input| input.is_some_and(|input| input.is_tracked())));
     match Step(product).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {

@@ -27,6 +27,19 @@ fn steps(tokens: usize, sizes: &[usize]) -> Vec<(usize, usize)> {
     steps
 }
 
+/// Each branch has other keys or values, if it has its own.
+fn branches(tensor: Tensor<4>, has_own: bool) -> BranchTokens {
+    match has_own {
+        false => tensor.into(),
+        true => PerBranch {
+            compressed: tensor.clone() * 0.5,
+            selected: tensor.clone(),
+            window: tensor * -1.0,
+        }
+        .into(),
+    }
+}
+
 fn check(
     what: &str,
     sizes: &Sizes,
@@ -35,18 +48,6 @@ fn check(
     options: &NativeSparseAttentionOptions,
     lengths: &[usize],
 ) {
-    // Each branch has other keys or values, if it has its own.
-    let branches = |tensor: Tensor<4>, has_own: bool| -> BranchTokens {
-        match has_own {
-            false => tensor.into(),
-            true => PerBranch {
-                compressed: tensor.clone() * 0.5,
-                selected: tensor.clone(),
-                window: tensor * -1.0,
-            }
-            .into(),
-        }
-    };
     let [q, k, v, g] = tensors.clone();
     let whole =
         native_sparse_attention(q, branches(k, own[0]), branches(v, own[1]), g, options.clone());
@@ -131,17 +132,6 @@ fn tokens_of_half_types_are_those_of_the_steps() {
             let (mut lists, mut others) = (0, 0);
             for (name, options) in many_options().into_iter().step_by(device.sampling(5)) {
                 for own in [false, true] {
-                    let branches = |tensor: Tensor<4>| -> BranchTokens {
-                        match own {
-                            false => tensor.into(),
-                            true => PerBranch {
-                                compressed: tensor.clone() * 0.5,
-                                selected: tensor.clone(),
-                                window: tensor * -1.0,
-                            }
-                            .into(),
-                        }
-                    };
                     let step = options.clone().with_strategy(Strategy::Reference);
                     let mut caches = [options.clone(), step].map(NativeSparseCache::new);
                     for (start, count) in steps(sizes.tokens, &[100, 1]) {
@@ -149,7 +139,7 @@ fn tokens_of_half_types_are_those_of_the_steps() {
                             tensors.clone().map(|tensor| tensor.narrow(1, start, count));
                         let [at_once, by_steps] = caches.each_mut().map(|cache| {
                             let [q, k, v, g] = [&q, &k, &v, &g].map(Tensor::clone);
-                            let result = cache.try_append(q, branches(k), branches(v), g);
+                            let result = cache.try_append(q, branches(k, own), branches(v, own), g);
                             all_of(result.expect("a token"))
                         });
                         lists += 1;

@@ -1,6 +1,5 @@
 //! Launches on a device.
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
@@ -8,15 +7,13 @@ use cubecl::server::Handle;
 
 use super::plan::{List, Splits};
 use super::{Decoding, Schedule};
-use crate::native::Element;
-use crate::native::compile::{Cubin, Source, compile, has_compiler};
+use crate::native::compile::{self, CompileError, Cubin, Programs};
 use crate::native::grid::parameters;
-use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, device_info, launch};
+use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use crate::native::{Element, ampere};
 use crate::view::check_buffer;
 use crate::{KernelError, KeyValue, Shape, Strided};
 
-/// The least compute capability, Ampere's.
-const CAPABILITY: u32 = 80;
 /// Bytes of an element, and elements of what is copied at a time.
 const ELEMENT: usize = 2;
 const VECTOR: usize = 8;
@@ -65,17 +62,6 @@ pub struct Outputs<T> {
     pub lists: T,
 }
 
-/// Whether kernels can be compiled and run on the device of a client.
-pub fn is_available(client: &Client) -> bool {
-    device(client).is_ok() && has_compiler()
-}
-
-fn device(client: &Client) -> Result<DeviceInfo, KernelError> {
-    device_info(client)
-        .filter(|info| info.capability >= CAPABILITY)
-        .ok_or(KernelError::Device("compute capability 8.0 (Ampere)"))
-}
-
 /// Compiles the kernels of a problem.
 ///
 /// # Errors
@@ -94,7 +80,7 @@ struct Plan {
 
 impl Plan {
     fn new(client: &Client, of: &Decoding, element: Element) -> Result<Self, KernelError> {
-        let device = device(client)?;
+        let device = ampere::device(client)?;
         let schedule = Schedule::plan(of, element).map_err(KernelError::Problem)?;
         let splits = schedule.splits(of, device.multiprocessors as usize);
         let splits = splits.map_err(KernelError::Problem)?;
@@ -112,29 +98,11 @@ impl Plan {
     }
 }
 
-/// The program of a schedule, whose text is written only when it is asked for the first time.
-fn load(schedule: Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, KernelError> {
-    type Known = HashMap<(Schedule, u32), Arc<Cubin>>;
-    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
-    let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let key = (schedule, device.capability);
-    if let Some(cubin) = known().get(&key) {
-        return Ok(cubin.clone());
-    }
-    let options = [
-        format!("--gpu-architecture=sm_{}", device.capability),
-        "--std=c++17".into(),
-        "--use_fast_math".into(),
-        "--ptxas-options=-v".into(),
-    ];
-    let source = Source {
-        name: format!("{schedule}_sm_{}", device.capability),
-        code: schedule.source(),
-        options: options.into(),
-    };
-    let cubin = compile(&source, device.driver)?;
-    known().insert(key, cubin.clone());
-    Ok(cubin)
+/// The program of a schedule.
+fn load(schedule: Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, CompileError> {
+    static KNOWN: Programs<(Schedule, u32)> = LazyLock::new(Mutex::default);
+    let source = || ampere::source(schedule, schedule.source(), device);
+    compile::load(&KNOWN, (schedule, device.capability), device.driver, source)
 }
 
 /// Native sparse attention of one more token for each sequence.

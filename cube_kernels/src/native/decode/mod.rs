@@ -15,5 +15,7 @@ mod plan;
 mod source;
 
 #[cfg(feature = "cuda")]
-pub use launch::{Branches, Inputs, Outputs, decode, is_available, prepare};
+pub use super::ampere::is_available;
+#[cfg(feature = "cuda")]
+pub use launch::{Branches, Inputs, Outputs, decode, prepare};
 pub use plan::{Decoding, Schedule};

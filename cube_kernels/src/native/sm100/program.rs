@@ -1,12 +1,11 @@
 //! The programs of the kernels, compiled once.
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::source::delta_source;
 use super::{Architecture, Schedule};
 use crate::native::Element;
-use crate::native::compile::{CompileError, Cubin, Source, compile};
+use crate::native::compile::{self, CompileError, Cubin, Programs, Source};
 use crate::native::launch::DeviceInfo;
 
 /// What a program is specialised by.
@@ -27,16 +26,9 @@ impl Program {
         architecture: Architecture,
         device: &DeviceInfo,
     ) -> Result<Arc<Cubin>, CompileError> {
-        type Known = HashMap<(Program, Architecture), Arc<Cubin>>;
-        static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
-        let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(cubin) = known().get(&(self, architecture)) {
-            return Ok(cubin.clone());
-        }
-        let source = self.source(architecture);
-        let cubin = compile(&source, device.driver)?;
-        known().insert((self, architecture), cubin.clone());
-        Ok(cubin)
+        static KNOWN: Programs<(Program, Architecture)> = LazyLock::new(Mutex::default);
+        let source = || self.source(architecture);
+        compile::load(&KNOWN, (self, architecture), device.driver, source)
     }
 
     fn source(self, architecture: Architecture) -> Source {

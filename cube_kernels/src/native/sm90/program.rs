@@ -1,11 +1,10 @@
 //! The programs of the kernels, compiled once.
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::source::{delta_source, inverse_source, lists_source};
 use super::{ARCHITECTURE, Element, OPTIONS, Schedule, SelectSchedule, Union, UnionKernel};
-use crate::native::compile::{CompileError, Cubin, Source, compile};
+use crate::native::compile::{self, CompileError, Cubin, Programs, Source};
 use crate::native::launch::DeviceInfo;
 use crate::native::{bias, splits};
 
@@ -37,11 +36,11 @@ pub(super) enum Program {
 impl Program {
     /// The program, whose text is written only when it is asked for the first time.
     pub(super) fn load(self, device: &DeviceInfo) -> Result<Arc<Cubin>, CompileError> {
-        static KNOWN: LazyLock<Mutex<HashMap<Program, Arc<Cubin>>>> = LazyLock::new(Mutex::default);
-        let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(cubin) = known().get(&self) {
-            return Ok(cubin.clone());
-        }
+        static KNOWN: Programs<Program> = LazyLock::new(Mutex::default);
+        compile::load(&KNOWN, self, device.driver, || self.source())
+    }
+
+    fn source(self) -> Source {
         let (name, code) = match self {
             Self::Attention(schedule) => (schedule.to_string(), schedule.source()),
             Self::Delta(element, head_dim_v, is_packed) => {
@@ -56,9 +55,6 @@ impl Program {
             Self::Select(schedule) => (schedule.to_string(), schedule.source()),
         };
         let options = OPTIONS.map(String::from).to_vec();
-        let source = Source { name: format!("{name}_{ARCHITECTURE}"), code, options };
-        let cubin = compile(&source, device.driver)?;
-        known().insert(self, cubin.clone());
-        Ok(cubin)
+        Source { name: format!("{name}_{ARCHITECTURE}"), code, options }
     }
 }

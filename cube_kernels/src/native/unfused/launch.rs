@@ -1,6 +1,5 @@
 //! Launches on a device.
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use cubecl::client::Client;
@@ -9,27 +8,13 @@ use cubecl::server::Handle;
 
 use super::plan::{ELEMENT, MAX_SAMPLE, VECTOR, total_heads};
 use super::{Product, Schedule};
-use crate::native::Element;
-use crate::native::compile::{Cubin, Source, compile, has_compiler};
+use crate::native::compile::{self, CompileError, Cubin, Programs};
 use crate::native::grid::parameters;
-use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, device_info, launch};
+use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use crate::native::{Element, ampere};
 use crate::portable::unfused::{DotsInputs, Tokens};
 use crate::view::check_buffer;
 use crate::{Axis, KernelError, MAX_RANK, Operand, Problem, Shape, Strided};
-
-/// The least compute capability, Ampere's: it has these products of bfloat16.
-const CAPABILITY: u32 = 80;
-
-/// Whether kernels can be compiled and run on the device of a client.
-pub fn is_available(client: &Client) -> bool {
-    device(client).is_ok() && has_compiler()
-}
-
-fn device(client: &Client) -> Result<DeviceInfo, KernelError> {
-    device_info(client)
-        .filter(|info| info.capability >= CAPABILITY)
-        .ok_or(KernelError::Device("compute capability 8.0 (Ampere)"))
-}
 
 /// [`dots`](crate::portable::unfused::dots()) on tensor cores.
 ///
@@ -153,7 +138,7 @@ fn enqueue(
     hidden: f32,
     tensors: Tensors<'_>,
 ) -> Result<(), KernelError> {
-    let device = device(client)?;
+    let device = ampere::device(client)?;
     let element = match dtype {
         ElemType::Float(FloatKind::F16) => Element::F16,
         ElemType::Float(FloatKind::BF16) => Element::Bf16,
@@ -221,29 +206,11 @@ fn pitch(problem: &Problem, weights: &Strided) -> Option<usize> {
     is_read.then_some(pitch)
 }
 
-/// The program of a kernel, whose text is written only when it is asked for the first time.
-fn load(schedule: Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, KernelError> {
-    type Known = HashMap<(Schedule, u32), Arc<Cubin>>;
-    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
-    let known = || KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let key = (schedule, device.capability);
-    if let Some(cubin) = known().get(&key) {
-        return Ok(cubin.clone());
-    }
-    let options = [
-        format!("--gpu-architecture=sm_{}", device.capability),
-        "--std=c++17".into(),
-        "--use_fast_math".into(),
-        "--ptxas-options=-v".into(),
-    ];
-    let source = Source {
-        name: format!("{schedule:?}_sm_{}", device.capability),
-        code: schedule.source(),
-        options: options.into(),
-    };
-    let cubin = compile(&source, device.driver)?;
-    known().insert(key, cubin.clone());
-    Ok(cubin)
+/// The program of a kernel.
+fn load(schedule: Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, CompileError> {
+    static KNOWN: Programs<(Schedule, u32)> = LazyLock::new(Mutex::default);
+    let source = || ampere::source(format_args!("{schedule:?}"), schedule.source(), device);
+    compile::load(&KNOWN, (schedule, device.capability), device.driver, source)
 }
 
 /// The kernels' `Divisor`.

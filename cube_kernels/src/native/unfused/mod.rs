@@ -11,5 +11,7 @@ mod plan;
 mod source;
 
 #[cfg(feature = "cuda")]
-pub use launch::{dots, is_available, spread, sums};
+pub use super::ampere::is_available;
+#[cfg(feature = "cuda")]
+pub use launch::{dots, spread, sums};
 pub use plan::{Product, Schedule};

@@ -20,13 +20,12 @@ pub fn run(
     options: &NativeSparseAttentionOptions,
     args: &Args,
 ) -> Result<Found, Failure> {
-    if cfg!(debug_assertions) {
-        eprintln!("warning: not built with --release, so that times say little");
-    }
     let device = device::open(args.device, args.dtype)?;
     let token = Token { job, options, args };
-    let measured = passes::forward(&token, args, &device, token.flops())?;
-    Ok(Found { name: device::describe(args.device, &device), passes: vec![measured.of("a token")] })
+    // Without gradients: `--backprop` is refused.
+    let found = passes::run(&token, args, &device, [token.flops(), 0])?;
+    let passes = found.passes.into_iter().map(|measured| measured.of("a token")).collect();
+    Ok(Found { passes, ..found })
 }
 
 struct Token<'a> {
