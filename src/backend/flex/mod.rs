@@ -230,11 +230,11 @@ fn backward<E: Storage>(
 
     // Each pass has the panels of what its tokens meet, and no others.
     let wants_bias = wanted.bias == Some(true);
-    let (space, more) = match wanted.query || wants_bias {
-        false => (space, more),
+    let (space, more, panels) = match wanted.query || wants_bias {
+        false => (space, more, [Vec::new(), Vec::new()]),
         true => {
-            let space = space.for_query_pass(batch);
-            let more = more.map(|more| more.for_query_pass(batch));
+            let mut space = space.for_query_pass(batch);
+            let mut more = more.map(|more| more.for_query_pass(batch));
             let mut dq = vec![E::Sum::zero(); query_rows.rows.len()];
             let pass = QueryPass {
                 problem,
@@ -255,7 +255,9 @@ fn backward<E: Storage>(
                 _ => pass.run(&mut dq),
             }
             gradients.query = wanted.query.then(|| tensor(E::narrow(dq), shape(&query)));
-            (space.for_key_pass(), more.map(Tokens::for_key_pass))
+            let panels = space.take_panels();
+            more.as_mut().map(Tokens::take_panels);
+            (space, more, panels)
         }
     };
     let own = KeyValue { key: wanted.key, value: wanted.value };
@@ -265,8 +267,9 @@ fn backward<E: Storage>(
     }
 
     let position_bias = position_bias.map(Bias::reversed);
-    let query_panel = query_rows.with_panel(batch).searched();
-    let grad_out = grad_out.with_panel(batch).searched();
+    let [of_keys, of_values] = panels;
+    let query_panel = query_rows.with_panel_in(batch, of_keys).searched();
+    let grad_out = grad_out.with_panel_in(batch, of_values).searched();
     let (lse, delta) = (lse.with_panel(batch), delta.with_panel(batch));
     // Sums both at once, of which one may be for nobody.
     let key_pass = |tokens: &Tokens<'_, E::Sum>, wanted: KeyValue<bool>, is_additional| {

@@ -87,10 +87,17 @@ impl<'a, A: Real> Operand<'a, A> {
     }
 
     /// The same with a panel.
-    pub fn with_panel(mut self, batch: usize) -> Self {
+    pub fn with_panel(self, batch: usize) -> Self {
+        self.with_panel_in(batch, Vec::new())
+    }
+
+    /// The same with a panel, in `memory` if it has room for it: to touch new memory takes longer than to fill it.
+    pub fn with_panel_in(mut self, batch: usize, memory: Vec<A>) -> Self {
         let (grid, heads, dim) = (self.grid, self.heads, self.dim);
         let line = dim * grid.pitch;
-        let mut panel = vec![A::zero(); batch * heads * grid.rows() * line + MARGIN];
+        let len = batch * heads * grid.rows() * line + MARGIN;
+        let mut panel = if memory.len() < len { vec![A::zero(); len] } else { memory };
+        panel.truncate(len);
         let (lines, _) = panel.split_at_mut(batch * heads * grid.rows() * line);
         if line > 0 {
             lines.par_chunks_mut(line).enumerate().for_each(|(index, panel)| {
@@ -119,10 +126,9 @@ impl<'a, A: Real> Operand<'a, A> {
         self
     }
 
-    /// The same without its panel.
-    pub fn without_panel(mut self) -> Self {
-        self.panel = Vec::new();
-        self
+    /// The memory of its panel, which it has no more.
+    pub fn take_panel(&mut self) -> Vec<A> {
+        std::mem::take(&mut self.panel)
     }
 
     /// The first element of a token's vector among the rows.
@@ -170,8 +176,8 @@ impl<A: Real> Tokens<'_, A> {
         Self { key: self.key.with_panel(batch).searched(), value: self.value.with_panel(batch) }
     }
 
-    /// The pass for `dk` and `dv` reads the rows of both, one by one.
-    pub fn for_key_pass(self) -> Self {
-        Self { key: self.key.without_panel(), value: self.value.without_panel() }
+    /// The pass for `dk` and `dv` reads the rows of both, one by one: the memory of their panels is free.
+    pub fn take_panels(&mut self) -> [Vec<A>; 2] {
+        [self.key.take_panel(), self.value.take_panel()]
     }
 }
