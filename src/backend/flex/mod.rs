@@ -230,11 +230,11 @@ fn backward<E: Storage>(
 
     // Each pass has the panels of what its tokens meet, and no others.
     let wants_bias = wanted.bias == Some(true);
-    let (space, more, panels) = match wanted.query || wants_bias {
-        false => (space, more, [Vec::new(), Vec::new()]),
+    let (mut space, mut more) = match wanted.query || wants_bias {
+        false => (space, more),
         true => {
-            let mut space = space.for_query_pass(batch);
-            let mut more = more.map(|more| more.for_query_pass(batch));
+            let space = space.for_query_pass(batch);
+            let more = more.map(|more| more.for_query_pass(batch));
             let mut dq = vec![E::Sum::zero(); query_rows.rows.len()];
             let pass = QueryPass {
                 problem,
@@ -255,9 +255,7 @@ fn backward<E: Storage>(
                 _ => pass.run(&mut dq),
             }
             gradients.query = wanted.query.then(|| tensor(E::narrow(dq), shape(&query)));
-            let panels = space.take_panels();
-            more.as_mut().map(Tokens::take_panels);
-            (space, more, panels)
+            (space, more)
         }
     };
     let own = KeyValue { key: wanted.key, value: wanted.value };
@@ -267,7 +265,10 @@ fn backward<E: Storage>(
     }
 
     let position_bias = position_bias.map(Bias::reversed);
-    let [of_keys, of_values] = panels;
+    if let Some(more) = &mut more {
+        more.take_panels();
+    }
+    let [of_keys, of_values] = space.take_panels();
     let query_panel = query_rows.with_panel_in(batch, of_keys).searched();
     let grad_out = grad_out.with_panel_in(batch, of_values).searched();
     let (lse, delta) = (lse.with_panel(batch), delta.with_panel(batch));

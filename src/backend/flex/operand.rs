@@ -95,10 +95,15 @@ impl<'a, A: Real> Operand<'a, A> {
     pub fn with_panel_in(mut self, batch: usize, memory: Vec<A>) -> Self {
         let (grid, heads, dim) = (self.grid, self.heads, self.dim);
         let line = dim * grid.pitch;
-        let len = batch * heads * grid.rows() * line + MARGIN;
-        let mut panel = if memory.len() < len { vec![A::zero(); len] } else { memory };
-        panel.truncate(len);
-        let (lines, _) = panel.split_at_mut(batch * heads * grid.rows() * line);
+        let len = batch * heads * grid.rows() * line;
+        let mut panel = if memory.len() < len + MARGIN {
+            // Given back before more is taken.
+            drop(memory);
+            vec![A::zero(); len + MARGIN]
+        } else {
+            memory
+        };
+        let (lines, _) = panel.split_at_mut(len);
         if line > 0 {
             lines.par_chunks_mut(line).enumerate().for_each(|(index, panel)| {
                 let (row, head) = (index % grid.rows(), index / grid.rows() % heads);
