@@ -13,16 +13,23 @@ use crate::ways::{
 
 /// A problem for each mask, and for each macro that the kernels have.
 fn problems() -> Vec<Problem> {
-    let plane = [axis(21, 5, 1, 1, false), axis(19, 7, 1, 1, false)];
     let mixed = [axis(17, 5, 2, 1, true), axis(26, 6, 1, 2, false)];
     vec![
-        problem(&plane, 64).with_heads(4).with_heads_kv(2),
+        problem(&plane(), 64).with_heads(4).with_heads_kv(2),
         space(),
         problem(&[axis(400, 230, 1, 1, false)], 64),
         problem(&[Axis::dense(200, 256, false)], 32).with_heads(6).with_heads_kv(6),
         problem(&mixed, 40).with_head_dim_v(64),
         problem(&[Axis::dense(300, 300, true)], 64).with_batch(1),
+        problem(&plane(), 32).with_heads(4).with_batch(3).with_bias(true),
+        problem(&[axis(19, 7, 2, 1, false), axis(22, 5, 1, 3, true)], 64).with_bias(true),
+        problem(&space().axes, 32).with_bias(true),
+        problem(&[axis(400, 30, 1, 1, false)], 40).with_heads(4).with_bias(true),
     ]
+}
+
+fn plane() -> [Axis; 2] {
+    [axis(21, 5, 1, 1, false), axis(19, 7, 1, 1, false)]
 }
 
 fn space() -> Problem {
@@ -48,7 +55,8 @@ fn check(problems: &[Problem], policies: &[Policy], kinds: &[(usize, Option<usiz
 
 #[test]
 fn four_pipelines_share_a_cta() {
-    check(&problems()[..1], &[Policy::Late], &[(4, None)]);
+    let (plain, with_bias) = (problems()[0], problems()[6]);
+    check(&[plain, with_bias], &[Policy::Late], &[(4, None)]);
 }
 
 #[test]

@@ -243,7 +243,7 @@ fn spills(schedule: &Schedule) -> bool {
 
 /// Whether four pipelines in a CTA have registers enough, and the kernel has them.
 fn has_teams(schedule: &Schedule) -> bool {
-    !schedule.has_additional && !schedule.has_origin && schedule.bias.is_none()
+    !schedule.has_additional && !schedule.has_origin
 }
 
 /// How much of a multiprocessor a CTA is.

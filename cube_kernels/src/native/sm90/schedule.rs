@@ -289,21 +289,26 @@ impl Schedule {
         (entries + 16) / 32 * 32 + 16
     }
 
-    /// Copies of the table of a bias: backward, where there is room for it, a second one that is read in pairs. Beside longer vectors, and
+    /// Whether scores begin with the entries of a bias, and products are added to them.
+    pub(super) fn begins_with_bias(&self) -> bool {
+        self.bias.is_some() && self.blocks == 1
+    }
+
+    /// Copies of the table of a bias: where there is room for it, a second one that is read in pairs. Beside longer vectors, and
     /// in three CTAs that sum the gradient with dilations, a lane has no register for where it reads.
     fn bias_copies(&self) -> usize {
         let Some(table) = self.bias_table() else { return 1 };
-        let is_paired = self.pass != Pass::Forward
+        let is_paired = self.begins_with_bias()
             && self.head_dim.max(self.head_dim_v) <= 64
             && !(self.gradients.bias && self.is_dilated && self.ctas == 3)
             && table[MAX_RANK - 1].is_multiple_of(2)
             && self.column_tile()[MAX_RANK - 1].is_multiple_of(2);
         let second = Self::second_copy(table.iter().product()) * size_of::<f32>();
-        let taken = self.shared_memory_with(self.stages) + second;
+        let taken = self.shared_memory_with(self.stages) + self.teams * second;
         if is_paired && taken <= self.room() { 2 } else { 1 }
     }
 
-    /// Bytes of shared memory for a bias and the sums of its gradient.
+    /// Bytes of shared memory for a bias and the sums of its gradient, of one pipeline.
     fn bias_bytes(&self) -> usize {
         let (Some(extents), Some(table)) = (self.bias, self.bias_table()) else { return 0 };
         let floats = |count: usize| size_of::<f32>() * count.next_multiple_of(4);
@@ -385,14 +390,14 @@ impl Schedule {
             (Some(_), _) => tiles * self.warpgroups,
         };
         let pipeline = rows + stages * (step + statistics) + 128 * tiles + 8 * barriers;
-        self.teams * pipeline + one_hot + self.bias_bytes()
+        self.teams * (pipeline + self.bias_bytes()) + one_hot
     }
 
     /// Bytes of shared memory.
     pub fn shared_memory(&self) -> usize {
         let table = self.bias_table().unwrap_or_default().iter().product();
         let second = if self.bias_copies() > 1 { Self::second_copy(table) } else { 0 };
-        self.shared_memory_with(self.stages) + size_of::<f32>() * second
+        self.shared_memory_with(self.stages) + self.teams * size_of::<f32>() * second
     }
 
     /// Bytes of shared memory that a CTA may have.

@@ -73,13 +73,17 @@ impl Schedule {
         };
         let scores =
             Wgmma { name: "wgmma_scores", n: keys, types: &half, a, accumulate: None, tail };
+        let (types, accumulate, tail) = match self.begins_with_bias() {
+            true => ("k16.f32.bf16.bf16", true, ", 1, 1, 0"),
+            false => ("k32.f32.e5m2.e5m2", false, ", 1, 1"),
+        };
         let mask = Wgmma {
             name: "wgmma_mask",
             n: keys,
-            types: "k32.f32.e5m2.e5m2",
+            types,
             a: A::Registers,
-            accumulate: Some(false),
-            tail: ", 1, 1",
+            accumulate: Some(accumulate),
+            tail,
         };
         // The second operand is transposed: its rows are what is summed over.
         let sum = |name, n| Wgmma {

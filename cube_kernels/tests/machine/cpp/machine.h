@@ -60,7 +60,7 @@ extern std::mt19937 dice;
 // Agents are all threads of the CTA; its warps, for what each does by wgmma and tcgen05.ld and st; barriers, for TMA that arrives
 // at them; the products of tcgen05; and warps once more, for the copies of cp.async. An agent numbers what it does by epochs.
 typedef u32 Agent;
-constexpr u32 BARRIERS = 64;
+constexpr u32 BARRIERS = 96;  // at most: four pipelines of four stages have 80
 Agent agent_of_warp(u32 warp);
 Agent agent_of_barrier(u32 barrier);  // counted as they are initialised
 Agent agent_of_products();

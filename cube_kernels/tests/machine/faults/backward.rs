@@ -118,20 +118,20 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the descriptor's stride is that of four rows, backward",
         On::Line,
-        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);",
-        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 4 * SWIZZLE);",
+        "swizzled(base() + SECOND_OFFSET, 16, 8 * SWIZZLE)",
+        "swizzled(base() + SECOND_OFFSET, 16, 4 * SWIZZLE)",
     ),
     fault(
         "the chunks of dout are as far as they have bytes in a row",
         On::LongLine,
-        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);",
-        "swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 128, 8 * SWIZZLE);",
+        "swizzled(base() + SECOND_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE)",
+        "swizzled(base() + SECOND_OFFSET, 128, 8 * SWIZZLE)",
     ),
     fault(
         "a step of k is half as far",
         On::Line,
-        "weights[4 * k + 3], columns + k * SWIZZLE);",
-        "weights[4 * k + 3], columns + k * 64);",
+        "weights[4 * k + 3], columns.at(k * SWIZZLE));",
+        "weights[4 * k + 3], columns.at(k * 64));",
     ),
     fault(
         "rows of both tensors overlap",
@@ -157,7 +157,19 @@ pub const FAULTS: &[Fault] = &[
         "lane % 4 * 32 + 12;",
         "(lane + 1) % 4 * 32 + 12;",
     ),
-    // Sums of a bias.
+    // A bias, and its sums.
+    fault(
+        "bias: a lane's slots of 16 bits lie as those of 8 bits do",
+        On::Bias,
+        "WIDE_MASK ? k % 8 / 2 * 4 + k / 8 * 2 + k % 2 : k % 16",
+        "k % 16",
+    ),
+    fault(
+        "bias: rows that share entries are taken to lie alike",
+        On::Bias,
+        "table_column(i / 4 * 8 + i % 2) - table_row(i / 2 % 2 * 8)",
+        "table_column(i / 4 * 8 + i % 2)",
+    ),
     fault(
         "bias: sums are added up while others still add to them",
         On::Bias,

@@ -74,8 +74,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "teams: rows are those of the tile before",
         On::Teams,
-        "(u64)(tiles % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4))",
-        "(u64)((tiles + 1) % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4))",
+        "query_matrix.at(tiles % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4)",
+        "query_matrix.at((tiles + 1) % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4)",
     ),
     fault(
         "teams: the tile is freed before its results are written",
@@ -214,8 +214,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the mask is written while a product reads it",
         On::Plane,
-        "        if (BIAS_AHEAD) load_bias(i);\n        aim(i + 1);\n        wgmma_wait<1>();",
-        "        if (BIAS_AHEAD) load_bias(i);\n        aim(i + 1);\n        fire();\n        wgmma_wait<1>();",
+        "        aim(i + 1);\n        wgmma_wait<1>();",
+        "        aim(i + 1);\n        fire();\n        wgmma_wait<1>();",
     ),
     // Descriptors and layouts.
     fault(
@@ -240,14 +240,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "a step of k is twice as far",
         On::Plane,
-        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;",
-        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 4;",
+        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);",
+        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 4);",
     ),
     fault(
         "the stage of the keys is that of the one before",
         On::Plane,
-        "(u64)(stage_of(step) * (K_STAGE >> 4))",
-        "(u64)(stage_of(step + STAGES - 1) * (K_STAGE >> 4))",
+        "key_matrix.behind(stage_of(step) * (K_STAGE >> 4))",
+        "key_matrix.behind(stage_of(step + STAGES - 1) * (K_STAGE >> 4))",
     ),
     fault("fragments are read without the swizzle", On::Plane, "(turned << 4)", "(column << 4)"),
     fault(

@@ -29,10 +29,10 @@ struct Barriers {
   u32 base;
   DEVICE u32 full(int stage) const { return base + 8 * stage; }
   DEVICE u32 empty(int stage) const { return base + 8 * (STAGES + stage); }
-  DEVICE u32 rows_full(int slot) const { return base + 8 * (2 * STAGES + slot % ROW_BUFFERS); }
-  DEVICE u32 rows_empty(int slot) const { return base + 8 * (2 * STAGES + ROW_BUFFERS + slot % ROW_BUFFERS); }
+  DEVICE u32 rows_full(u32 slot) const { return base + 8 * (2 * STAGES + slot % ROW_BUFFERS); }
+  DEVICE u32 rows_empty(u32 slot) const { return base + 8 * (2 * STAGES + ROW_BUFFERS + slot % ROW_BUFFERS); }
 };
-DEVICE u32 parity_of_rows(int slot) { return slot / ROW_BUFFERS & 1; }
+DEVICE u32 parity_of_rows(u32 slot) { return slot / ROW_BUFFERS & 1; }
 
 // ---- producer: one thread
 
@@ -177,9 +177,9 @@ struct Consumer {
 
   // With a bias, found again where it is used: branches ahead of the loop take a register for it.
   DEVICE u32 base() const { return BIAS ? shared_base() : shared; }
-  DEVICE u32 rows() const { return base() + slot % ROW_BUFFERS * ROWS_BYTES; }
+  DEVICE u32 rows() const { return base() + (u32)slot % ROW_BUFFERS * ROWS_BYTES; }
   // Found again where it is needed: registers are short.
-  DEVICE int warpgroup() const { return uniform(threadIdx.x / 128) - 1; }
+  DEVICE int warpgroup() const { return WARPGROUPS == 1 ? 0 : uniform(threadIdx.x / 128) - 1; }
 
   DEVICE void start(u32 shared_, const Barriers& barriers_) {
     shared = shared_;
@@ -204,21 +204,21 @@ struct Consumer {
     release(barriers.rows_empty(slot));
   }
 
-  // scores = mask + S
+  // scores = mask + S, or are added to with BIAS_FIRST.
   DEVICE void begin_scores(int step) {
-    const u64 row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 8 * SWIZZLE);
-    const u64 column_first = swizzled(base() + FIRST_OFFSET + stage_of(step) * FIRST_STAGE, 16, 8 * SWIZZLE);
+    const Matrix row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 8 * SWIZZLE);
+    const Matrix column_first = swizzled(base() + FIRST_OFFSET, 16, 8 * SWIZZLE).behind(stage_of(step) * (FIRST_STAGE >> 4));
     wgmma_fence();
     if constexpr (MASK == ONE_HOT)
-      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(base() + ONE_HOT_OFFSET, 128, 256));
+      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], unswizzled(base() + ONE_HOT_OFFSET, 128, 256).at(0));
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
-      const int accumulate = MASK == ONE_HOT || k > 0;
-      const u64 column = column_first + k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;
+      const int accumulate = MASK == ONE_HOT || BIAS_FIRST || k > 0;
+      const u64 column = column_first.at(k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);
 #if ROWS_IN_REGISTERS
       wgmma_scores(scores, row_first_fragments[4 * k], row_first_fragments[4 * k + 1], row_first_fragments[4 * k + 2], row_first_fragments[4 * k + 3], column, accumulate);
 #else
-      wgmma_scores(scores, row_first + k / 4 * 512 + k % 4 * 2, column, accumulate);
+      wgmma_scores(scores, row_first.at(k / 4 * 512 + k % 4 * 2), column, accumulate);
 #endif
     }
     wgmma_commit();
@@ -226,16 +226,16 @@ struct Consumer {
 
   // products = dP
   DEVICE void begin_products(int step) {
-    const u64 row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 8 * SWIZZLE);
-    const u64 column_second = swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, 16, 8 * SWIZZLE);
+    const Matrix row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 8 * SWIZZLE);
+    const Matrix column_second = swizzled(base() + SECOND_OFFSET, 16, 8 * SWIZZLE).behind(stage_of(step) * (SECOND_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS_V; k++) {
-      const u64 column = column_second + k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;
+      const u64 column = column_second.at(k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);
 #if ROWS_IN_REGISTERS
       wgmma_scores(products, row_second_fragments[4 * k], row_second_fragments[4 * k + 1], row_second_fragments[4 * k + 2], row_second_fragments[4 * k + 3], column, k > 0);
 #else
-      wgmma_scores(products, row_second + k / 4 * 512 + k % 4 * 2, column, k > 0);
+      wgmma_scores(products, row_second.at(k / 4 * 512 + k % 4 * 2), column, k > 0);
 #endif
     }
     wgmma_commit();
@@ -244,11 +244,11 @@ struct Consumer {
   // first += dS K or dS^T Q
   DEVICE void accumulate_first(int step) {
 #if WITH_FIRST
-    const u64 columns = swizzled(base() + FIRST_OFFSET + stage_of(step) * FIRST_STAGE + FIRST_START / 64 * ROWS * SWIZZLE, ROWS * SWIZZLE, 8 * SWIZZLE);
+    const Matrix columns = swizzled(base() + FIRST_OFFSET + FIRST_START / 64 * ROWS * SWIZZLE, ROWS * SWIZZLE, 8 * SWIZZLE).behind(stage_of(step) * (FIRST_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
-      wgmma_first(first, slopes[4 * k], slopes[4 * k + 1], slopes[4 * k + 2], slopes[4 * k + 3], columns + k * SWIZZLE);
+      wgmma_first(first, slopes[4 * k], slopes[4 * k + 1], slopes[4 * k + 2], slopes[4 * k + 3], columns.at(k * SWIZZLE));
     wgmma_commit();
 #endif
   }
@@ -256,11 +256,11 @@ struct Consumer {
   // second += P^T dout
   DEVICE void accumulate_second(int step) {
 #if WITH_SECOND
-    const u64 columns = swizzled(base() + SECOND_OFFSET + stage_of(step) * SECOND_STAGE, ROWS * SWIZZLE, 8 * SWIZZLE);
+    const Matrix columns = swizzled(base() + SECOND_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE).behind(stage_of(step) * (SECOND_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
-      wgmma_second(second, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], columns + k * SWIZZLE);
+      wgmma_second(second, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], columns.at(k * SWIZZLE));
     wgmma_commit();
 #endif
   }
@@ -329,7 +329,6 @@ struct Consumer {
     if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, row_at);
     BiasRows bias;
     const BiasTable table = {memory + TABLE_OFFSET};
-    float near[SCORES];
     int first_entry = 0;         // of the bias, of the warp's first row
     int block_entry = 0;         // from there to that of the coming step
     int sums_slot = 0, coming_slot = 0;  // for the slopes of the step and of the coming one
@@ -387,13 +386,16 @@ struct Consumer {
     // exponentials, with no branch in between, so that the compiler can issue them in turn.
     auto begin = [&](int i, bool is_first) {
       constexpr bool is_early = WITH_FIRST && !LATE;
+      if constexpr (BIAS) {
+        // Before any product is in flight.
+        if (has_bias(i)) bias.load(table, block_entry, scores);
+        else clear(scores);
+      }
       if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);
       begin_scores(step + i);
       if constexpr (is_early) begin_products(step + i);
       sums_slot = coming_slot;
       aim_sums(i);
-      if (BIAS_AHEAD && has_bias(i)) bias.load(table, block_entry, near);
-      const int entries = block_entry;
       aim(i + 1);
       wgmma_wait<is_early ? 1 : 0>();
       pin(scores);
@@ -402,17 +404,11 @@ struct Consumer {
 #if LISTED
       if (i >= whole) mask_items(scores, params.listed, tile, params.listed.items + list_of(params.listed, tile.list, pass).x + i * BOXES, warp, lane);
 #endif
-      if (has_bias(i)) {
-        if (!BIAS_AHEAD) bias.load(table, entries, near);
-        add_bias(scores, near);
-      }
       if constexpr (WITH_FIRST && LATE) begin_products(step + i);
     };
 
-#pragma unroll
-    for (int i = 0; WITH_FIRST && i < FIRST_DIM / 2; i++) first[i] = 0.f;
-#pragma unroll
-    for (int i = 0; WITH_SECOND && i < DIM_V / 2; i++) second[i] = 0.f;
+    clear(first);
+    clear(second);
 #if LISTED
 #pragma unroll 1
     for (; pass < passes(params); pass++, step += steps) {

@@ -2,7 +2,7 @@
 // that belongs to their distance. Compile-time parameters: BIAS, with BIAS_Z, BIAS_Y, BIAS_X, the entries along each axis, and
 // SUM_BIAS where a kernel sums its gradient.
 //
-// A CTA has the entries of one head in shared memory, as raw scores, by the distance from row to column, with zeros around
+// A pipeline has the entries of one head in shared memory, as raw scores, by the distance from row to column, with zeros around
 // them for what boxes reach and windows do not. Pitches are known to the compiler, so that a load is one instruction, and
 // scores of a lane that have the same distance share it: 18 for 32 scores where boxes are 8 x 8. Tiles come head by
 // head: a table is made once for many of them.
@@ -14,7 +14,7 @@ DEVICE constexpr int table_extent(int a) {
 }
 constexpr int TABLE_ENTRIES = table_extent(0) * table_extent(1) * table_extent(2);
 constexpr int TABLE_HEADER = 16;  // bytes: the head that the table is of, whether sums of the gradient are to be completed, and the CTA's tiles, see bias_sums.cuh
-// Backward kernels may have a second copy, which begins with entry 1, so that a lane reads entries of two adjacent columns at once: from the copy
+// There may be a second copy, which begins with entry 1, so that a lane reads entries of two adjacent columns at once: from the copy
 // that has them at a multiple of eight bytes. Lanes of neighboring rows read from both; banks are half of all apart.
 constexpr bool PAIRED_ENTRIES = BIAS_COPIES > 1;
 constexpr int SECOND_COPY = (TABLE_ENTRIES + 16) / 32 * 32 + 16;  // where entry 1 is, in entries
@@ -38,12 +38,13 @@ struct BiasTable {
 
   DEVICE void start() const { head() = -1, is_wrong() = 0; }
 
-  // Called by all consumers, between two barriers of theirs.
+  // Called by all consumers of a pipeline, between two barriers of theirs.
   DEVICE void fill(const Bias& bias, int head, float scale_log2) const {
     const u16* from = bias.entries + (i64)head * BIAS_ENTRIES;
     const float factor = LOG2_E / scale_log2;
+    const int thread = (threadIdx.x - 128) % (32 * CONSUMER_WARPS);
 #pragma unroll 2
-    for (int i = threadIdx.x - 128; i < TABLE_ENTRIES; i += 32 * CONSUMER_WARPS) {
+    for (int i = thread; i < TABLE_ENTRIES; i += 32 * CONSUMER_WARPS) {
       int rest = i, place = 0, pitch = 1;
       bool exists = true;
 #pragma unroll
@@ -59,10 +60,10 @@ struct BiasTable {
       entries()[i] = entry;
       if constexpr (PAIRED_ENTRIES) entries()[SECOND_COPY - 1 + i] = entry;
     }
-    if (threadIdx.x == 128) this->head() = head;
+    if (thread == 0) this->head() = head;
   }
 };
-constexpr int BIAS_BARRIER = 8;  // of the consumers
+constexpr int BIAS_BARRIER = 8;  // of the consumers, the first pipeline's
 
 // The two rows that a lane holds.
 struct BiasRows {
@@ -84,21 +85,26 @@ struct BiasRows {
   // From there to that of score `i` of a block.
   static DEVICE constexpr int place_of(int i) { return table_column(i / 4 * 8 + i % 2) - table_row(i / 2 % 2 * 8); }
 
-  // What the scores of a step get, ahead of them: of the block whose entries are `block` from those of the tile's first one.
-  DEVICE void load(const BiasTable& table, int block, float (&near)[SCORES]) const {
-    const float* at = table.entries() + from + block;
+  // What the scores of a step begin with: the entries of the block whose entries are `block` from those of the tile's first one.
+  DEVICE void load(const BiasTable& table, int block, float (&s)[SCORES]) const {
+    const int first = from + block;
 #pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      if constexpr (PAIRED_ENTRIES) {
-        const float2 pair = *(const float2*)(at + place_of(i));
-        near[i] = pair.x, near[i + 1] = pair.y;
-      } else {
-        near[i] = at[place_of(i)], near[i + 1] = at[place_of(i + 1)];
+    for (int r = 0; r < 2; r++) {
+      // Rows share entries. To read pairs again takes half as many instructions as to copy what they share.
+      const float* at = table.entries() + (PAIRED_ENTRIES && r > 0 ? opaque(first) : first);
+#pragma unroll
+      for (int i = 2 * r; i < 32; i += 4) {
+        if constexpr (PAIRED_ENTRIES) {
+          const float2 pair = *(const float2*)(at + place_of(i));
+          s[i] = pair.x, s[i + 1] = pair.y;
+        } else {
+          s[i] = at[place_of(i)], s[i + 1] = at[place_of(i + 1)];
+        }
       }
     }
   }
 
-  // The same for scores that are there, of the step at `walk`.
+  // Adds entries to scores that are there, of the step at `walk`: of two blocks, whose mask has no room for 16 bits.
   DEVICE void add(const BiasTable& table, const Tile& tile, float (&s)[SCORES]) const {
     Walk walk = this->walk;
 #pragma unroll
@@ -106,8 +112,8 @@ struct BiasRows {
       const int at = entry + block_at(walk);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        // What rows share would take more registers than there are, of two blocks.
-        const float* from = table.entries() + (BLOCKS > 1 ? opaque(at) : at);
+        // What rows share would take more registers than there are.
+        const float* from = table.entries() + opaque(at);
 #pragma unroll
         for (int i = 2 * r; i < 32; i += i % 2 ? 3 : 1) s[32 * b + i] += from[place_of(i)];
       }
@@ -121,11 +127,3 @@ struct BiasRows {
     for (int b = 0; b < BLOCKS; b++) walk.next(tile);
   }
 };
-
-// Whether entries are read while the scores are on their way: where registers allow.
-constexpr bool BIAS_AHEAD = BLOCKS == 1 && !ROWS_IN_REGISTERS && !(INVERSE && DIM + DIM_V > 128);
-
-DEVICE void add_bias(float (&s)[SCORES], const float (&near)[SCORES]) {
-#pragma unroll
-  for (int i = 0; i < SCORES; i++) s[i] += near[i];
-}

@@ -29,9 +29,9 @@ constexpr int TILES = LISTED ? WARPGROUPS : 1;       // that consumers find: lis
 constexpr int TILE_SLOTS = LISTED ? 2 : ROW_BUFFERS;           // where a tile stays until its results are written
 constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TEAMS * TILES * TILE_SLOTS;
 constexpr int BARRIERS = 4 * STAGES + 2 * ROW_BUFFERS;  // of a pipeline
-constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * TEAMS * BARRIERS;  // of a bias
+constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * TEAMS * BARRIERS;  // of a bias, for each pipeline
 static_assert(TEAMS == 1 || ROW_BUFFERS > 1 && !PINGPONG, "named barriers are those of one pipeline");
-static_assert(ROW_BUFFERS == 1 || !ROWS_IN_REGISTERS && !PACKED && !LISTED && !BIAS, "a second tile of Q is for plain problems");
+static_assert(ROW_BUFFERS == 1 || !ROWS_IN_REGISTERS && !PACKED && !LISTED, "a second tile of Q is for plain problems");
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -41,10 +41,10 @@ struct Barriers {
   DEVICE u32 k_empty(int stage) const { return base + 8 * (STAGES + stage); }
   DEVICE u32 v_full(int stage) const { return base + 8 * (2 * STAGES + stage); }
   DEVICE u32 v_empty(int stage) const { return base + 8 * (3 * STAGES + stage); }
-  DEVICE u32 q_full(int tile) const { return base + 8 * (4 * STAGES + tile % ROW_BUFFERS); }
-  DEVICE u32 q_empty(int tile) const { return base + 8 * (4 * STAGES + ROW_BUFFERS + tile % ROW_BUFFERS); }
+  DEVICE u32 q_full(u32 tile) const { return base + 8 * (4 * STAGES + tile % ROW_BUFFERS); }
+  DEVICE u32 q_empty(u32 tile) const { return base + 8 * (4 * STAGES + ROW_BUFFERS + tile % ROW_BUFFERS); }
 };
-DEVICE u32 parity_of_rows(int tile) { return tile / ROW_BUFFERS & 1; }
+DEVICE u32 parity_of_rows(u32 tile) { return tile / ROW_BUFFERS & 1; }
 
 // ---- producer: one thread
 
@@ -145,14 +145,14 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
 struct Consumer {
   u32 shared;
   Barriers barriers;
-  int warpgroup, warp, lane;
+  int team, warpgroup, warp, lane;
   float scores[SCORES];
   float out[DIM_V / 2];
   u32 weights[SCORES / 2];
   u32 query[4 * K_STEPS];        // with ROWS_IN_REGISTERS
   Softmax softmax;
   OneHotRows one_hot;
-  u64 query_matrix, key_matrix, value_matrix, one_hot_matrix;
+  Matrix query_matrix, key_matrix, value_matrix, one_hot_matrix;
 
   DEVICE void wait_turn() { if (PINGPONG) named_sync(1 + warpgroup, 256); }
   DEVICE void pass_turn() { if (PINGPONG) named_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256); }
@@ -162,9 +162,10 @@ struct Consumer {
   DEVICE void release_key(int step) { release(barriers.k_empty(stage_of(step))); }
   DEVICE void release_value(int step) { release(barriers.v_empty(stage_of(step))); }
 
-  DEVICE void start(u32 shared_, u32 one_hot_columns, const Barriers& barriers_, int warpgroup_) {
+  DEVICE void start(u32 shared_, u32 one_hot_columns, const Barriers& barriers_, int team_, int warpgroup_) {
     shared = shared_;
     barriers = barriers_;
+    team = team_;
     warpgroup = warpgroup_;
     warp = threadIdx.x % 128 / 32;
     lane = threadIdx.x % 32;
@@ -192,20 +193,20 @@ struct Consumer {
     __syncwarp();
   }
 
-  // scores = mask + Q K^T, of the rows that came with tile `tiles`.
-  DEVICE void first_product(int step, int tiles) {
-    const u64 key = key_matrix + (u64)(stage_of(step) * (K_STAGE >> 4));
+  // scores = mask + Q K^T, or are added to with BIAS_FIRST, of the rows that came with tile `tiles`.
+  DEVICE void first_product(int step, u32 tiles) {
+    const Matrix key = key_matrix.behind(stage_of(step) * (K_STAGE >> 4));
     wgmma_fence();
     if constexpr (MASK == ONE_HOT)
-      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], one_hot_matrix);
+      wgmma_mask(scores, one_hot.fragment[0], one_hot.fragment[1], one_hot.fragment[2], one_hot.fragment[3], one_hot_matrix.at(0));
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
-      const int accumulate = MASK == ONE_HOT || k > 0;
-      const u64 key_k = key + k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2;
+      const int accumulate = MASK == ONE_HOT || BIAS_FIRST || k > 0;
+      const u64 key_k = key.at(k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);
 #if ROWS_IN_REGISTERS
       wgmma_scores(scores, query[4 * k], query[4 * k + 1], query[4 * k + 2], query[4 * k + 3], key_k, accumulate);
 #else
-      wgmma_scores(scores, query_matrix + (u64)(tiles % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4)) + k / 4 * 512 + k % 4 * 2, key_k, accumulate);
+      wgmma_scores(scores, query_matrix.at(tiles % ROW_BUFFERS * (WARPGROUPS * Q_TILE >> 4) + k / 4 * 512 + k % 4 * 2), key_k, accumulate);
 #endif
     }
     wgmma_commit();
@@ -213,11 +214,11 @@ struct Consumer {
 
   // out += P V
   DEVICE void second_product(int step) {
-    const u64 value = value_matrix + (u64)(stage_of(step) * (V_STAGE >> 4));
+    const Matrix value = value_matrix.behind(stage_of(step) * (V_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SCORES / 8; k++)
-      wgmma_values(out, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], value + k * SWIZZLE);
+      wgmma_values(out, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], value.at(k * SWIZZLE));
     wgmma_commit();
   }
 
@@ -234,9 +235,9 @@ struct Consumer {
   // Has the bias of a head in shared memory.
   DEVICE void find_bias(const Params& params, const BiasTable& table, int head) {
     if (uniform(table.head()) == head) return;
-    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+    named_sync(BIAS_BARRIER + team, 32 * CONSUMER_WARPS);
     table.fill(params.bias, head, params.scale_log2);
-    named_sync(BIAS_BARRIER, 32 * CONSUMER_WARPS);
+    named_sync(BIAS_BARRIER + team, 32 * CONSUMER_WARPS);
   }
 
   // Tile number `tiles`, whose Q has arrived and whose first step is number `first` of all. Gives how many steps it has.
@@ -259,19 +260,19 @@ struct Consumer {
     LinearRows linear;
     if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, query_at);
     BiasRows bias;
-    const BiasTable table = {memory + TABLE_OFFSET};
-    float near[SCORES];
+    const BiasTable table = {memory + TABLE_OFFSET + team * TABLE_BYTES};
+    int block_entry = 0;         // of the bias, of the coming step's block
     if constexpr (BIAS) {
       find_bias(params, table, tile.head);
       bias.start_tile(tile, query_at, low, lane);
     }
     Walk walk;
-    if constexpr (MASK == ONE_HOT) {
-      walk = visible_walk(space, tile, warpgroup, low);
-      one_hot.start_tile(space, tile, query_at);
-    }
+    if constexpr (MASK == ONE_HOT || BIAS_FIRST) walk = visible_walk(space, tile, warpgroup, low);
+    if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, query_at);
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
+      if constexpr (BIAS_FIRST) block_entry = BiasRows::block_at(walk);
+      if (BIAS_FIRST && MASK != ONE_HOT) walk.next(tile);
       if (MASK != ONE_HOT) return;
       if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
       else one_hot.aim(tile, walk);
@@ -279,26 +280,26 @@ struct Consumer {
     auto fire = [&]() {
       if (MASK == ONE_HOT) one_hot.fire();
     };
-    auto load_bias = [&](int i) {
-      if (BIAS && (!ADDITIONAL || i < tile.steps)) bias.load(table, BiasRows::block_at(bias.walk), near);
+    // What the scores of a step begin with. No wgmma may be in flight.
+    auto start_scores = [&](int i) {
+      if constexpr (BIAS_FIRST) {
+        if (!ADDITIONAL || i < tile.steps) bias.load(table, block_entry, scores);
+        else clear(scores);
+      }
     };
     auto weigh = [&](int i) {
       mask_step(scores, linear, tile, i, params.additional, lane);
 #if LISTED
       if (i >= whole) mask_items(scores, params.listed, tile, params.listed.items + params.listed.table[tile.list].x + i * BOXES, warp, lane);
 #endif
-      if constexpr (BIAS) {
-        if (!ADDITIONAL || i < tile.steps) {
-          if (BIAS_AHEAD) add_bias(scores, near);
-          else bias.add(table, tile, scores);
-        }
+      if constexpr (BIAS && !BIAS_FIRST) {
+        if (!ADDITIONAL || i < tile.steps) bias.add(table, tile, scores);
         bias.next(tile);
       }
       softmax.step(scores, scale_of(params, scale_log2));
     };
 
-#pragma unroll
-    for (int i = 0; i < DIM_V / 2; i++) out[i] = 0.f;
+    clear(out);
     softmax.start();
     if constexpr (ROWS_IN_REGISTERS) {
       load_query();
@@ -308,11 +309,11 @@ struct Consumer {
     if (low < high) {
       aim(low);
       fire();
+      start_scores(low);
       wait_key(first + low);
       wait_turn();
       first_product(first + low, tiles);
       pass_turn();
-      if (BIAS_AHEAD) load_bias(low);
       aim(low + 1);
       wgmma_wait<0>();
       pin(scores);
@@ -322,13 +323,13 @@ struct Consumer {
       fire();
 #pragma unroll 1
       for (int i = low + 1; i < high; i++) {
+        start_scores(i);
         wait_key(first + i);
         wait_turn();
         first_product(first + i, tiles);
         wait_value(first + i - 1);
         second_product(first + i - 1);
         pass_turn();
-        if (BIAS_AHEAD) load_bias(i);
         aim(i + 1);
         wgmma_wait<1>();
         pin(scores);
@@ -421,7 +422,8 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
       }
     }
     barrier_init_fence();
-    if constexpr (BIAS) BiasTable{memory + TABLE_OFFSET}.start();
+    if constexpr (BIAS)
+      for (int team = 0; team < TEAMS; team++) BiasTable{memory + TABLE_OFFSET + team * TABLE_BYTES}.start();
 #if !PACKED
     tma_prefetch(maps.query);
     tma_prefetch(maps.key);
@@ -450,7 +452,7 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
   } else {
     take_registers();
     Consumer consumer;
-    consumer.start(own, shared + ONE_HOT_OFFSET, barriers, (role - 1) % WARPGROUPS);
+    consumer.start(own, shared + ONE_HOT_OFFSET, barriers, team, (role - 1) % WARPGROUPS);
     if (role == WARPGROUPS) consumer.pass_turn();
     for (int step = 0, tiles = 0;; tiles++) {
       barrier_wait(barriers.q_full(tiles), parity_of_rows(tiles));

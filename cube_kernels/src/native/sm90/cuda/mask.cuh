@@ -10,6 +10,8 @@
 // each coordinate that the window of row m excludes. Their product is 0 for a visible column and at most
 // -57344^2 = -3.3e9 for any other; the scores are accumulated on top of it. With BLOCKS = 2 both blocks
 // of a step share one instruction: the second block uses the slots 16 to 31.
+// Where scores begin with the entries of a bias (WIDE_MASK), the product is added to them. Sums of 8-bit products may be kept to some 14
+// bits, so that operands are bf16 then: 32768 in B and, of two equal bytes, -101888 in A, -3.34e9 together.
 // A raw score (before the scale) near 3.3e9 that a row does not see can break through such a mask. A row
 // whose largest masked score is beyond 2^24 is computed again, as is one that became infinite or NaN, see
 // finish.cuh. What is left is an unseen score within 2^24 of a multiple of 3.288e9 where no seen one comes
@@ -26,6 +28,8 @@ DEVICE constexpr int slots_of(int axis) {
 constexpr int SLOTS_Z = slots_of(0), SLOTS_Y = slots_of(1), SLOTS_X = slots_of(2);
 constexpr float TRUSTED_SCORE = 16777216.f;
 constexpr int ONE_HOT_BYTES = MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0;
+constexpr bool BIAS_FIRST = BIAS && BLOCKS == 1;  // scores begin with the bias
+constexpr bool WIDE_MASK = MASK == ONE_HOT && BIAS_FIRST;
 
 DEVICE int slot_axis(int slot) { return slot < SLOTS_Z ? 0 : slot < SLOTS_Z + SLOTS_Y ? 1 : slot < SLOTS_Z + SLOTS_Y + SLOTS_X ? 2 : 3; }
 DEVICE int slot_coordinate(int slot) {
@@ -34,12 +38,16 @@ DEVICE int slot_coordinate(int slot) {
 
 // Writes B. Called by all threads of the CTA.
 DEVICE void write_one_hot(u8* table) {
-  for (int i = threadIdx.x; i < BLOCKS * 64 * 32; i += blockDim.x) {
-    const int n = i / 32, k = i % 32, column = n % 64, slot = k % 16;
+  constexpr int DEPTH = WIDE_MASK ? 16 : 32;
+  for (int i = threadIdx.x; i < BLOCKS * 64 * DEPTH; i += blockDim.x) {
+    // Of 16 bits a lane's four slots are not one behind the other.
+    const int n = i / DEPTH, k = i % DEPTH, column = n % 64, slot = WIDE_MASK ? k % 8 / 2 * 4 + k / 8 * 2 + k % 2 : k % 16;
     const int at[3] = {column / (COLUMN_Y * COLUMN_X), column / COLUMN_X % COLUMN_Y, column % COLUMN_X};
     const int axis = slot_axis(slot);
-    const bool hot = k / 16 == n / 64 && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
-    table[n / 8 * 256 + k / 16 * 128 + n % 8 * 16 + slot] = hot ? 0x7B : 0;
+    const bool hot = (WIDE_MASK || k / 16 == n / 64) && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
+    u8* const line = table + n / 8 * 256 + k / (DEPTH / 2) * 128 + n % 8 * 16;
+    if constexpr (WIDE_MASK) ((u16*)line)[k % 8] = hot ? 0x4700 : 0;
+    else line[slot] = hot ? 0x7B : 0;
   }
 }
 
@@ -130,9 +138,16 @@ struct OneHotRows {
 
   // Writes the fragment. No wgmma may be in flight.
   DEVICE void fire() {
+    constexpr u32 HIDDEN = WIDE_MASK ? 0xC7C7C7C7u : 0xFBFBFBFBu;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      fragment[i] = i < 2 * BLOCKS ? shift_right(0xFBFBFBFBu, shifts[2 * i]) | shift_left(0xFBFBFBFBu, shifts[2 * i + 1]) : 0u;
+    for (int i = 0; i < 4; i++) fragment[i] = i < 2 * BLOCKS ? shift_right(HIDDEN, shifts[2 * i]) | shift_left(HIDDEN, shifts[2 * i + 1]) : 0u;
+    if constexpr (WIDE_MASK) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        fragment[2 + r] = __byte_perm(fragment[r], 0, 0x3322);
+        fragment[r] = __byte_perm(fragment[r], 0, 0x1100);
+      }
+    }
   }
 };
 

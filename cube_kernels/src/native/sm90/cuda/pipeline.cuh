@@ -16,17 +16,28 @@ DEVICE void take_registers() {
   if constexpr (MOVES_REGISTERS) take_registers<CONSUMER_REGISTERS>();
 }
 
-DEVICE int stage_of(int step) { return step % STAGES; }
-DEVICE u32 parity_of(int step) { return step / STAGES & 1; }
+DEVICE u32 stage_of(u32 step) { return step % STAGES; }
+DEVICE u32 parity_of(u32 step) { return step / STAGES & 1; }
 
-// Descriptor of a matrix in shared memory with the swizzle.
-DEVICE u64 swizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32) | ((u64)(SWIZZLE == 128 ? 1 : 2) << 62);
+// A descriptor of a matrix in shared memory.
+struct Matrix {
+  u64 bits;
+  // Of the matrix so many times 16 bytes behind.
+  DEVICE u64 at(u32 sixteens) const {
+#if SUM_BIAS
+    // The compiler keeps descriptors in registers of each lane there, where a carry would be an addition of its own.
+    return bits >> 32 << 32 | ((u32)bits + sixteens);
+#else
+    return bits + sixteens;
+#endif
+  }
+  DEVICE Matrix behind(u32 sixteens) const { return {at(sixteens)}; }
+};
+DEVICE Matrix matrix(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+  return {(u64)(stride_bytes >> 4 | swizzle << 30) << 32 | leading_bytes >> 4 << 16 | address >> 4};
 }
-// Descriptor of a matrix in shared memory without swizzle.
-DEVICE u64 unswizzled(u32 address, u32 leading_bytes, u32 stride_bytes) {
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading_bytes >> 4) << 16) | ((u64)(stride_bytes >> 4) << 32);
-}
+DEVICE Matrix swizzled(u32 address, u32 leading_bytes, u32 stride_bytes) { return matrix(address, leading_bytes, stride_bytes, SWIZZLE == 128 ? 1 : 2); }
+DEVICE Matrix unswizzled(u32 address, u32 leading_bytes, u32 stride_bytes) { return matrix(address, leading_bytes, stride_bytes, 0); }
 
 // Positions of the two rows that a lane holds.
 DEVICE void rows_of_lane(const Tile& tile, int warpgroup, int warp, int lane, int (&at)[2][PLACE]) {
@@ -43,6 +54,11 @@ template <int N> DEVICE void load_fragments(u32 tile, int row, int lane, u32 (&f
     const u32 address = tile + k / 4 * 64 * SWIZZLE + r * SWIZZLE + (turned << 4) + lane % 4 * 4;
     fragments[i] = load_word(address);
   }
+}
+
+template <int N> DEVICE void clear(float (&sums)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) sums[i] = 0.f;
 }
 
 // Sets the sums of a row, the lane's second or first one, to zero.
