@@ -58,6 +58,24 @@ impl Data {
     }
 }
 
+/// Tensors of a device that lie so.
+pub fn upload(
+    client: &Client,
+    of: &Decoding,
+    data: &Data,
+    format: Format,
+    layout: Layout,
+) -> Inputs<Strided> {
+    let (query, gates, tokens) = shapes(of);
+    let up = |values: &[f64], shape| view(client, format, values, shape, layout);
+    let mut branches = data.tokens.iter().zip(tokens).map(|([key, value], [of_key, of_value])| {
+        KeyValue { key: up(key, of_key), value: up(value, of_value) }
+    });
+    let mut next = || branches.next().expect("three branches");
+    let tokens = Branches { compressed: next(), selected: next(), window: next() };
+    Inputs { query: up(&data.query, query), gates: up(&data.gates, gates), tokens }
+}
+
 /// Runs a launch on tensors that lie so, with poison wherever it writes.
 pub fn run(
     client: &Client,
@@ -66,14 +84,18 @@ pub fn run(
     (format, layout): (Format, Layout),
     launch: impl FnOnce(&Inputs<Strided>, &Outputs<Handle>) -> Result<(), KernelError>,
 ) -> Results {
-    let (query, gates, tokens) = shapes(of);
-    let up = |values: &[f64], shape| view(client, format, values, shape, layout);
-    let mut branches = data.tokens.iter().zip(tokens).map(|([key, value], [of_key, of_value])| {
-        KeyValue { key: up(key, of_key), value: up(value, of_value) }
-    });
-    let mut next = || branches.next().expect("three branches");
-    let tokens = Branches { compressed: next(), selected: next(), window: next() };
-    let inputs = Inputs { query: up(&data.query, query), gates: up(&data.gates, gates), tokens };
+    let inputs = upload(client, of, data, format, layout);
+    run_on(client, of, format, &inputs, launch)
+}
+
+/// The same on tensors that are there.
+pub fn run_on(
+    client: &Client,
+    of: &Decoding,
+    format: Format,
+    inputs: &Inputs<Strided>,
+    launch: impl FnOnce(&Inputs<Strided>, &Outputs<Handle>) -> Result<(), KernelError>,
+) -> Results {
     let rows = of.selection.batch * of.selection.heads;
     let entries = of.selection.batch * of.selection.heads_kv * of.selection.num_selected;
     let out = || format.poisoned(client, rows * of.head_dim_v);
@@ -84,7 +106,7 @@ pub fn run(
         logsumexps: Branches { compressed: lse(), selected: lse(), window: lse() },
         lists: upload_lists(client, &vec![i32::MAX; entries]),
     };
-    launch(&inputs, &outputs).expect("launched");
+    launch(inputs, &outputs).expect("launched");
     let down = |handle: &Handle| format.download(client, handle, rows * of.head_dim_v);
     let lses = |handle: &Handle| F32.download(client, handle, rows);
     let Outputs { out, outs, logsumexps, lists } = outputs;

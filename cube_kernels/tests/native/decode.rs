@@ -6,7 +6,7 @@ use burn_natten_kernels::sparse::Selection;
 use cubecl::client::Client;
 use test_support::blocks::Layout;
 use test_support::compare::{device, format};
-use test_support::decoding::{Data, Results, cases, check, run};
+use test_support::decoding::{Data, Results, cases, check, run, run_on, upload};
 
 fn results(
     client: &Client,
@@ -43,16 +43,22 @@ fn tokens_are_those_of_float64() {
 #[test]
 fn long_sequences_repeat_bit_by_bit() {
     let Some(client) = device() else { return };
-    for (batch, heads_kv) in [(1, 4), (4, 8)] {
-        let mut selection = Selection::new(30_000, 64, 128);
+    let (element, format) = (Element::Bf16, format(Element::Bf16));
+    for (batch, heads_kv, tokens) in [(1, 4, 30_000), (3, 8, 6_000)] {
+        let mut selection = Selection::new(tokens, 64, 128);
         (selection.batch, selection.heads_kv, selection.rows) = (batch, heads_kv, 1);
-        let of = Decoding { selection, head_dim_v: 128, window: 512, window_tokens: 30_000 };
-        let data = Data::random(&of, 50, format(Element::Bf16));
-        let first = results(&client, &of, Element::Bf16, &data, Layout::Contiguous);
-        check(&of, &data, format(Element::Bf16), &first).unwrap_or_else(|wrong| panic!("{wrong}"));
-        for _ in 0..10 {
-            let again = results(&client, &of, Element::Bf16, &data, Layout::Contiguous);
-            assert_eq!(again, first);
+        let of = Decoding { selection, head_dim_v: 128, window: 512, window_tokens: 700 };
+        let data = Data::random(&of, 50, format);
+        let inputs = upload(&client, &of, &data, format, Layout::Contiguous);
+        let run = || {
+            run_on(&client, &of, format, &inputs, |inputs, outputs| {
+                decode(&client, &of, element, inputs, outputs)
+            })
+        };
+        let first = run();
+        check(&of, &data, format, &first).unwrap_or_else(|wrong| panic!("{wrong}"));
+        for _ in 0..50 {
+            assert_eq!(run(), first);
         }
     }
 }

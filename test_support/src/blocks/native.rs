@@ -1,7 +1,7 @@
 //! Problems of the sizes that native kernels are made for.
 
 use burn_natten_kernels::{Axis, BlockSparse, Problem};
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{Rng, RngCore, SeedableRng, rngs::StdRng};
 
 use super::check::Case;
 use super::{Layout, random_lists};
@@ -212,9 +212,18 @@ fn laid(all: Vec<(&str, BlockSparse)>, first: u64) -> Vec<Case> {
     all.into_iter().enumerate().map(laid).collect()
 }
 
-/// Of any sizes. Some of them are none for native kernels.
-pub fn random_native(rng: &mut StdRng) -> Case {
-    let rank = rng.random_range(1..=3);
+/// Problems without end, of any sizes. Some of them are none for native kernels. Ten that follow each other have the same of what kernels
+/// are specialised by, so that few are compiled.
+pub fn random_native(seed: u64) -> impl Iterator<Item = Case> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    std::iter::repeat_with(move || rng.next_u64()).flat_map(|kind| {
+        let mut rng = StdRng::seed_from_u64(!kind);
+        (0..10).map(move |_| random_of_kind(&mut StdRng::seed_from_u64(kind), &mut rng))
+    })
+}
+
+fn random_of_kind(kind: &mut StdRng, rng: &mut StdRng) -> Case {
+    let rank = kind.random_range(1..=3);
     let most = [300, 24, 11][rank - 1];
     let mut steps = [1; 3];
     let mut axes = vec![];
@@ -222,17 +231,18 @@ pub fn random_native(rng: &mut StdRng) -> Case {
     for index in 0..rank {
         let queries = rng.random_range(1..=most);
         let keys = if rank == 3 && index == 0 { queries } else { rng.random_range(1..=most) };
-        let axis = Axis::dense(queries, keys, rng.random_bool(0.4));
-        if axis.is_causal && rng.random() {
+        let axis = Axis::dense(queries, keys, kind.random_bool(0.4));
+        if axis.is_causal && kind.random() {
             steps[3 - rank + index] = rng.random_range(1..=5);
         }
         let origin = rng.random_range(0..=3 * most) as isize - most as isize;
-        axes.push(if axis.is_causal && rng.random() { axis.with_origin(origin) } else { axis });
+        axes.push(if axis.is_causal && kind.random() { axis.with_origin(origin) } else { axis });
     }
     let (dim, dim_v) =
-        [(64, 64), (128, 128), (32, 32), (16, 40), (128, 64)][rng.random_range(0..5)];
+        [(64, 64), (128, 128), (32, 32), (16, 40), (128, 64)][kind.random_range(0..5)];
     let heads_kv = rng.random_range(1..=2);
-    let heads = heads_kv * [1, 2, 4, 3][rng.random_range(0..4)];
+    let group = [1, 2, 4, 3][kind.random_range(0..4)];
+    let heads = heads_kv * group;
     let problem = Problem::new(&axes, heads, dim)
         .with_batch(rng.random_range(1..=2))
         .with_heads_kv(heads_kv)
@@ -240,10 +250,10 @@ pub fn random_native(rng: &mut StdRng) -> Case {
     let extents: &[usize] =
         [&[16, 32, 64, 128, 200, 48][..], &[4, 8, 16, 6], &[2, 4, 8, 3]][rank - 1];
     let mut shape = || -> Vec<usize> {
-        (0..rank).map(|_| extents[rng.random_range(0..extents.len())]).collect()
+        (0..rank).map(|_| extents[kind.random_range(0..extents.len())]).collect()
     };
     let (query_block, key_block) = (shape(), shape());
-    let list_heads = if rng.random() { heads } else { heads_kv };
+    let list_heads = if kind.random() { heads } else { heads_kv };
     let mut sparse = BlockSparse::new(problem, query_block, key_block);
     let entries = rng.random_range(1..=(sparse.key_blocks() + 2).min(12));
     sparse.steps = steps;
