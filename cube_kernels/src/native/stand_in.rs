@@ -8,19 +8,9 @@ use std::rc::Rc;
 
 use cubecl::client::Client;
 
-pub use super::launch::{Argument, Buffer, DeviceInfo, Kernel, MapElement, TensorMap};
+pub use super::launch::{Argument, Buffer, DeviceInfo, Kernel, Launch, MapElement, TensorMap};
 
-/// A kernel, whose program is its source, with all that it takes.
-pub struct Launch {
-    /// The kernel and its grid.
-    pub kernel: Kernel,
-    /// The memory.
-    pub buffers: Vec<Buffer>,
-    /// In the order of the kernel's parameters.
-    pub arguments: Vec<Argument>,
-}
-
-/// Something that runs launches in a device's place.
+/// Something that runs launches in a device's place. A kernel's program is its source.
 pub trait StandIn {
     /// What the native path is told of the device.
     fn info(&self) -> DeviceInfo;

@@ -11,7 +11,7 @@ use burn_natten_kernels::native::decode::{
 use burn_natten_kernels::{KernelError, KeyValue, Strided};
 
 use super::as_they_lie;
-use super::memory::{Lay, empty};
+use super::memory::{Lay, empty_together};
 use crate::backend::decode::{DecodeInputs, DecodeOps, DecodePlan, DecodeResults};
 use crate::backend::log_once;
 
@@ -62,17 +62,21 @@ fn views(inputs: &DecodeInputs<CubeBackend>, of: &Decoding, lay: Lay) -> Inputs<
 impl DecodeOps for CubeBackend {
     fn decode_attention(inputs: DecodeInputs<Self>, plan: DecodePlan) -> DecodeResults<Self> {
         let (of, like) = (&plan.decoding, &inputs.query);
-        let out = || empty(like, plan.out(), like.dtype);
-        let lse = || empty(like, plan.logsumexp(), DType::F32);
+        let out = || (plan.out(), like.dtype);
+        let lse = || (plan.logsumexp(), DType::F32);
+        let lists = (plan.lists(), DType::I32);
+        let tensors = [out(), out(), out(), out(), lse(), lse(), lse(), lists];
+        let [out, compressed, selected, window, lses @ .., blocks] = empty_together(like, tensors);
+        let [compressed_logsumexp, selected_logsumexp, window_logsumexp] = lses;
         let results = DecodeResults::<Self> {
-            out: out(),
-            compressed: out(),
-            selected: out(),
-            window: out(),
-            compressed_logsumexp: lse(),
-            selected_logsumexp: lse(),
-            window_logsumexp: lse(),
-            blocks: empty(like, plan.lists(), DType::I32),
+            out,
+            compressed,
+            selected,
+            window,
+            compressed_logsumexp,
+            selected_logsumexp,
+            window_logsumexp,
+            blocks,
         };
         let handle = |tensor: &CubeTensor| tensor.handle.clone();
         let outputs = Outputs {

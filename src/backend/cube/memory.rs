@@ -5,6 +5,7 @@ use burn_cubecl::{
     kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
 };
 use burn_natten_kernels::{MAX_RANK, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
+use cubecl::server::MemoryLayoutDescriptor;
 
 /// Uninitialised outputs of a forward pass.
 pub(super) fn empty_outputs(query: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
@@ -29,6 +30,23 @@ pub(super) fn empty_gradients(
 /// An uninitialised tensor that is contiguous, which others need not be on CUDA.
 pub(super) fn empty(like: &CubeTensor, shape: TensorShape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// The same of several, in one piece of memory, which takes as long as one.
+pub(super) fn empty_together<const N: usize>(
+    like: &CubeTensor,
+    tensors: [(TensorShape, DType); N],
+) -> [CubeTensor; N] {
+    let descriptor = |(shape, dtype): &(TensorShape, DType)| {
+        MemoryLayoutDescriptor::contiguous(shape.clone(), dtype.size())
+    };
+    let layouts = like.client.empty_tensors(tensors.iter().map(descriptor).collect());
+    let mut layouts = layouts.into_iter();
+    tensors.map(|(shape, dtype)| {
+        let layout = layouts.next().expect("a layout for each descriptor");
+        let (client, device) = (like.client.clone(), like.device.clone());
+        CubeTensor::new_contiguous(client, device, shape, layout.memory, dtype)
+    })
 }
 
 /// How tensors are handed over.

@@ -9,7 +9,7 @@ use super::plan::{List, Splits};
 use super::{Decoding, Schedule};
 use crate::native::compile::{self, CompileError, Cubin, Programs};
 use crate::native::grid::parameters;
-use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use crate::native::launch::{Buffer, DeviceInfo, Kernel, Launch, launch_all};
 use crate::native::{Element, ampere};
 use crate::view::check_buffer;
 use crate::{KernelError, KeyValue, Shape, Strided};
@@ -128,10 +128,8 @@ pub fn decode(
     let (places, words) = Workspace::new(of, &plan.splits);
     let workspace = client.empty(4 * words);
     let launches = Launches { of, plan: &plan, places, workspace, inputs, outputs };
-    for (kernel, buffers, argument) in [launches.compressed(), launches.select(), launches.tokens()]
-    {
-        launch(client, kernel, buffers, vec![argument]);
-    }
+    let all = [launches.compressed(), launches.select(), launches.tokens()];
+    launch_all(client, all.into());
     Ok(())
 }
 
@@ -304,10 +302,8 @@ struct Launches<'a> {
     outputs: &'a Outputs<Handle>,
 }
 
-type Launched = (Kernel, Vec<Buffer>, Argument);
-
 impl Launches<'_> {
-    fn compressed(&self) -> Launched {
+    fn compressed(&self) -> Launch {
         let Self { of, plan, inputs, .. } = self;
         let KeyValue { key, value } = &inputs.tokens.compressed;
         let splits = plan.splits;
@@ -330,10 +326,11 @@ impl Launches<'_> {
         ];
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };
-        (plan.kernel(c"decode_compressed", splits.compressed * of.pairs()), buffers, argument)
+        let kernel = plan.kernel(c"decode_compressed", splits.compressed * of.pairs());
+        Launch { kernel, buffers, arguments: vec![argument] }
     }
 
-    fn select(&self) -> Launched {
+    fn select(&self) -> Launch {
         let Self { of, plan, outputs, .. } = self;
         let (selection, splits) = (&of.selection, plan.splits);
         let List { front, middle, end, free } = of.list();
@@ -367,10 +364,10 @@ impl Launches<'_> {
         };
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };
-        (kernel, buffers, argument)
+        Launch { kernel, buffers, arguments: vec![argument] }
     }
 
-    fn tokens(&self) -> Launched {
+    fn tokens(&self) -> Launch {
         let Self { of, plan, inputs, outputs, .. } = self;
         let (selection, splits) = (&of.selection, plan.splits);
         let Inputs { query, gates, tokens } = inputs;
@@ -415,7 +412,8 @@ impl Launches<'_> {
         let pointers: Vec<usize> = (0..buffers.len()).collect();
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &pointers) };
-        (plan.kernel(c"decode_tokens", both * of.pairs()), buffers, argument)
+        let kernel = plan.kernel(c"decode_tokens", both * of.pairs());
+        Launch { kernel, buffers, arguments: vec![argument] }
     }
 
     /// Of a tensor without elements there may be no memory: nothing is read of what stands in its place.
