@@ -57,7 +57,7 @@ impl Bias {
     pub(crate) fn params(bias: Option<&Self>, grid: &Grid<'_>) -> BiasParams {
         let Some(bias) = bias else { return BiasParams::default() };
         BiasParams {
-            samples: if grid.heads_advance_together() { 0 } else { grid.problem.batch as i32 },
+            samples: grid.samples_of_heads() as i32,
             rows: bias.rows as i32,
             ..BiasParams::default()
         }

@@ -21,6 +21,8 @@ pub struct Cut {
     pub stack: usize,
     /// CTAs that a multiprocessor runs at once.
     pub ctas: usize,
+    /// Pipelines of a CTA, each with tiles of its own.
+    pub teams: usize,
     /// Bytes of a row of shared memory, of which vectors take as many as they need: what TMA swizzles.
     pub swizzle: usize,
     /// Whether tiles of all samples that lie alike follow each other, a head after the other.

@@ -161,8 +161,10 @@ impl Grid<'_> {
             Pass::Forward | Pass::Queries => self.problem.group_size(),
             Pass::Keys => 1,
         };
-        let uneven = |axis: &Axis| axis.is_causal && 4 * axis.kernel_size > axis.keys;
-        if !self.problem.axes.iter().any(uneven) {
+        if self.keeps_heads() {
+            return self.heads_of_workers();
+        }
+        if !self.is_uneven() {
             return group;
         }
         let pairs = self.problem.batch * self.heads() / group;
@@ -172,9 +174,30 @@ impl Grid<'_> {
         group * chunk.unwrap_or(pairs)
     }
 
-    /// Whether tiles of several heads come in turn.
-    pub(crate) fn heads_advance_together(&self) -> bool {
-        self.chunk() > 1 && !self.cut.samples_first
+    /// Whether tiles differ in length, as along a causal axis.
+    fn is_uneven(&self) -> bool {
+        let uneven = |axis: &Axis| axis.is_causal && 4 * axis.kernel_size > axis.keys;
+        self.problem.axes.iter().any(uneven)
+    }
+
+    /// Whether a pipeline has tiles of one head for as long as possible, whose bias it has in shared memory, while others have those of
+    /// the heads beside it in memory.
+    fn keeps_heads(&self) -> bool {
+        self.problem.has_bias && self.cut.pass == Pass::Forward && !self.is_uneven()
+    }
+
+    /// Most heads of which each has as many pipelines.
+    fn heads_of_workers(&self) -> usize {
+        let (heads, workers) = (self.problem.heads, self.ctas() as usize * self.cut.teams);
+        let divides =
+            |chunk: &usize| heads.is_multiple_of(*chunk) && workers.is_multiple_of(*chunk);
+        (1..=heads).rev().find(divides).unwrap_or(1)
+    }
+
+    /// Samples whose tiles follow each other, before those of other heads; 0 where heads of a sample do.
+    pub(crate) fn samples_of_heads(&self) -> usize {
+        let is_in_turn = self.chunk() > 1 && !self.cut.samples_first && !self.keeps_heads();
+        if is_in_turn { 0 } else { self.problem.batch }
     }
 
     /// The map of the query or of a tensor of its shape, in boxes of the query tile.

@@ -129,7 +129,8 @@ DEVICE bool is_blind(const Space& space, const Tile& tile, const int (&at)[PLACE
 // Finds the tile of an index. From fast to slow: head within its chunk, the fast, middle and slow axis, the
 // dilation group, the chunk. Along a causal axis the rows that see most come first, which are the last
 // queries or the first keys: the tiles that are left for the end of the launch are short ones.
-// Where `samples` are given, those of a head follow each other, instead of the heads of a sample.
+// Where `samples` are given, those of a chunk of heads follow each other, instead of the heads of a sample; or, where a kernel sums the
+// gradient of a bias, those of a head that lie alike, which are the chunk then.
 DEVICE void decode_tile(const Space& space, const int (&shift)[3], int samples, int index, Tile& tile) {
   int at[3], group[3] = {0, 0, 0};
   const int member = index % space.chunk;
@@ -146,8 +147,13 @@ DEVICE void decode_tile(const Space& space, const int (&shift)[3], int samples, 
   }
   const int pair = index * space.chunk + member;
   if (samples) {
-    tile.head = pair / samples;
-    tile.batch = pair % samples;
+#if SUM_BIAS
+    tile.head = index;
+    tile.batch = member;
+#else
+    tile.head = index / samples * space.chunk + member;
+    tile.batch = index % samples;
+#endif
   } else {
     tile.head = pair % space.heads;
     tile.batch = pair / space.heads;

@@ -207,6 +207,7 @@ impl Schedule {
             stack: self.stack,
             ctas: 1,
             swizzle: 128,
+            teams: 1,
             samples_first: false,
             splits: 1,
             threads: self.threads(),

@@ -453,6 +453,7 @@ impl Schedule {
             cta_tile: self.cta_tile(),
             stack: self.stack,
             ctas: self.ctas,
+            teams: self.teams,
             swizzle: self.swizzle(),
             samples_first: self.gradients.bias,
             splits: self.splits,

@@ -192,6 +192,7 @@ fn cut(of: &Union, pass: Pass) -> Cut {
         stack: 0,
         ctas: 1,
         swizzle: 128,
+        teams: 1,
         samples_first: false,
         splits: 1,
         threads: of.threads(),
