@@ -15,7 +15,7 @@ use cubecl::server::Handle;
 use super::bias::{Bias, BiasParams};
 use super::compile::Cubin;
 use super::forward::{ELEMENT, check_layouts, more_strides, words};
-use super::grid::{Grid, Space, check_layout, grids, parameters, statistics_map};
+use super::grid::{COUNTERS, Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use super::splits::Splits;
 use super::statistics::{pitch, places, statistics_bytes};
@@ -140,7 +140,7 @@ pub(super) fn enqueue(
         });
         let workspace = Workspace {
             statistics: client.empty(statistics_bytes(problem)),
-            taken: client.empty(size_of::<i32>() * launches.len()),
+            taken: counters(client, launches.len()),
             bias,
         };
         launch_delta(client, &parts.delta, problem, inputs, &workspace, launches.len());
@@ -207,9 +207,14 @@ pub(super) fn works(parts: &[Part], outputs: Option<[Handle; 2]>) -> Vec<Work<'_
 /// What the kernels of a pass hand to each other.
 pub(super) struct Workspace {
     pub statistics: Handle,
-    /// A counter for each launch.
+    /// Counters of each launch, see [`counters`].
     pub taken: Handle,
     pub bias: Option<Bias>,
+}
+
+/// The counters of so many launches, which the kernel that makes the statistics sets to zero.
+pub(super) fn counters(client: &Client, launches: usize) -> Handle {
+    client.empty(size_of::<i32>() * COUNTERS * launches)
 }
 
 /// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
@@ -226,7 +231,7 @@ struct DeltaParams {
     pitch: [i32; 3],
     heads: i32,
     blocks: i32,
-    launches: i32,
+    counters: i32,
     untrusted: f32,
     padding: i32,
 }
@@ -298,7 +303,7 @@ pub(super) fn delta_argument(
         pitch: problem.axes.map(|axis| pitch(&axis) as i32),
         heads: problem.heads as i32,
         blocks: blocks as i32,
-        launches: launches as i32,
+        counters: (COUNTERS * launches) as i32,
         untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
         padding: 0,
     };
@@ -337,7 +342,8 @@ pub(super) fn buffers(
         additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
     let read = [query, key, value, dout, more_key, more_value];
     let read = read.map(|tensor| Buffer::read(&tensor.handle));
-    let taken = workspace.taken.clone().offset_start((size_of::<i32>() * number) as u64);
+    let first_counter = size_of::<i32>() * COUNTERS * number;
+    let taken = workspace.taken.clone().offset_start(first_counter as u64);
     let written = [&taken, first, second].map(Buffer::written);
     let bias = Bias::buffers(workspace.bias.as_ref(), &query.handle);
     let read = read.into_iter().chain([Buffer::read(&workspace.statistics)]);

@@ -60,6 +60,9 @@ pub(crate) struct Grid<'a> {
     pub(crate) residues: [usize; MAX_RANK],
 }
 
+/// Counters of a launch of a backward pass: of the tiles that are handed out, for each member of a chunk.
+pub(crate) const COUNTERS: usize = 32;
+
 /// The kernels' `AxisParams`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -183,15 +186,15 @@ impl Grid<'_> {
     /// Whether a pipeline has tiles of one head for as long as possible, whose bias it has in shared memory, while others have those of
     /// the heads beside it in memory.
     fn keeps_heads(&self) -> bool {
-        self.problem.has_bias && self.cut.pass == Pass::Forward && !self.is_uneven()
+        self.problem.has_bias && !self.cut.samples_first && !self.is_uneven()
     }
 
     /// Most heads of which each has as many pipelines.
     fn heads_of_workers(&self) -> usize {
-        let (heads, workers) = (self.problem.heads, self.ctas() as usize * self.cut.teams);
+        let (heads, workers) = (self.heads(), self.ctas() as usize * self.cut.teams);
         let divides =
             |chunk: &usize| heads.is_multiple_of(*chunk) && workers.is_multiple_of(*chunk);
-        (1..=heads).rev().find(divides).unwrap_or(1)
+        (1..=heads.min(COUNTERS)).rev().find(divides).unwrap_or(1)
     }
 
     /// Samples whose tiles follow each other, before those of other heads; 0 where heads of a sample do.

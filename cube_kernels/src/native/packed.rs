@@ -302,7 +302,7 @@ pub(super) fn enqueue_backward(
     });
     let workspace = Workspace {
         statistics: client.empty(packed.problems().map(statistics_bytes).sum()),
-        taken: client.empty(size_of::<i32>() * works.len()),
+        taken: backward::counters(client, works.len()),
         bias: None,
     };
     let Saved { operands, outputs: results, gradients } = inputs;

@@ -471,7 +471,7 @@ pub(in crate::native) fn enqueue_backward(
     let inverse = (!of_key.is_empty()).then(|| invert(client, any.sparse, lists)).transpose()?;
     let workspace = backward::Workspace {
         statistics: client.empty(crate::native::statistics::statistics_bytes(problem)),
-        taken: client.empty(size_of::<i32>() * count),
+        taken: backward::counters(client, count),
         bias: None,
     };
     backward::launch_delta(client, &parts.delta, problem, inputs, &workspace, count);

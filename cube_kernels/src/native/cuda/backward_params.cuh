@@ -4,11 +4,13 @@
 #define SPLITS 1
 #endif
 
+constexpr int COUNTERS = 32;     // see backward.rs
+
 struct Params {
   void *first, *second;          // gradients: of query, or of key and value; or sums [batch, keys, heads, SPLITS, dim], of the elements that this kernel has
   const u16 *query, *key, *value, *dout, *more_key, *more_value;
   const float4* statistics;      // of the queries, see delta.cu
-  int* taken;                    // tiles that this launch has handed out, beyond the first of each CTA
+  int* taken;                    // tiles that this launch has handed out, beyond the first of each CTA: COUNTERS, of members of a chunk
   i64 query_strides[5], key_strides[5], value_strides[5], dout_strides[5];  // elements: batch, z, y, x, head
   i64 more_key_strides[3], more_value_strides[3];                           // batch, token, head
   Space space;

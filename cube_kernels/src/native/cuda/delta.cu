@@ -26,7 +26,7 @@ struct Params {
   i64 out_strides[5], dout_strides[5];  // elements: batch, z, y, x, head
   int queries[3], dilation[3], pitch[3];
   int heads, blocks;                   // CTAs of a sample
-  int launches;
+  int counters;
   float untrusted;
 };
 
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
   const u32 block = blockIdx.x;
 #endif
   if (blockIdx.x == 0)
-    for (int i = threadIdx.x; i < params.launches; i += 256) params.taken[i] = 0;
+    for (int i = threadIdx.x; i < params.counters; i += 256) params.taken[i] = 0;
   const int batch = block / params.blocks;
   const int lane = threadIdx.x % LANES;
   u32 first = (block - batch * params.blocks) * (ROWS * 256 / LANES) + threadIdx.x / LANES;

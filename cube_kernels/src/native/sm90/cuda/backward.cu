@@ -107,11 +107,19 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
   }
 }
 
+// The tile that the CTA takes when it is done with one: with a bias one of the same head of its chunk, whose table it has.
+DEVICE int later_tile(const Params& params) {
+  if constexpr (!BIAS) return gridDim.x + atomicAdd(params.taken, 1);
+  const int chunk = params.space.chunk <= COUNTERS && gridDim.x % params.space.chunk == 0 ? params.space.chunk : 1;
+  const int member = blockIdx.x % chunk;
+  return member + chunk * (gridDim.x / chunk + atomicAdd(params.taken + member, 1));
+}
+
 // `slots` is where consumers find the tile that the rows belong to, in turn; one without steps is the end.
 DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barriers& barriers) {
   int step = 0, slot = 0;
   for (int number = SUM_BIAS ? BiasSums::run()[0] : blockIdx.x; number < (SUM_BIAS ? BiasSums::run()[1] : launch.tiles());
-       number = SUM_BIAS ? number + 1 : gridDim.x + atomicAdd(launch.any().taken, 1)) {
+       number = SUM_BIAS ? number + 1 : later_tile(launch.any())) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
     // Finding a tile of a packed batch takes long. There are slots enough to do so while the rows before it are in use.
