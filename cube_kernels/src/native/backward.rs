@@ -138,12 +138,9 @@ pub(super) fn enqueue(
             let summing: Vec<_> = sums.map(|(grid, ..)| grid).collect();
             Bias::new(client, problem, &bias.handle, &summing)
         });
-        let workspace = Workspace {
-            statistics: client.empty(statistics_bytes(problem)),
-            taken: counters(client, launches.len()),
-            bias,
-        };
-        launch_delta(client, &parts.delta, problem, inputs, &workspace, launches.len());
+        let bytes = statistics_bytes(problem);
+        let workspace = Workspace::new(client, bytes, launches.len(), bias);
+        launch_delta(client, &parts.delta, problem, inputs, &workspace);
         let mut row = 0;
         for (number, (grid, work, written)) in launches.iter().enumerate() {
             let part = work.part;
@@ -207,14 +204,18 @@ pub(super) fn works(parts: &[Part], outputs: Option<[Handle; 2]>) -> Vec<Work<'_
 /// What the kernels of a pass hand to each other.
 pub(super) struct Workspace {
     pub statistics: Handle,
-    /// Counters of each launch, see [`counters`].
-    pub taken: Handle,
+    /// [`COUNTERS`] for each launch, which the kernel that makes the statistics sets to zero.
+    taken: Handle,
+    launches: usize,
     pub bias: Option<Bias>,
 }
 
-/// The counters of so many launches, which the kernel that makes the statistics sets to zero.
-pub(super) fn counters(client: &Client, launches: usize) -> Handle {
-    client.empty(size_of::<i32>() * COUNTERS * launches)
+impl Workspace {
+    /// For so many launches, with statistics of so many bytes.
+    pub fn new(client: &Client, bytes: usize, launches: usize, bias: Option<Bias>) -> Self {
+        let taken = client.empty(size_of::<i32>() * COUNTERS * launches);
+        Self { statistics: client.empty(bytes), taken, launches, bias }
+    }
 }
 
 /// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
@@ -244,11 +245,10 @@ pub(super) fn launch_delta(
     problem: &Problem,
     inputs: &Saved<Strided>,
     workspace: &Workspace,
-    launches: usize,
 ) {
     let blocks = delta_blocks(problem, false);
     let kernel = delta_kernel(cubin, blocks * problem.batch);
-    let params = delta_argument(problem, inputs, launches, blocks);
+    let params = delta_argument(problem, inputs, workspace.launches, blocks);
     launch(client, kernel, delta_buffers(inputs, workspace), vec![params]);
 }
 

@@ -300,11 +300,8 @@ pub(super) fn enqueue_backward(
         };
         packed.sequences().iter().map(one).collect::<Vec<_>>()
     });
-    let workspace = Workspace {
-        statistics: client.empty(packed.problems().map(statistics_bytes).sum()),
-        taken: backward::counters(client, works.len()),
-        bias: None,
-    };
+    let bytes = packed.problems().map(statistics_bytes).sum();
+    let workspace = Workspace::new(client, bytes, works.len(), None);
     let Saved { operands, outputs: results, gradients } = inputs;
     let Operands { query, key, value, .. } = operands;
     let read = [query, key, value, &results.out, &gradients.out];

@@ -469,12 +469,9 @@ pub(in crate::native) fn enqueue_backward(
     }
     // What can fail comes first.
     let inverse = (!of_key.is_empty()).then(|| invert(client, any.sparse, lists)).transpose()?;
-    let workspace = backward::Workspace {
-        statistics: client.empty(crate::native::statistics::statistics_bytes(problem)),
-        taken: backward::counters(client, count),
-        bias: None,
-    };
-    backward::launch_delta(client, &parts.delta, problem, inputs, &workspace, count);
+    let bytes = crate::native::statistics::statistics_bytes(problem);
+    let workspace = backward::Workspace::new(client, bytes, count, None);
+    backward::launch_delta(client, &parts.delta, problem, inputs, &workspace);
     let run = |walk: &Walk<'_>, made: &Made, work: &backward::Work<'_>, number: usize| {
         let grid = walk.grid(device);
         let mut buffers = backward::buffers(inputs, &work.outputs, &workspace, number);

@@ -398,12 +398,8 @@ fn statistics(
     problem: &Problem,
     inputs: &Saved<Strided>,
 ) -> Handle {
-    let workspace = backward::Workspace {
-        statistics: client.empty(statistics_bytes(problem)),
-        taken: client.empty(size_of::<i32>()),
-        bias: None,
-    };
-    backward::launch_delta(client, cubin, problem, inputs, &workspace, 1);
+    let workspace = backward::Workspace::new(client, statistics_bytes(problem), 1, None);
+    backward::launch_delta(client, cubin, problem, inputs, &workspace);
     workspace.statistics
 }
 
