@@ -241,11 +241,14 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
         (kernel, tables, arguments)
     };
     let launches: Vec<_> = launches.into_iter().map(prepare).collect();
-    // What one of them writes, and another one reads, is nothing that they wait for.
-    let of =
-        |buffer: &Buffer| (buffer.handle.clone().binding().memory.id(), buffer.handle.offset_start);
-    let written: Vec<_> = all.iter().filter(|buffer| buffer.is_output).map(of).collect();
-    all.iter_mut().for_each(|buffer| buffer.is_output |= written.contains(&of(buffer)));
+    // What one of several writes, and another one reads, is nothing that they wait for.
+    if launches.len() > 1 {
+        let of = |buffer: &Buffer| {
+            (buffer.handle.clone().binding().memory.id(), buffer.handle.offset_start)
+        };
+        let written: Vec<_> = all.iter().filter(|buffer| buffer.is_output).map(of).collect();
+        all.iter_mut().for_each(|buffer| buffer.is_output |= written.contains(&of(buffer)));
+    }
     submit(client, id, all, move |server, ordinal, stream, bindings| {
         let mut rest = bindings;
         for (kernel, tables, arguments) in &launches {

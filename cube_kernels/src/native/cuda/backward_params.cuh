@@ -4,7 +4,7 @@
 #define SPLITS 1
 #endif
 
-constexpr int COUNTERS = 32;     // see backward.rs
+constexpr int COUNTERS = 32;     // of a launch, as in grid.rs
 
 struct Params {
   void *first, *second;          // gradients: of query, or of key and value; or sums [batch, keys, heads, SPLITS, dim], of the elements that this kernel has

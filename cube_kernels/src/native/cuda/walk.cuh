@@ -90,12 +90,13 @@ DEVICE Walk visible_walk(const Space& space, const Tile& tile, int warpgroup, in
   return walk;
 }
 
-// Rounds of tiles run forwards and backwards in turn, which evens out tiles of falling length.
-DEVICE int tile_index(int round, int worker, int workers) { return round * workers + (round & 1 ? workers - 1 - worker : worker); }
-DEVICE int tile_index(int round) { return tile_index(round, blockIdx.x, gridDim.x); }
-// The same with tiles of one member of each chunk for a worker, where chunks divide the workers.
-DEVICE int tile_index_of_member(int round, int worker, int workers, int chunk) {
+// Rounds of tiles run forwards and backwards in turn, which evens out tiles of falling length. Of each chunk, which divides the workers, a
+// worker has the same member in all of them.
+DEVICE int tile_index(int round, int worker, int workers, int chunk = 1) {
   return round * workers + (round & 1 ? workers - chunk - worker + 2 * (worker % chunk) : worker);
 }
+DEVICE int tile_index(int round) { return tile_index(round, blockIdx.x, gridDim.x); }
+// A chunk of heads if it divides the workers, so that each can keep to a member of it; or else 1.
+DEVICE int kept_chunk(const Space& space, int workers) { return workers % space.chunk ? 1 : space.chunk; }
 DEVICE int rounds(int tiles, int workers) { return (tiles + workers - 1) / workers; }
 DEVICE int rounds(int tiles) { return rounds(tiles, gridDim.x); }

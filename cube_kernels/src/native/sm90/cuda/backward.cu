@@ -110,7 +110,7 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
 // The tile that the CTA takes when it is done with one: with a bias one of the same head of its chunk, whose table it has.
 DEVICE int later_tile(const Params& params) {
   if constexpr (!BIAS) return gridDim.x + atomicAdd(params.taken, 1);
-  const int chunk = params.space.chunk <= COUNTERS && gridDim.x % params.space.chunk == 0 ? params.space.chunk : 1;
+  const int chunk = params.space.chunk <= COUNTERS ? kept_chunk(params.space, gridDim.x) : 1;
   const int member = blockIdx.x % chunk;
   return member + chunk * (gridDim.x / chunk + atomicAdd(params.taken + member, 1));
 }

@@ -67,12 +67,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
 #else
   const int worker = TEAMS > 1 ? blockIdx.x + gridDim.x * team : blockIdx.x, workers = gridDim.x * TEAMS;
   for (int round = 0; round < rounds(launch.tiles(), workers); round++) {
-#if BIAS
-    // A table of a head serves for many tiles, and heads that are neighbors in memory are read at once.
-    int index = tile_index_of_member(round, worker, workers, workers % launch.any().space.chunk ? 1 : launch.any().space.chunk);
-#else
-    int index = tile_index(round, worker, workers);
-#endif
+    // With a bias a table of a head serves for many tiles, and heads that are neighbors in memory are read at once.
+    int index = tile_index(round, worker, workers, BIAS ? kept_chunk(launch.any().space, workers) : 1);
     if (index >= launch.tiles()) continue;
     Tile tile;
     launch.find(index, tile);
