@@ -40,6 +40,9 @@ template <int BYTES> DEVICE void copy_word(u32 to, const void* from) {
 DEVICE void arrive_with_copies(u32 barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory"); }
 // Until the thread's own are there.
 DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Makes those since the last group a group of their own; until all but the last GROUPS of the thread's groups are there.
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS> DEVICE void wait_for_groups() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
 
 // The upper word of a product of two words.
 DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }

@@ -286,8 +286,8 @@ struct TokensParams {
     block: i32,
     first: i32,
     window: i32,
+    steps: i32,
     scale_log2: f32,
-    unused: i32,
 }
 
 const _: () = assert!(size_of::<TokensParams>() == 8 * (14 + 7 + 18) + 4 * 10);
@@ -314,7 +314,7 @@ impl Launches<'_> {
             heads_kv: of.selection.heads_kv as i32,
             count: of.selection.compressed() as i32,
             splits: splits.compressed as i32,
-            steps: splits.steps as i32,
+            steps: splits.compressed_steps as i32,
             scale_log2: self.scale_log2(),
             unused: 0,
         };
@@ -390,8 +390,8 @@ impl Launches<'_> {
             block: selection.slc_block as i32,
             first: (of.window_tokens - of.seen_in_window()) as i32,
             window: of.seen_in_window() as i32,
+            steps: splits.token_steps as i32,
             scale_log2: self.scale_log2(),
-            unused: 0,
         };
         let buffers = vec![
             Buffer::written(&self.workspace),

@@ -17,8 +17,10 @@ const MOST_SELECT_SHARED: usize = 48 << 10;
 /// Threads of a CTA that selects.
 pub(super) const SELECT_THREADS: usize = 256;
 /// Blocks that a CTA chooses among, and what all of them may leave to the last one.
-const SIZES: [usize; 3] = [64, 128, 256];
+const SIZES: [usize; 3] = [SELECT_THREADS / 4, SELECT_THREADS / 2, SELECT_THREADS];
 const MOST_LEFT: usize = 2048;
+/// CTAs that select and share a multiprocessor.
+const SELECT_CTAS: usize = 2048 / SELECT_THREADS;
 /// CTAs that have keys and share a multiprocessor.
 const CTAS: usize = 2;
 /// Most steps of a CTA.
@@ -74,13 +76,14 @@ pub(super) struct List {
 pub(super) struct Splits {
     /// Of compressed blocks, each of so many times as many keys as a CTA has at a time.
     pub compressed: usize,
-    pub steps: usize,
+    pub compressed_steps: usize,
     /// Of the selection, each of so many blocks.
     pub parts: usize,
     pub size: usize,
-    /// Of the tokens of a list, and of a window.
+    /// Of the tokens of a list, and of a window, likewise.
     pub selected: usize,
     pub window: usize,
+    pub token_steps: usize,
 }
 
 impl Decoding {
@@ -237,25 +240,36 @@ impl Schedule {
     /// What cannot be shared.
     pub(super) fn splits(&self, of: &Decoding, multiprocessors: usize) -> Result<Splits, String> {
         let (keys, pairs, list) = (self.keys(), of.pairs(), of.list());
-        let tiles = of.selection.compressed().div_ceil(keys).max(1);
-        // What a CTA leaves costs about as much as a step.
-        let cost = |steps: usize| {
-            let ctas = tiles.div_ceil(steps).saturating_mul(pairs);
-            ctas.div_ceil(CTAS * multiprocessors.max(1)).saturating_mul(steps + 1)
+        let multiprocessors = multiprocessors.max(1);
+        // The steps of a CTA that cost least, where all that it does besides costs as much as so many of them.
+        let steps_of = |tiles: [usize; 2], besides: usize| {
+            let cost = |steps: usize| {
+                let of_pair: usize = tiles.iter().map(|tiles| tiles.div_ceil(steps)).sum();
+                let ctas = of_pair.saturating_mul(pairs);
+                ctas.div_ceil(CTAS * multiprocessors).saturating_mul(steps + besides)
+            };
+            let most = tiles[0].max(tiles[1]).clamp(1, MOST_STEPS);
+            (1..=most).min_by_key(|steps| cost(*steps)).unwrap_or(1)
         };
-        let steps = (1..=MOST_STEPS.min(tiles)).min_by_key(|steps| cost(*steps)).unwrap_or(1);
-        let sums = (self.group * self.head_dim_v / 4).div_ceil(SELECT_THREADS);
+        let compressed = of.selection.compressed().div_ceil(keys).max(1);
+        let compressed_steps = steps_of([compressed, 0], 1);
+        let selected = (of.selection.num_selected.min(of.selection.blocks())
+            * of.selection.slc_block)
+            .div_ceil(keys);
+        let window = of.seen_in_window().div_ceil(keys);
+        let token_steps = steps_of([selected, window], 2);
+        // Four rounds of a CTA, an eighth of whose threads has four values at a time.
+        let sums = (self.group * self.head_dim_v / 4).div_ceil(SELECT_THREADS / 2);
         let of_size = |size: usize| {
             let parts = if list.is_scored() { list.candidates().div_ceil(size) } else { sums };
             Splits {
-                compressed: tiles.div_ceil(steps),
-                steps,
+                compressed: compressed.div_ceil(compressed_steps),
+                compressed_steps,
                 parts,
                 size,
-                selected: (of.selection.num_selected.min(of.selection.blocks())
-                    * of.selection.slc_block)
-                    .div_ceil(keys),
-                window: of.seen_in_window().div_ceil(keys),
+                selected: selected.div_ceil(token_steps),
+                window: window.div_ceil(token_steps),
+                token_steps,
             }
         };
         let fits = |splits: &Splits| {
@@ -267,8 +281,12 @@ impl Schedule {
                     && is_small
                     && self.select_memory(of, splits) <= MOST_SELECT_SHARED)
         };
-        let splits = SIZES.map(of_size).into_iter().find(fits);
-        let splits = splits.ok_or("there are too many blocks to select from")?;
+        // The smallest parts that leave no CTA waiting for another one's place.
+        let sizes: Vec<_> = SIZES.map(of_size).into_iter().filter(fits).collect();
+        let is_small =
+            |of: &&Splits| of.parts.saturating_mul(pairs) <= SELECT_CTAS * multiprocessors;
+        let splits = sizes.iter().find(is_small).or(sizes.last());
+        let splits = *splits.ok_or("there are too many blocks to select from")?;
         let most = splits.compressed.max(splits.parts).max(splits.selected + splits.window);
         match most.saturating_mul(pairs) < 1 << 31 {
             true => Ok(splits),
@@ -293,11 +311,15 @@ mod tests {
         let schedule = Schedule::plan(&one, Element::Bf16).expect("there are kernels");
         assert_eq!((schedule.keys(), schedule.threads()), (128, 256));
         let splits = schedule.splits(&one, 132).expect("it is split");
-        let Splits { compressed, steps, parts, size, selected, window } = splits;
-        assert_eq!((compressed, steps, selected, window), (32, 1, 8, 4));
+        let Splits { compressed, compressed_steps, parts, size, selected, window, token_steps } =
+            splits;
+        assert_eq!((compressed, compressed_steps), (32, 1));
+        assert_eq!((selected, window, token_steps), (8, 4, 1));
         assert_eq!((parts, size), (16, 64));
         let many = schedule.splits(&decoding(32, 4, 65536), 132).expect("it is split");
-        assert!(many.steps > 2 && many.compressed * many.steps >= 32, "{many:?}");
+        assert_eq!((many.compressed, many.compressed_steps), (2, 16));
+        assert_eq!((many.selected, many.window, many.token_steps), (1, 1, 8));
+        assert_eq!((many.parts, many.size), (8, 128));
     }
 
     #[test]

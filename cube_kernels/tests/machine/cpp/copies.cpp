@@ -19,6 +19,7 @@ struct Arrival { u32 barrier, copies; };
 struct Copies {
   std::vector<Copy> all;
   std::vector<Arrival> arrivals;
+  std::vector<u32> groups;   // copies up to the end of each
   u32 done, arrived;
 };
 std::vector<Copies> copies;
@@ -268,11 +269,16 @@ void m_copy_arrive(u32 barrier) {
     while (its.arrived < count) arrive_for(thread, its.arrivals[its.arrived++]);
   });
 }
-void m_copy_wait() {
-  const u32 count = (u32)copies[me].all.size();
+static void wait_up_to(u32 count) {
   copy_up_to(me, count);
   const Agent agent = agent_of_copies(me / WARP);
   for (Epochs* of : {&self().clock.seen, &self().clock.over}) (*of)[agent] = std::max((*of)[agent], count);
+}
+void m_copy_wait() { wait_up_to((u32)copies[me].all.size()); }
+void m_copy_commit() { copies[me].groups.push_back((u32)copies[me].all.size()); }
+void m_copy_wait_groups(u32 groups) {
+  const std::vector<u32>& of = copies[me].groups;
+  if (of.size() > groups) wait_up_to(of[of.size() - 1 - groups]);
 }
 
 }

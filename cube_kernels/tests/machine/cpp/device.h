@@ -69,6 +69,8 @@ void m_proxy_fence();
 void m_copy(u32 to, const void* from, u32 bytes);        // cp.async of a thread, of zeros from nowhere
 void m_copy_arrive(u32 barrier);                         // cp.async.mbarrier.arrive.noinc
 void m_copy_wait();                                      // cp.async.wait_all
+void m_copy_commit();                                    // cp.async.commit_group
+void m_copy_wait_groups(u32 groups);                     // cp.async.wait_group
 void m_setmaxnreg(int registers, int more);
 // Hopper: all 128 threads of a warpgroup call; d has n / 2 elements, a is four registers or null.
 void m_wgmma(const Wgmma* of, float* d, const u32* const* a, u64 a_matrix, u64 b, int accumulate);
@@ -225,6 +227,8 @@ template <int BYTES> DEVICE void copy_word(u32 to, const void* from) { m_copy(to
 DEVICE void copy_or_zero(u32 to, const void* from, bool is_there) { m_copy(to, is_there ? from : nullptr, 16); }
 DEVICE void arrive_with_copies(u32 barrier) { m_copy_arrive(barrier); }
 DEVICE void wait_for_copies() { m_copy_wait(); }
+DEVICE void commit_copies() { m_copy_commit(); }
+template <int GROUPS> DEVICE void wait_for_groups() { m_copy_wait_groups(GROUPS); }
 
 // ---- sm100: tcgen05, and arithmetic
 

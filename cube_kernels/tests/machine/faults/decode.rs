@@ -4,30 +4,30 @@ use super::{Fault, On, fault};
 
 pub const FAULTS: &[Fault] = &[
     fault(
-        "decode: compressed blocks are multiplied before they have arrived",
+        "decode: keys are multiplied before they have arrived",
         On::Decode,
-        "    wait_for_copies();\n    __syncwarp();\n    float scores",
+        "    wait_for_groups<1>();\n    __syncwarp();\n    float scores",
         "    __syncwarp();\n    float scores",
+    ),
+    fault(
+        "decode: values are multiplied before they have arrived",
+        On::Decode,
+        "    wait_for_groups<1>();\n    __syncwarp();\n    add(",
+        "    __syncwarp();\n    add(",
+    ),
+    fault(
+        "decode: keys of the step before are waited for",
+        On::Decode,
+        "    if (!is_last_step) bring<DIM>(keys, from.key, from.key_stride, token, lane);\n    commit_copies();",
+        "    if (!is_last_step) bring<DIM>(keys, from.key, from.key_stride, token, lane);",
     ),
     // Lanes of a warp that do not meet between copies and products are not found: matrices are loaded, and tokens named, by exchanges, which order
     // memory as well on the machine.
     fault(
         "decode: queries are read before they are there",
         On::Decode,
-        "params.of_query.head);\n  __syncthreads();\n\n  float* const to",
-        "params.of_query.head);\n  __syncwarp();\n\n  float* const to",
-    ),
-    fault(
-        "decode: tokens are multiplied before they have arrived",
-        On::Decode,
-        "  wait_for_copies();\n  __syncthreads();\n  Sums sums;",
-        "  __syncthreads();\n  Sums sums;",
-    ),
-    fault(
-        "decode: tokens' queries are read before they are there",
-        On::Decode,
-        "  wait_for_copies();\n  __syncthreads();\n  Sums sums;",
-        "  wait_for_copies();\n  __syncwarp();\n  Sums sums;",
+        "  start(sums);\n  __syncthreads();\n",
+        "  start(sums);\n  __syncwarp();\n",
     ),
     fault(
         "decode: sums lie over what others still read",
@@ -56,8 +56,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "decode: scores are ranked before they are there",
         On::Decode,
-        "  __syncthreads();\n  float2* const best",
-        "  float2* const best",
+        "  __syncthreads();\n  u64* const best",
+        "  u64* const best",
     ),
     fault(
         "decode: what parts leave is ranked before it is there",
@@ -77,11 +77,12 @@ pub const FAULTS: &[Fault] = &[
         "  __syncthreads();\n  const u16* const gates",
         "  const u16* const gates",
     ),
+    // That other threads have written before the counter is counted up is not found where they happen to.
     fault(
-        "decode: a CTA that comes to a counter does not wait for its other threads",
+        "decode: whether a CTA is the last one is read before it is there",
         On::Decode,
-        "  __syncthreads();\n  if (threadIdx.x == 0) before = atomicAdd(counter, 1);\n  __syncthreads();",
-        "  if (threadIdx.x == 0) before = atomicAdd(counter, 1);",
+        "    __threadfence();\n  }\n  __syncthreads();\n  return",
+        "    __threadfence();\n  }\n  return",
     ),
     fault(
         "decode: the first CTA takes itself for the last one",

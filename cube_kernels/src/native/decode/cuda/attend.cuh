@@ -104,6 +104,55 @@ DEVICE void add(Sums& sums, u32 values, const float (&scores)[2][4], int lane) {
   }
 }
 
+// Steps that there are keys for of those that a CTA may have, but one at least.
+DEVICE int steps_of(i64 keys, int split, int steps) {
+  const i64 left = (keys + KEYS - 1) / KEYS - (i64)split * steps;
+  return left < 1 ? 1 : left < steps ? (int)left : steps;
+}
+
+// Keys and values of a pair, and strides of their tokens, in elements.
+struct Tokens {
+  const u16 *key, *value;
+  i64 key_stride, value_stride;
+};
+
+// The sums of a warp over `steps` times 16 keys, of which the first lanes name one each: `token_of(step)`, none if it is negative. Scores of each
+// step, and which keys exist, go to `keep` as well.
+template <typename TokenOf, typename Keep>
+DEVICE void attend(Sums& sums, const u16* query, i64 head_stride, const Tokens& from, float scale, int steps, TokenOf token_of, Keep keep) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 rows = address_of_shared(memory), keys = rows + ROWS_BYTES + warp * 16 * (KEY_PITCH + VALUE_PITCH), values = keys + 16 * KEY_PITCH;
+  int token = token_of(0);
+  bring<DIM>(keys, from.key, from.key_stride, token, lane);
+  commit_copies();
+  bring<DIM_V>(values, from.value, from.value_stride, token, lane);
+  commit_copies();
+  load_rows(query, head_stride);
+  start(sums);
+  __syncthreads();
+#pragma unroll 1
+  for (int step = 0; step < steps; step++) {
+    const u32 exists = __ballot_sync(~0u, token >= 0);
+    const bool is_last_step = step + 1 == steps;
+    token = is_last_step ? -1 : token_of(step + 1);
+    // Keys are there: values, or else the keys of the next step, are on their way all the time.
+    wait_for_groups<1>();
+    __syncwarp();
+    float scores[2][4];
+    score(rows, keys, scale, exists, lane, scores);
+    __syncwarp();
+    if (!is_last_step) bring<DIM>(keys, from.key, from.key_stride, token, lane);
+    commit_copies();
+    keep(step, exists, scores);
+    wait_for_groups<1>();
+    __syncwarp();
+    add(sums, values, scores, lane);
+    __syncwarp();
+    if (!is_last_step) bring<DIM_V>(values, from.value, from.value_stride, token, lane);
+    commit_copies();
+  }
+}
+
 // Adds up the sums of all warps of the CTA, and leaves them in the workspace, with their statistics.
 DEVICE void leave(Sums& sums, float* statistics, float* all) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

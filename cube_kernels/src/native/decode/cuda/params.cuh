@@ -54,26 +54,31 @@ template <int LANES> DEVICE Row over_splits(const float* statistics, int splits,
   return {most, all.sum};
 }
 
-// Four neighbors of a row of a branch, as two words: the sum over all splits. `statistics` and `sums` are those of the pair. So many splits
-// are read at a time, which takes as long as one.
-template <int BATCH> DEVICE uint2 over_splits(const float* statistics, const float* sums, int splits, int row, int column, Row all) {
+// Four neighbors of a row of a branch, as two words: the sum over all splits, by LANES neighboring lanes, each of which reads BATCH splits at a
+// time, which takes as long as one. `statistics` and `sums` are those of the pair.
+template <int LANES, int BATCH> DEVICE uint2 over_splits(const float* statistics, const float* sums, int splits, int row, int column, Row all) {
   float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 1
-  for (int first = 0; first < splits; first += BATCH) {
+  for (int first = threadIdx.x % LANES; first < splits; first += LANES * BATCH) {
     float mosts[BATCH];
     float4 of[BATCH];
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-      const i64 at = (first + i < splits ? first + i : splits - 1) * GROUP + row;
+      const i64 at = (first + LANES * i < splits ? first + LANES * i : splits - 1) * GROUP + row;
       mosts[i] = __ldcg(statistics + 2 * at);
       of[i] = __ldcg((const float4*)(sums + at * DIM_V + column));
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-      const float weight = first + i < splits ? weight_of(mosts[i], all.most) : 0.f;
+      const float weight = first + LANES * i < splits ? weight_of(mosts[i], all.most) : 0.f;
       total.x = fmaf(weight, of[i].x, total.x), total.y = fmaf(weight, of[i].y, total.y);
       total.z = fmaf(weight, of[i].z, total.z), total.w = fmaf(weight, of[i].w, total.w);
     }
+  }
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) {
+    total.x += __shfl_xor_sync(~0u, total.x, other), total.y += __shfl_xor_sync(~0u, total.y, other);
+    total.z += __shfl_xor_sync(~0u, total.z, other), total.w += __shfl_xor_sync(~0u, total.w, other);
   }
   const float factor = all.sum == 0.f ? 0.f : 1.f / all.sum;
   uint2 words;
@@ -83,10 +88,13 @@ template <int BATCH> DEVICE uint2 over_splits(const float* statistics, const flo
 
 // Whether this CTA is the last of so many that come to a counter: then it sees what all of them have written. `before` is in shared memory.
 DEVICE bool is_last(int* counter, int ctas, int& before) {
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) before = atomicAdd(counter, 1);
+  if (threadIdx.x == 0) {
+    // One thread's fences order what the barriers do for all others.
+    __threadfence();
+    before = atomicAdd(counter, 1);
+    __threadfence();
+  }
   __syncthreads();
-  __threadfence();
   return before == ctas - 1;
 }

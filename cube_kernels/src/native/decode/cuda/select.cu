@@ -13,9 +13,33 @@ struct SelectParams {
   int blocks, entries;
 };
 
-// Whether a block goes before another one: among equals that of the lower number.
-DEVICE bool is_better(float2 a, float2 b) {
-  return a.x > b.x || (a.x == b.x && __float_as_int(a.y) < __float_as_int(b.y));
+// A block and its score, of which the greater one is chosen: among equals that of the lower number. What is no candidate is behind all others, and
+// so is a score that is no number, or none at all, behind other candidates.
+DEVICE u64 ranked(float score, int block, bool is_candidate) {
+  const u32 of_score = is_candidate ? __float_as_uint(score > 0.f ? score : 0.f) + 1 : 0;
+  return (u64)of_score << 32 | (u32)~block;
+}
+DEVICE int block_of(u64 ranked) { return (int)~(u32)ranked; }
+
+// How many of `count` go before one of them. LANES neighboring lanes share the comparisons.
+template <int LANES> DEVICE int rank_of(u64 mine, const u64* all, int count) {
+  int rank = 0;
+#pragma unroll 8
+  for (int other = threadIdx.x % LANES; other < count; other += LANES) rank += all[other] > mine;
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) rank += __shfl_xor_sync(~0u, rank, other);
+  return rank;
+}
+
+// Calls `chosen` with each of `count` that fewer than `free` go before, and with how many these are.
+template <int LANES, typename Chosen> DEVICE void best_of(const u64* all, int count, int free, Chosen chosen) {
+  // All lanes of a warp take part in each round.
+  for (int first = 0; first < count; first += SELECT_THREADS / LANES) {
+    const int own = first + threadIdx.x / LANES;
+    const u64 mine = all[own < count ? own : 0];
+    const int rank = rank_of<LANES>(mine, all, count);
+    if (own < count && rank < free && threadIdx.x % LANES == 0) chosen(rank, mine);
+  }
 }
 
 // What the weights of a compressed block come to in all rows.
@@ -55,10 +79,12 @@ decode_select(const __grid_constant__ SelectParams params) {
 
   // Nobody waits for the branch, and so it comes last.
   auto add_up = [&]() {
+    constexpr int PLACES = GROUP * DIM_V / 4, SHARE = 8, OF_CTA = SELECT_THREADS / SHARE;
     const float* const sums = params.workspace + places.sums[0] + (i64)pair * params.splits * GROUP * DIM_V;
-    for (int i = part * SELECT_THREADS + threadIdx.x; i < GROUP * DIM_V / 4; i += params.parts * SELECT_THREADS) {
-      const int row = i / (DIM_V / 4), column = i % (DIM_V / 4) * 4;
-      *(uint2*)(params.out + ((i64)pair * GROUP + row) * DIM_V + column) = over_splits<16>(statistics, sums, params.splits, row, column, rows[row]);
+    for (int first = part * OF_CTA; first < PLACES; first += params.parts * OF_CTA) {
+      const int own = first + threadIdx.x / SHARE, place = own < PLACES ? own : 0, row = place / (DIM_V / 4), column = place % (DIM_V / 4) * 4;
+      const uint2 words = over_splits<SHARE, 4>(statistics, sums, params.splits, row, column, rows[row]);
+      if (own < PLACES && threadIdx.x % SHARE == 0) *(uint2*)(params.out + ((i64)pair * GROUP + row) * DIM_V + column) = words;
     }
   };
 
@@ -87,7 +113,7 @@ decode_select(const __grid_constant__ SelectParams params) {
     const int x = from + i;
     masses[i] = x >= 0 && x < params.count ? probability(scores + (i64)x * GROUP, lse) : 0.f;
   }
-  float2* const all = (float2*)(masses + (params.size * params.ratio + params.reach) / 2 * 2);
+  u64* const all = (u64*)(masses + (params.size * params.ratio + params.reach) / 2 * 2);
   __syncthreads();
   const int taps = params.ratio + params.reach - 1;
   for (int i = threadIdx.x; i < params.size; i += SELECT_THREADS) {
@@ -96,39 +122,30 @@ decode_select(const __grid_constant__ SelectParams params) {
       const int most = tap + 1 < params.ratio ? tap + 1 : params.ratio, before = tap + 1 > params.reach ? tap + 1 - params.reach : 0;
       score += (float)(most - before) * masses[i * params.ratio + tap];
     }
-    const int block = first + i;
-    // What is no number counts as nothing, so that lists are always whole. What is no candidate is behind all others.
-    score = block < params.middle ? (score > 0.f ? score : 0.f) : -1.f;
-    all[i] = make_float2(score, __int_as_float(block));
+    all[i] = ranked(score, first + i, first + i < params.middle);
   }
   __syncthreads();
-  float2* const best = (float2*)(params.workspace + places.best) + (i64)pair * params.parts * params.free;
-  for (int i = threadIdx.x; i < params.size; i += SELECT_THREADS) {
-    const float2 mine = all[i];
-    int rank = 0;
-#pragma unroll 8
-    for (int other = 0; other < params.size; other++) rank += is_better(all[other], mine);
-    if (rank < params.free) best[part * params.free + rank] = mine;
-  }
+  u64* const best = (u64*)(params.workspace + places.best) + (i64)pair * params.parts * params.free;
+  auto leave_best = [&](int rank, u64 of) { best[part * params.free + rank] = of; };
+  if (params.size == SELECT_THREADS / 4) best_of<4>(all, params.size, params.free, leave_best);
+  else if (params.size == SELECT_THREADS / 2) best_of<2>(all, params.size, params.free, leave_best);
+  else best_of<1>(all, params.size, params.free, leave_best);
   const bool is_last_part = is_last((int*)(params.workspace + places.counters) + 2 * pair, params.parts, before);
-  add_up();
-  if (!is_last_part) return;
+  if (!is_last_part) {
+    add_up();
+    return;
+  }
 
   const int count = params.parts * params.free;
-  float2* const of_parts = (float2*)memory;
+  u64* const of_parts = (u64*)memory;
   for (int i = threadIdx.x; i < count; i += SELECT_THREADS) of_parts[i] = __ldcg(best + i);
   __syncthreads();
-  for (int i = threadIdx.x; i < count; i += SELECT_THREADS) {
-    const float2 mine = of_parts[i];
-    int rank = 0;
-#pragma unroll 8
-    for (int other = 0; other < count; other++) rank += is_better(of_parts[other], mine);
-    if (rank < params.free) chosen[rank] = __float_as_int(mine.y);
-  }
+  best_of<1>(of_parts, count, params.free, [&](int rank, u64 of) { chosen[rank] = block_of(of); });
   __syncthreads();
   if (threadIdx.x < params.free) {
     int rank = params.front;
     for (int other = 0; other < params.free; other++) rank += chosen[other] < chosen[threadIdx.x];
     to[rank] = chosen[threadIdx.x];
   }
+  add_up();
 }

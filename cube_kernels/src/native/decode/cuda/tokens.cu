@@ -1,5 +1,5 @@
-// The third launch: CTA `pair * splits + split` has KEYS tokens of a pair, of its list or, behind those, of its window. The last CTA of a pair
-// makes both branches of their sums, and adds up all three by the gates.
+// The third launch: CTA `pair * splits + split` has `steps` times KEYS tokens of a pair, of its list or, behind those, of its window. The last
+// CTA of a pair makes both branches of their sums, and adds up all three by the gates.
 
 struct TokensParams {
   float* workspace;
@@ -14,8 +14,8 @@ struct TokensParams {
   int heads_kv, splits, window_splits, count;   // splits are those of the list and of the window together
   int entries, block;    // tokens of a block
   int first, window;     // where the window's first token is, and how many there are
+  int steps;
   float scale_log2;
-  int unused;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -28,31 +28,22 @@ decode_tokens(const __grid_constant__ TokensParams params) {
   const int of_list = params.splits - params.window_splits;
   const bool is_window = split >= of_list;
   const View &of_key = is_window ? params.of_key_window : params.of_key, &of_value = is_window ? params.of_value_window : params.of_value;
-  const u32 queries = address_of_shared(memory), keys = queries + ROWS_BYTES + warp * 16 * (KEY_PITCH + VALUE_PITCH), values = keys + 16 * KEY_PITCH;
-
-  int token = -1;
-  if (lane < 16) {
-    const int place = (is_window ? split - of_list : split) * KEYS + warp * 16 + lane;
-    if (is_window) {
-      if (place < params.window) token = params.first + place;
-    } else {
-      const int entry = place / params.block;
-      const int block = entry < params.entries ? params.lists[pair * params.entries + entry] : -1;
-      if (block >= 0) token = block * params.block + place % params.block;
-      if (token >= params.count) token = -1;
-    }
-  }
-  bring<DIM>(keys, of_pair(is_window ? params.key_window : params.key, of_key, batch, head), of_key.token, token, lane);
-  bring<DIM_V>(values, of_pair(is_window ? params.value_window : params.value, of_value, batch, head), of_value.token, token, lane);
-  load_rows(of_pair(params.query, params.of_query, batch, head * GROUP), params.of_query.head);
-  const u32 exists = __ballot_sync(~0u, token >= 0);
-  wait_for_copies();
-  __syncthreads();
+  const int number = is_window ? split - of_list : split;
+  const int steps = steps_of(is_window ? params.window : (i64)params.entries * params.block, number, params.steps);
+  auto token_of = [&](int step) {
+    const int place = (number * params.steps + step) * KEYS + warp * 16 + lane;
+    if (lane >= 16) return -1;
+    if (is_window) return place < params.window ? params.first + place : -1;
+    const int entry = place / params.block;
+    const int block = entry < params.entries ? params.lists[pair * params.entries + entry] : -1;
+    const int token = block * params.block + place % params.block;
+    return block >= 0 && token < params.count ? token : -1;
+  };
+  const Tokens from = {of_pair(is_window ? params.key_window : params.key, of_key, batch, head),
+                       of_pair(is_window ? params.value_window : params.value, of_value, batch, head), of_key.token, of_value.token};
   Sums sums;
-  start(sums);
-  float scores[2][4];
-  score(queries, keys, params.scale_log2, exists, lane, scores);
-  add(sums, values, scores, lane);
+  attend(sums, of_pair(params.query, params.of_query, batch, head * GROUP), params.of_query.head, from, params.scale_log2, steps, token_of,
+         [](int, u32, const float (&)[2][4]) {});
   const Workspace& places = params.places;
   float* const statistics = params.workspace + places.statistics[1] + (i64)pair * params.splits * GROUP * 2;
   float* const all = params.workspace + places.sums[1] + (i64)pair * params.splits * GROUP * DIM_V;
@@ -77,8 +68,8 @@ decode_tokens(const __grid_constant__ TokensParams params) {
     // What is added up are the branches as they are returned.
     const uint2 branches[3] = {
         *(const uint2*)(params.out_compressed + at),
-        over_splits<8>(statistics, all, of_list, row, column, rows[0][row]),
-        over_splits<8>(statistics + 2 * behind, all + behind * DIM_V, params.window_splits, row, column, rows[1][row])};
+        over_splits<1, 8>(statistics, all, of_list, row, column, rows[0][row]),
+        over_splits<1, 8>(statistics + 2 * behind, all + behind * DIM_V, params.window_splits, row, column, rows[1][row])};
     float total[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int branch = 0; branch < 3; branch++) {
