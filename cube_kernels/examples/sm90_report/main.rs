@@ -72,8 +72,10 @@ impl Program {
 }
 
 /// Kernels that are known to spill, and so many bytes at most: of some with a position bias, which wait for a schedule that does
-/// not.
-const SPILLING: [(&str, usize); 4] = [
+/// not, or are faster that way (three CTAs that sum its gradient).
+const SPILLING: [(&str, usize); 6] = [
+    ("sm90_queries_bf16_d64_q8x8_k8x8_1w1b2s3c_y_late_onehot_bias13x13_dbias1", 8),
+    ("sm90_queries_bf16_d64_q8x8_k8x8_1w1b2s3c_y_late_onehot_causal_yx_bias13x13_dbias1", 8),
     ("sm90_forward_bf16_d128_q8x8_k8x8_2w2b2s1c_y_onehot_bias13x13", 24),
     ("sm90_forward_bf16_d128_q4x4x4_k2x4x8_2w2b2s1c_z_onehot_bias9x9x9", 4),
     ("sm90_forward_bf16_d128_q64_k64_2w2b3s1c_x_linear_bias125", 4),

@@ -233,10 +233,10 @@ fn spills(schedule: &Schedule) -> bool {
         && schedule.warpgroups == 3
         && schedule.mask == Mask::OneHot
         && schedule.has_additional;
-    // Of longer vectors, with a slot that blocks share.
+    // Of longer vectors. Some bytes are worth it in planes, see `examples/sm90_report`.
     let sums_bias = schedule.gradients.bias
         && schedule.ctas == 3
-        && schedule.rank > 1
+        && (schedule.rank > 2 || schedule.rank > 1 && schedule.is_strided)
         && schedule.head_dim.max(schedule.head_dim_v) > 32;
     is_forward || sums_bias
 }
