@@ -19,8 +19,8 @@ pub(super) const SELECT_THREADS: usize = 256;
 /// Blocks that a CTA chooses among, and what all of them may leave to the last one.
 const SIZES: [usize; 3] = [SELECT_THREADS / 4, SELECT_THREADS / 2, SELECT_THREADS];
 const MOST_LEFT: usize = 2048;
-/// CTAs that select and share a multiprocessor.
-const SELECT_CTAS: usize = 2048 / SELECT_THREADS;
+/// CTAs that select and share a multiprocessor, by their registers: 40 a thread.
+const SELECT_CTAS: usize = 65536 / (40 * SELECT_THREADS);
 /// CTAs that have keys and share a multiprocessor.
 const CTAS: usize = 2;
 /// Most steps of a CTA.
@@ -319,7 +319,7 @@ mod tests {
         let many = schedule.splits(&decoding(32, 4, 65536), 132).expect("it is split");
         assert_eq!((many.compressed, many.compressed_steps), (2, 16));
         assert_eq!((many.selected, many.window, many.token_steps), (1, 1, 8));
-        assert_eq!((many.parts, many.size), (8, 128));
+        assert_eq!((many.parts, many.size), (4, 256));
     }
 
     #[test]

@@ -55,7 +55,7 @@ template <int LANES> DEVICE Row over_splits(const float* statistics, int splits,
 }
 
 // Four neighbors of a row of a branch, as two words: the sum over all splits, by LANES neighboring lanes, each of which reads BATCH splits at a
-// time, which takes as long as one. `statistics` and `sums` are those of the pair.
+// time. `statistics` and `sums` are those of the pair.
 template <int LANES, int BATCH> DEVICE uint2 over_splits(const float* statistics, const float* sums, int splits, int row, int column, Row all) {
   float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 1
