@@ -298,9 +298,10 @@ impl Schedule {
     /// in three CTAs that sum the gradient with dilations or of more than 32 elements, a lane has no register for where it reads.
     fn bias_copies(&self) -> usize {
         let Some(table) = self.bias_table() else { return 1 };
-        let is_short_of_registers = self.is_dilated || self.head_dim.max(self.head_dim_v) > 32;
+        let longest = self.head_dim.max(self.head_dim_v);
+        let is_short_of_registers = self.is_dilated || longest > 32;
         let is_paired = self.begins_with_bias()
-            && self.head_dim.max(self.head_dim_v) <= 64
+            && longest <= 64
             && !(self.gradients.bias && self.ctas == 3 && is_short_of_registers)
             && table[MAX_RANK - 1].is_multiple_of(2)
             && self.column_tile()[MAX_RANK - 1].is_multiple_of(2);
