@@ -1,6 +1,8 @@
 use burn::tensor::Tensor;
 
 use super::span;
+#[cfg(feature = "cuda")]
+use crate::backend::decode::Span;
 
 /// Tokens that grow at the end, `[batch, tokens, heads, dim]`, in memory that is longer than they are.
 ///
@@ -17,34 +19,60 @@ pub(super) struct TokenBuffer {
 impl TokenBuffer {
     /// Appends tokens, after it has forgotten all but the last `keep` that it has.
     pub fn append(&mut self, tokens: Tensor<4>, keep: usize) {
+        self.forget_all_but(keep);
         let [batch, new, heads, dim] = tokens.dims();
-        let kept = self.count.min(keep);
-        (self.start, self.count) = (self.start + self.count - kept, kept);
         if new == 0 {
             return;
         }
-        let end = self.start + self.count + new;
-        let memory = match self.memory.take() {
-            Some(memory) if end <= memory.dims()[1] => memory,
-            memory => {
-                let count = 2 * (self.count + new);
-                let options = (&tokens.device(), tokens.dtype());
-                let longer = Tensor::zeros([batch, count, heads, dim], options);
-                let start = std::mem::take(&mut self.start);
-                match memory.filter(|_| self.count > 0) {
-                    Some(memory) => {
-                        let kept = memory.narrow(1, start, self.count);
-                        longer.slice_assign([0..batch, 0..self.count, 0..heads, 0..dim], kept)
-                    }
-                    None => longer,
-                }
-            }
-        };
+        let memory = self.room_for(new, &tokens);
         // Written in place: nobody else holds this memory.
-        let place = self.start + self.count;
-        let places = [0..batch, place..place + new, 0..heads, 0..dim];
+        let places = [0..batch, self.end()..self.end() + new, 0..heads, 0..dim];
         self.memory = Some(memory.slice_assign(places, tokens));
         self.count += new;
+    }
+
+    /// The memory, for others to write `new` tokens, of the kind of `like`, behind the last `keep` that it has, and where all of these are then. To
+    /// be [given back](Self::take_back).
+    #[cfg(feature = "cuda")]
+    pub fn lend(&mut self, like: &Tensor<4>, new: usize, keep: usize) -> (Tensor<4>, Span) {
+        self.forget_all_but(keep);
+        let memory = self.room_for(new, like);
+        self.count += new;
+        (memory, Span { start: self.start, count: self.count })
+    }
+
+    /// Holds the memory again that was lent.
+    #[cfg(feature = "cuda")]
+    pub fn take_back(&mut self, memory: Tensor<4>) {
+        self.memory = Some(memory);
+    }
+
+    fn forget_all_but(&mut self, keep: usize) {
+        let kept = self.count.min(keep);
+        (self.start, self.count) = (self.end() - kept, kept);
+    }
+
+    fn end(&self) -> usize {
+        self.start + self.count
+    }
+
+    /// Memory of the tokens and `new` ones, of the kind of `like`.
+    fn room_for(&mut self, new: usize, like: &Tensor<4>) -> Tensor<4> {
+        let memory = match self.memory.take() {
+            Some(memory) if self.end() + new <= memory.dims()[1] => return memory,
+            memory => memory,
+        };
+        let [batch, _, heads, dim] = like.dims();
+        let count = 2 * (self.count + new).max(1);
+        let longer = Tensor::zeros([batch, count, heads, dim], (&like.device(), like.dtype()));
+        let start = std::mem::take(&mut self.start);
+        match memory.filter(|_| self.count > 0) {
+            Some(memory) => {
+                let kept = memory.narrow(1, start, self.count);
+                longer.slice_assign([0..batch, 0..self.count, 0..heads, 0..dim], kept)
+            }
+            None => longer,
+        }
     }
 
     /// Appends tokens to the last `before`, and gives all of them; `after` of them are going to be asked for. Of a prompt the

@@ -1,10 +1,9 @@
 use burn::tensor::{Device, Int, Tensor};
 
 use super::attention::{attend, check};
-use super::buffer::TokenBuffer;
-use super::compress::compress;
+use super::memory::TokenMemory;
 use super::packed::joined;
-use super::{BranchTokens, NativeSparseOutput, PerBranch, Pooling, span};
+use super::{BranchTokens, NativeSparseOutput, PerBranch, span};
 use crate::options::Sizes;
 use crate::problem::native_sparse::{must, sizes, strategy};
 use crate::problem::same;
@@ -48,7 +47,7 @@ pub struct NativeSparseCache {
     tokens: usize,
     like: Option<Like>,
     /// Of keys, and of values.
-    caches: [Cache; 2],
+    memory: [TokenMemory; 2],
     /// The lists of a tile that is not complete.
     blocks: Option<Tensor<4, Int>>,
     cmp_blocks: Option<Tensor<4, Int>>,
@@ -61,17 +60,6 @@ struct Like {
     key: Tensor<4>,
     value: Tensor<4>,
     is_shared: [bool; 2],
-}
-
-/// Keys, or values.
-#[derive(Clone, Debug, Default)]
-struct Cache {
-    /// From where the next compressed block begins, unless they are those of the selected branch.
-    rest: TokenBuffer,
-    compressed: TokenBuffer,
-    tokens: TokenBuffer,
-    /// Where they are not those of the selected branch.
-    window: Option<TokenBuffer>,
 }
 
 impl NativeSparseCache {
@@ -105,7 +93,7 @@ impl NativeSparseCache {
             options,
             tokens: 0,
             like: None,
-            caches: Default::default(),
+            memory: Default::default(),
             blocks: None,
             cmp_blocks: None,
         })
@@ -229,16 +217,28 @@ impl NativeSparseCache {
         if !before.is_multiple_of(sizes.query_tile) {
             (options.blocks, options.cmp_blocks) = (self.blocks.clone(), self.cmp_blocks.clone());
         }
-        let [key_cache, value_cache] = &mut self.caches;
-        let keys = key_cache.append(key, &options.pool_key, &sizes, before);
-        let values = value_cache.append(value, &options.pool_value, &sizes, before);
         self.tokens = before + rows;
-        let tokens = PerBranch {
-            compressed: [keys.compressed, values.compressed],
-            selected: [keys.selected, values.selected],
-            window: [keys.window, values.window],
+        #[cfg(feature = "cuda")]
+        let at_once = {
+            let new = [&query, &gates];
+            super::decode::append(&mut self.memory, new, [&key, &value], before, &options)
         };
-        let output = attend(query, tokens, self.tokens, gates, options)?;
+        #[cfg(not(feature = "cuda"))]
+        let at_once = None;
+        let output = match at_once {
+            Some(output) => output,
+            None => {
+                let [keys, values] = &mut self.memory;
+                let keys = keys.append(key, &options.pool_key, &sizes, before);
+                let values = values.append(value, &options.pool_value, &sizes, before);
+                let tokens = PerBranch {
+                    compressed: [keys.compressed, values.compressed],
+                    selected: [keys.selected, values.selected],
+                    window: [keys.window, values.window],
+                };
+                attend(query, tokens, self.tokens, gates, options)?
+            }
+        };
         if self.tokens.is_multiple_of(sizes.query_tile) {
             (self.blocks, self.cmp_blocks) = (None, None);
         } else if before.is_multiple_of(sizes.query_tile) {
@@ -261,50 +261,7 @@ impl NativeSparseCache {
     /// Memory of raw and compressed tokens of all branches, in tokens of a head.
     #[doc(hidden)]
     pub fn capacity(&self) -> usize {
-        let of = |cache: &Cache| {
-            let window = cache.window.as_ref().map_or(0, TokenBuffer::capacity);
-            cache.rest.capacity() + cache.compressed.capacity() + cache.tokens.capacity() + window
-        };
-        self.caches.iter().map(of).sum()
-    }
-}
-
-impl Cache {
-    /// Appends tokens to those `before`, and gives what the branches read.
-    fn append(
-        &mut self,
-        new: BranchTokens,
-        pooling: &Pooling,
-        sizes: &Sizes,
-        before: usize,
-    ) -> PerBranch<Tensor<4>> {
-        let is_shared = new.is_shared();
-        let PerBranch { compressed, selected, window } = new.tokens;
-        let rows = selected.dims()[1];
-        let blocks = sizes.compressed(before + rows) - sizes.compressed(before);
-        let behind = |tokens: usize| tokens - sizes.compressed(tokens) * sizes.cmp_stride;
-        self.tokens.append(selected.clone(), usize::MAX);
-        let kept = behind(before);
-        let rest = match is_shared {
-            // Those that are kept are among all tokens.
-            true if kept == 0 || blocks == 0 => compressed,
-            true => self.tokens.last(kept + rows, &selected),
-            false => self.rest.append_recent(compressed, kept, behind(before + rows)),
-        };
-        if blocks > 0 {
-            self.compressed.append(compress(rest, pooling, sizes), usize::MAX);
-        }
-        // Of keys as of values, whichever of them has tokens of its own for the window.
-        let recent = sizes.window.saturating_sub(1);
-        let window = match is_shared {
-            true => self.tokens.last(before.min(recent) + rows, &selected),
-            false => self.window.get_or_insert_default().append_recent(window, recent, recent),
-        };
-        PerBranch {
-            compressed: self.compressed.tokens(&selected),
-            selected: self.tokens.tokens(&selected),
-            window,
-        }
+        self.memory.iter().map(TokenMemory::capacity).sum()
     }
 }
 

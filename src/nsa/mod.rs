@@ -17,6 +17,7 @@ mod cache;
 mod compress;
 #[cfg(feature = "cuda")]
 mod decode;
+mod memory;
 mod packed;
 mod select;
 mod window;

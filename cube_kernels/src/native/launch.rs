@@ -101,6 +101,8 @@ pub struct Buffer {
     pub handle: Handle,
     /// Whether the kernel writes to it.
     pub is_output: bool,
+    /// Whether something of what was there before stays, though it is written.
+    pub is_kept: bool,
     /// What it has to hold at the launch.
     table: Option<Arc<Contents>>,
 }
@@ -111,7 +113,7 @@ pub const PLACE: usize = 128;
 impl Buffer {
     /// One that the kernel reads.
     pub fn read(handle: &Handle) -> Self {
-        Self { handle: handle.clone(), is_output: false, table: None }
+        Self { handle: handle.clone(), is_output: false, is_kept: false, table: None }
     }
 
     /// A table with these contents, which the kernel reads.
@@ -127,7 +129,17 @@ impl Buffer {
 
     /// One that the kernel writes.
     pub fn written(handle: &Handle) -> Self {
-        Self { handle: handle.clone(), is_output: true, table: None }
+        Self { is_output: true, ..Self::read(handle) }
+    }
+
+    /// One of which the kernel writes a part, and the rest stays as it is.
+    pub fn updated(handle: &Handle) -> Self {
+        Self { is_kept: true, ..Self::written(handle) }
+    }
+
+    /// Where it begins.
+    pub fn place(&self) -> impl PartialEq + use<> {
+        (self.handle.clone().binding().memory.id(), self.handle.offset_start)
     }
 }
 
@@ -243,11 +255,9 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     let launches: Vec<_> = launches.into_iter().map(prepare).collect();
     // What one of several writes, and another one reads, is nothing that they wait for.
     if launches.len() > 1 {
-        let of = |buffer: &Buffer| {
-            (buffer.handle.clone().binding().memory.id(), buffer.handle.offset_start)
-        };
-        let written: Vec<_> = all.iter().filter(|buffer| buffer.is_output).map(of).collect();
-        all.iter_mut().for_each(|buffer| buffer.is_output |= written.contains(&of(buffer)));
+        let outputs = all.iter().filter(|buffer| buffer.is_output);
+        let written: Vec<_> = outputs.map(Buffer::place).collect();
+        all.iter_mut().for_each(|buffer| buffer.is_output |= written.contains(&buffer.place()));
     }
     submit(client, id, all, move |server, ordinal, stream, bindings| {
         let mut rest = bindings;
@@ -311,17 +321,22 @@ fn submit(
 ) {
     let device = client.service_id().device;
     let stream = StreamId::current();
-    let bound = |buffer: Buffer| (buffer.handle.binding(), buffer.is_output);
-    let buffers: Vec<(BufferBinding, bool)> = buffers.into_iter().map(bound).collect();
+    let bound = |buffer: Buffer| {
+        (buffer.handle.binding(), buffer.is_output, buffer.is_kept || !buffer.is_output)
+    };
+    let buffers: Vec<(BufferBinding, bool, bool)> = buffers.into_iter().map(bound).collect();
     DeviceHandle::<Server>::new(device).submit(move |server: &mut Server| {
         let mut written = server.write_set();
-        written.extend(buffers.iter().filter(|(_, output)| *output).map(|(b, _)| b.clone()));
-        let reads: Vec<BufferBinding> =
-            buffers.iter().filter(|(_, output)| !*output).map(|(b, _)| b.clone()).collect();
+        let is_written =
+            |(buffer, output, _): &(BufferBinding, bool, bool)| output.then(|| buffer.clone());
+        let is_read =
+            |(buffer, _, input): &(BufferBinding, bool, bool)| input.then(|| buffer.clone());
+        written.extend(buffers.iter().filter_map(is_written));
+        let reads: Vec<BufferBinding> = buffers.iter().filter_map(is_read).collect();
         struct NativeKernel;
         let id = KernelId::new::<NativeKernel>().info(id);
         let bindings: Vec<BufferBinding> =
-            buffers.into_iter().map(|(binding, _)| binding).collect();
+            buffers.into_iter().map(|(binding, ..)| binding).collect();
         let _ = ExecuteScope::launching(server, id, stream, reads.iter(), written)
             .execute(|server| work(server, device.index_id, stream, &bindings));
     });

@@ -7,7 +7,7 @@ use burn_natten_kernels::native::decode::{Decoding, decode};
 use burn_natten_kernels::native::sm90::Element;
 use test_support::blocks::Layout;
 use test_support::compare::format;
-use test_support::decoding::{Data, Results, cases, check, run, small};
+use test_support::decoding::{Data, Own, Results, cases, check, check_appended, run, small};
 
 use crate::run::{Machine, Policy};
 use crate::ways::{MachineFault, client, hopper};
@@ -35,8 +35,25 @@ pub fn check_one(machine: &Machine) -> Result<(), String> {
     let mut of = small(3000);
     (of.selection.heads, of.selection.heads_kv, of.selection.batch) = (4, 1, 1);
     let data = Data::random(&of, 70, format(Element::Bf16));
-    let got = results(machine, ("a token", &of), Element::Bf16, &data, Layout::Contiguous);
-    check(&of, &data, format(Element::Bf16), &got)
+    appended(machine, ("a token", &of), (Element::Bf16, Layout::Contiguous), &data, [false, true])
+}
+
+fn appended(
+    machine: &Machine,
+    (name, of): (&str, &Decoding),
+    (element, layout): (Element, Layout),
+    data: &Data,
+    own: Own,
+) -> Result<(), String> {
+    let client = client();
+    check_appended(&client, of, data, own, (format(element), layout), |inputs, outputs| {
+        let launch = || decode(&client, of, element, inputs, outputs);
+        machine.run(launch).unwrap_or_else(|fault| {
+            let text = format!("{name}: {fault}");
+            eprintln!("{text}");
+            panic_any(MachineFault(text))
+        })
+    })
 }
 
 fn check_cases(policy: Policy, cases: &[(&str, Decoding)]) {
@@ -49,6 +66,9 @@ fn check_cases(policy: Policy, cases: &[(&str, Decoding)]) {
         let got = results(&machine, (name, of), element, &data, layout);
         check(of, &data, format(element), &got)
             .unwrap_or_else(|wrong| panic!("{name}, {layout:?}: {wrong}"));
+        let own = [[false; 2], [true; 2], [false, true]][seed % 3];
+        appended(&machine, (name, of), (element, layout), &data, own)
+            .unwrap_or_else(|wrong| panic!("{name}, {layout:?}, appended, own {own:?}: {wrong}"));
     }
 }
 

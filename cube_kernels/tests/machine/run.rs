@@ -115,7 +115,8 @@ fn run(machine: &Machine, client: &Client, launch: &Launch, code: &str) -> Resul
     let mut before = vec![];
     for (index, buffer) in launch.buffers.iter().enumerate() {
         let mut bytes = client.read_one(buffer.handle.clone()).expect("memory").to_vec();
-        if buffer.is_output && is_new(entry) {
+        let is_poisoned = is_new(entry) && !buffer.is_kept;
+        if buffer.is_output && is_poisoned {
             bytes.fill(0xff);
         }
         fs::write(path(&index.to_string()), &bytes).expect("written");

@@ -6,7 +6,7 @@ use burn_natten_kernels::sparse::Selection;
 use cubecl::client::Client;
 use test_support::blocks::Layout;
 use test_support::compare::{device, format};
-use test_support::decoding::{Data, Results, cases, check, run, run_on, upload};
+use test_support::decoding::{Data, Results, cases, check, check_appended, run, run_on, upload};
 
 fn results(
     client: &Client,
@@ -34,6 +34,14 @@ fn tokens_are_those_of_float64() {
             let got = results(&client, &of, element, &data, layout);
             let result = check(&of, &data, format(element), &got);
             wrong.extend(result.err().map(|how| format!("{name}, {element:?}, {layout:?}: {how}")));
+            for own in [[false; 2], [true; 2], [true, false]] {
+                let with = (format(element), layout);
+                let result = check_appended(&client, &of, &data, own, with, |inputs, outputs| {
+                    decode(&client, &of, element, inputs, outputs)
+                });
+                let what = format!("{name}, {element:?}, {layout:?}, appended, own {own:?}");
+                wrong.extend(result.err().map(|how| format!("{what}: {how}")));
+            }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

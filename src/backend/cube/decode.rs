@@ -6,14 +6,18 @@ use burn::tensor::{DType, Device, IntDType};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::native::Element;
 use burn_natten_kernels::native::decode::{
-    self, Branches, Decoding, Inputs, Outputs, is_available, prepare,
+    self, Branches, Decoding, Inputs, NewToken, Outputs, Rest, is_available, prepare,
 };
 use burn_natten_kernels::{KernelError, KeyValue, Strided};
 
 use super::as_they_lie;
 use super::memory::{Lay, empty_together};
-use crate::backend::decode::{DecodeInputs, DecodeOps, DecodePlan, DecodeResults};
+use crate::backend::decode::{
+    AppendInputs, AppendPlan, AppendResults, DecodeInputs, DecodeOps, DecodePlan, DecodeResults,
+    Memory, NewTokens, Span,
+};
 use crate::backend::log_once;
+use crate::backend::unfused::Optional;
 
 /// Whether a device has kernels for it: then they are compiled, and nothing is left that they could refuse.
 pub(crate) fn is_ready_to_decode(device: &Device, of: &Decoding, element: Element) -> bool {
@@ -56,57 +60,172 @@ fn views(inputs: &DecodeInputs<CubeBackend>, of: &Decoding, lay: Lay) -> Inputs<
             selected: both(&inputs.key, &inputs.value, selection.tokens),
             window: both(&inputs.window_key, &inputs.window_value, of.window_tokens),
         },
+        new: None,
+    }
+}
+
+/// Keys, or values: the new token, the memory it goes to, and where what has memory of its own is there.
+struct Side<'a> {
+    new: &'a NewTokens<CubeBackend>,
+    memory: &'a Memory<CubeBackend>,
+    rest: Span,
+    window: Span,
+    dim: usize,
+}
+
+impl Side<'_> {
+    /// The tokens of each branch.
+    fn tokens(&self, of: &Decoding) -> [Strided; 3] {
+        let Memory { compressed, selected, window, .. } = self.memory;
+        let recent = match window {
+            Optional::Some { tensor } => from(tensor, self.window.start),
+            Optional::None => from(selected, of.selection.tokens - of.window_tokens),
+        };
+        [from(compressed, 0), from(selected, 0), recent]
+    }
+
+    fn new_token(&self, of: &Decoding, lay: Lay) -> NewToken<Strided> {
+        let shape = of.shape(1, of.selection.heads_kv, self.dim);
+        let NewTokens { selected, compressed, window } = self.new;
+        let rest = |token: &CubeTensor, tokens: &CubeTensor| Rest {
+            token: lay.view(token, shape),
+            tokens: from(tokens, self.rest.start),
+            count: self.rest.count,
+        };
+        NewToken {
+            selected: lay.view(selected, shape),
+            window: match window {
+                Optional::Some { tensor } => Some(lay.view(tensor, shape)),
+                Optional::None => None,
+            },
+            compressed: match (compressed, &self.memory.rest) {
+                (Optional::Some { tensor }, Optional::Some { tensor: tokens }) => {
+                    Some(rest(tensor, tokens))
+                }
+                _ => None,
+            },
+        }
+    }
+}
+
+/// The tokens of a memory from one of them on, which are written where they lie.
+fn from(memory: &CubeTensor, token: usize) -> Strided {
+    let strides = memory.meta.strides();
+    let bytes = token * strides[1] * memory.dtype.size();
+    Strided {
+        handle: memory.handle.clone().offset_start(bytes as u64),
+        strides: [strides[0], 0, 0, strides[1], strides[2]],
+    }
+}
+
+/// Memory that nobody else holds, so that it can be written in place.
+fn own(tensor: CubeTensor) -> CubeTensor {
+    match tensor.can_mut() && tensor.is_nonoverlapping() && !tensor.meta.is_tiled() {
+        true => tensor,
+        false => tensor.copy(),
+    }
+}
+
+impl Memory<CubeBackend> {
+    fn own(self) -> Self {
+        let own_one = |tensor: Optional<CubeBackend>| tensor.into_option().map(own).into();
+        Self {
+            compressed: own(self.compressed),
+            selected: own(self.selected),
+            rest: own_one(self.rest),
+            window: own_one(self.window),
+        }
+    }
+}
+
+/// Has the kernels compute what there are views of.
+fn launch(
+    like: &CubeTensor,
+    plan: &DecodePlan,
+    inputs: impl Fn(Lay) -> Inputs<Strided>,
+) -> DecodeResults<CubeBackend> {
+    let of = &plan.decoding;
+    let out = || (plan.out(), like.dtype);
+    let lse = || (plan.logsumexp(), DType::F32);
+    let lists = (plan.lists(), DType::I32);
+    let tensors = [out(), out(), out(), out(), lse(), lse(), lse(), lists];
+    let [out, compressed, selected, window, lses @ .., blocks] = empty_together(like, tensors);
+    let [compressed_logsumexp, selected_logsumexp, window_logsumexp] = lses;
+    let results = DecodeResults::<CubeBackend> {
+        out,
+        compressed,
+        selected,
+        window,
+        compressed_logsumexp,
+        selected_logsumexp,
+        window_logsumexp,
+        blocks,
+    };
+    let handle = |tensor: &CubeTensor| tensor.handle.clone();
+    let outputs = Outputs {
+        out: handle(&results.out),
+        outs: Branches {
+            compressed: handle(&results.compressed),
+            selected: handle(&results.selected),
+            window: handle(&results.window),
+        },
+        logsumexps: Branches {
+            compressed: handle(&results.compressed_logsumexp),
+            selected: handle(&results.selected_logsumexp),
+            window: handle(&results.window_logsumexp),
+        },
+        lists: handle(&results.blocks),
+    };
+    let launched =
+        as_they_lie(|lay| decode::decode(&like.client, of, plan.element, &inputs(lay), &outputs));
+    if let Err(error) = launched {
+        // Contiguous tensors are all that kernels ask for beyond what was asked before.
+        panic!("decoding: {error}");
+    }
+    match plan.ints {
+        IntDType::I32 => results,
+        ints => {
+            let blocks = CubeBackend::int_cast(results.blocks, ints);
+            DecodeResults { blocks, ..results }
+        }
     }
 }
 
 impl DecodeOps for CubeBackend {
     fn decode_attention(inputs: DecodeInputs<Self>, plan: DecodePlan) -> DecodeResults<Self> {
-        let (of, like) = (&plan.decoding, &inputs.query);
-        let out = || (plan.out(), like.dtype);
-        let lse = || (plan.logsumexp(), DType::F32);
-        let lists = (plan.lists(), DType::I32);
-        let tensors = [out(), out(), out(), out(), lse(), lse(), lse(), lists];
-        let [out, compressed, selected, window, lses @ .., blocks] = empty_together(like, tensors);
-        let [compressed_logsumexp, selected_logsumexp, window_logsumexp] = lses;
-        let results = DecodeResults::<Self> {
-            out,
-            compressed,
-            selected,
-            window,
-            compressed_logsumexp,
-            selected_logsumexp,
-            window_logsumexp,
-            blocks,
+        launch(&inputs.query, &plan, |lay| views(&inputs, &plan.decoding, lay))
+    }
+
+    fn decode_append(inputs: AppendInputs<Self>, plan: AppendPlan) -> AppendResults<Self> {
+        let AppendInputs { query, gates, key, value, keys, values } = inputs;
+        let (keys, values) = (keys.own(), values.own());
+        let of = &plan.decode.decoding;
+        let selection = &of.selection;
+        let side = |new, memory, number: usize, dim| {
+            let (rest, window) = (plan.rest[number], plan.window[number]);
+            Side { new, memory, rest, window, dim }
         };
-        let handle = |tensor: &CubeTensor| tensor.handle.clone();
-        let outputs = Outputs {
-            out: handle(&results.out),
-            outs: Branches {
-                compressed: handle(&results.compressed),
-                selected: handle(&results.selected),
-                window: handle(&results.window),
-            },
-            logsumexps: Branches {
-                compressed: handle(&results.compressed_logsumexp),
-                selected: handle(&results.selected_logsumexp),
-                window: handle(&results.window_logsumexp),
-            },
-            lists: handle(&results.blocks),
+        let sides = KeyValue {
+            key: side(&key, &keys, 0, selection.head_dim),
+            value: side(&value, &values, 1, of.head_dim_v),
         };
-        let launched = as_they_lie(|lay| {
-            let views = views(&inputs, of, lay);
-            decode::decode(&like.client, of, plan.element, &views, &outputs)
-        });
-        if let Err(error) = launched {
-            // Contiguous tensors are all that kernels ask for beyond what was asked before.
-            panic!("decoding: {error}");
-        }
-        match plan.ints {
-            IntDType::I32 => results,
-            ints => {
-                let blocks = CubeBackend::int_cast(results.blocks, ints);
-                DecodeResults { blocks, ..results }
+        let results = launch(&query, &plan.decode, |lay| {
+            let [of_keys, of_values] = [sides.key.tokens(of), sides.value.tokens(of)];
+            let mut both = of_keys.into_iter().zip(of_values);
+            let mut next = || {
+                let (key, value) = both.next().expect("three branches");
+                KeyValue { key, value }
+            };
+            Inputs {
+                query: lay.view(&query, of.shape(1, selection.heads, selection.head_dim)),
+                gates: lay.view(&gates, of.shape(1, selection.heads, 3)),
+                tokens: Branches { compressed: next(), selected: next(), window: next() },
+                new: Some(KeyValue {
+                    key: sides.key.new_token(of, lay),
+                    value: sides.value.new_token(of, lay),
+                }),
             }
-        }
+        });
+        AppendResults { results, keys, values }
     }
 }

@@ -10,7 +10,9 @@ use burn_natten_kernels::native::Element;
 use burn_natten_kernels::native::decode::Decoding;
 
 pub(crate) use extension::DecodeOps;
-pub(crate) use operands::{DecodeInputs, DecodeResults};
+pub(crate) use operands::{
+    AppendInputs, AppendResults, DecodeInputs, DecodeResults, Memory, NewTokens,
+};
 
 /// What is to be decoded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,4 +41,20 @@ impl DecodePlan {
         let selection = &self.decoding.selection;
         Shape::new([selection.batch, 1, selection.heads_kv, selection.num_selected])
     }
+}
+
+/// Tokens of a memory that are in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Span {
+    pub(crate) start: usize,
+    pub(crate) count: usize,
+}
+
+/// What is to be decoded, and where its tokens are, the new one among them. Compressed blocks and all tokens begin with the memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AppendPlan {
+    pub(crate) decode: DecodePlan,
+    /// Of keys and of values: what is not compressed yet, and the window, where these have memory of their own.
+    pub(crate) rest: [Span; 2],
+    pub(crate) window: [Span; 2],
 }

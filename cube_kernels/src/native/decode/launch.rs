@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
+use super::append::{self, NewToken};
 use super::plan::{List, Splits};
 use super::{Decoding, Schedule};
 use crate::native::compile::{self, CompileError, Cubin, Programs};
@@ -15,7 +16,7 @@ use crate::view::check_buffer;
 use crate::{KernelError, KeyValue, Shape, Strided};
 
 /// Bytes of an element, and elements of what is copied at a time.
-const ELEMENT: usize = 2;
+pub(super) const ELEMENT: usize = 2;
 const VECTOR: usize = 8;
 /// Words that parts of the workspace begin at multiples of.
 const PLACE: usize = 32;
@@ -32,7 +33,7 @@ pub struct Branches<T> {
 }
 
 impl<T> Branches<T> {
-    fn as_array(&self) -> [&T; 3] {
+    pub(super) fn as_array(&self) -> [&T; 3] {
         [&self.compressed, &self.selected, &self.window]
     }
 }
@@ -47,6 +48,9 @@ pub struct Inputs<T> {
     /// `[batch, .., heads_kv, head_dim]` and `[batch, .., heads_kv, head_dim_v]`, of compressed blocks, of all tokens, and of those that
     /// the window may see.
     pub tokens: Branches<KeyValue<T>>,
+    /// Keys and values of the new token where they are not among those yet: then the launch writes to `tokens`. The compressed block that is
+    /// complete with it, if one is, becomes the mean of its tokens.
+    pub new: Option<KeyValue<NewToken<T>>>,
 }
 
 /// What is written, without gaps.
@@ -134,7 +138,7 @@ pub fn decode(
 }
 
 fn check_inputs(of: &Decoding, inputs: &Inputs<Strided>) -> Result<(), KernelError> {
-    let Inputs { query, gates, tokens } = inputs;
+    let Inputs { query, gates, tokens, new: _ } = inputs;
     gates.check("gates", of.gates_shape(), ELEMENT)?;
     check_vectors("query", query, of.query_shape())?;
     let shapes = of.key_shapes().into_iter().zip(of.value_shapes());
@@ -142,11 +146,15 @@ fn check_inputs(of: &Decoding, inputs: &Inputs<Strided>) -> Result<(), KernelErr
         check_vectors("key", key, of_key)?;
         check_vectors("value", value, of_value)?;
     }
-    Ok(())
+    append::check(of, inputs)
 }
 
 /// Vectors are read 16 bytes at a time.
-fn check_vectors(name: &'static str, tensor: &Strided, shape: Shape) -> Result<(), KernelError> {
+pub(super) fn check_vectors(
+    name: &'static str,
+    tensor: &Strided,
+    shape: Shape,
+) -> Result<(), KernelError> {
     if shape.elements() == 0 {
         return Ok(());
     }
@@ -218,15 +226,15 @@ impl Workspace {
 
 /// The kernels' `View`.
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct View {
+#[derive(Clone, Copy, Default)]
+pub(super) struct View {
     batch: i64,
     token: i64,
     head: i64,
 }
 
 impl View {
-    fn of(tensor: &Strided) -> Self {
+    pub fn of(tensor: &Strided) -> Self {
         let [batch, _, _, token, head] = tensor.strides.map(|stride| stride as i64);
         Self { batch, token, head }
     }
@@ -318,7 +326,7 @@ impl Launches<'_> {
             scale_log2: self.scale_log2(),
             unused: 0,
         };
-        let buffers = vec![
+        let mut buffers = vec![
             Buffer::written(&self.workspace),
             Buffer::read(&inputs.query.handle),
             self.read(key, of.key_shapes()[0]),
@@ -326,8 +334,9 @@ impl Launches<'_> {
         ];
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };
+        let appended = append::argument(of, inputs, &mut buffers);
         let kernel = plan.kernel(c"decode_compressed", splits.compressed * of.pairs());
-        Launch { kernel, buffers, arguments: vec![argument] }
+        Launch { kernel, buffers, arguments: vec![argument, appended] }
     }
 
     fn select(&self) -> Launch {
@@ -370,7 +379,7 @@ impl Launches<'_> {
     fn tokens(&self) -> Launch {
         let Self { of, plan, inputs, outputs, .. } = self;
         let (selection, splits) = (&of.selection, plan.splits);
-        let Inputs { query, gates, tokens } = inputs;
+        let Inputs { query, gates, tokens, .. } = inputs;
         let KeyValue { key, value } = &tokens.selected;
         let KeyValue { key: window_key, value: window_value } = &tokens.window;
         let both = splits.selected + splits.window;

@@ -18,6 +18,7 @@ impl Schedule {
             include_str!("../cuda/mma.cuh"),
             include_str!("cuda/params.cuh"),
             include_str!("cuda/attend.cuh"),
+            include_str!("cuda/append.cuh"),
             include_str!("cuda/compressed.cu"),
             include_str!("cuda/select.cu"),
             include_str!("cuda/tokens.cu"),

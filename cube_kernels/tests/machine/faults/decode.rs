@@ -4,6 +4,13 @@ use super::{Fault, On, fault};
 
 pub const FAULTS: &[Fault] = &[
     fault(
+        "decode: the mean of a block is taken before its last token is there",
+        On::Decode,
+        "  if (params.block == 0) return;\n  __syncthreads();\n",
+        "  if (params.block == 0) return;\n",
+    ),
+    // That another CTA reads the block, or its own before all of it is there, is not found: CTAs run one after another, and copies read late.
+    fault(
         "decode: keys are multiplied before they have arrived",
         On::Decode,
         "    wait_for_groups<1>();\n    __syncwarp();\n    float scores",

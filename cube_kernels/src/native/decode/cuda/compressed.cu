@@ -1,4 +1,4 @@
-// The first launch: CTA `pair * splits + split` has `steps` times KEYS compressed blocks of a pair.
+// The first launch: CTA `pair * splits + split` has `steps` times KEYS compressed blocks of a pair; the last of a pair appends before that.
 
 struct CompressedParams {
   float* workspace;
@@ -11,11 +11,12 @@ struct CompressedParams {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-decode_compressed(const __grid_constant__ CompressedParams params) {
+decode_compressed(const __grid_constant__ CompressedParams params, const __grid_constant__ AppendParams appended) {
   const int pair = blockIdx.x / params.splits, split = blockIdx.x % params.splits;
   const int batch = pair / params.heads_kv, head = pair % params.heads_kv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (split == 0 && threadIdx.x < 2) ((int*)(params.workspace + params.places.counters))[2 * pair + threadIdx.x] = 0;
+  if (split == params.splits - 1) append(appended, batch, head);
 
   const Tokens from = {of_pair(params.key, params.of_key, batch, head), of_pair(params.value, params.of_value, batch, head), params.of_key.token,
                        params.of_value.token};

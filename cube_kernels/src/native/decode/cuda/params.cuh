@@ -26,7 +26,7 @@ struct Workspace {
 
 // Keys or values of a pair: strides of samples, tokens and heads, in elements.
 struct View { i64 batch, token, head; };
-DEVICE const u16* of_pair(const u16* tensor, const View& view, int batch, int head) {
+template <typename T> DEVICE T* of_pair(T* tensor, const View& view, int batch, int head) {
   return tensor + batch * view.batch + head * view.head;
 }
 

@@ -1,5 +1,7 @@
 //! Native sparse attention of one more token for each sequence, in `f64`, and problems of it.
 
+mod appended;
+
 use burn_natten_kernels::native::decode::{Branches, Decoding, Inputs, Outputs};
 use burn_natten_kernels::sparse::Selection;
 use burn_natten_kernels::{KernelError, KeyValue, Shape, Strided};
@@ -11,6 +13,8 @@ use crate::blocks::{Layout, upload_lists, view};
 use crate::compare::half_ulp;
 use crate::format::{F32, Format};
 use crate::selection::{Tensors, reference};
+
+pub use appended::{Own, check_appended};
 
 /// Inputs.
 #[derive(Clone)]
@@ -73,7 +77,7 @@ pub fn upload(
     });
     let mut next = || branches.next().expect("three branches");
     let tokens = Branches { compressed: next(), selected: next(), window: next() };
-    Inputs { query: up(&data.query, query), gates: up(&data.gates, gates), tokens }
+    Inputs { query: up(&data.query, query), gates: up(&data.gates, gates), tokens, new: None }
 }
 
 /// Runs a launch on tensors that lie so, with poison wherever it writes.
