@@ -267,6 +267,7 @@ struct SelectParams {
     splits: i32,
     parts: i32,
     size: i32,
+    sums: i32,
     ratio: i32,
     reach: i32,
     front: i32,
@@ -275,9 +276,10 @@ struct SelectParams {
     free: i32,
     blocks: i32,
     entries: i32,
+    unused: i32,
 }
 
-const _: () = assert!(size_of::<SelectParams>() == 8 * (4 + 7) + 4 * 12);
+const _: () = assert!(size_of::<SelectParams>() == 8 * (4 + 7) + 4 * 14);
 
 /// The kernels' `TokensParams`.
 #[repr(C)]
@@ -351,6 +353,7 @@ impl Launches<'_> {
             splits: splits.compressed as i32,
             parts: splits.parts as i32,
             size: splits.size as i32,
+            sums: splits.sums as i32,
             ratio: ratio as i32,
             reach: reach as i32,
             front: front as i32,
@@ -359,6 +362,7 @@ impl Launches<'_> {
             free: free as i32,
             blocks: selection.blocks() as i32,
             entries: selection.num_selected as i32,
+            unused: 0,
         };
         let buffers = vec![
             Buffer::written(&self.workspace),
@@ -369,7 +373,7 @@ impl Launches<'_> {
         let kernel = Kernel {
             block: super::plan::SELECT_THREADS as u32,
             shared_memory: plan.schedule.select_memory(of, &splits) as u32,
-            ..plan.kernel(c"decode_select", splits.parts * of.pairs())
+            ..plan.kernel(c"decode_select", (splits.parts + splits.sums) * of.pairs())
         };
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };

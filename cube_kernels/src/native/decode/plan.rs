@@ -19,8 +19,8 @@ pub(super) const SELECT_THREADS: usize = 256;
 /// Blocks that a CTA chooses among, and what all of them may leave to the last one.
 const SIZES: [usize; 3] = [SELECT_THREADS / 4, SELECT_THREADS / 2, SELECT_THREADS];
 const MOST_LEFT: usize = 2048;
-/// CTAs that select and share a multiprocessor, by their registers: 40 a thread.
-const SELECT_CTAS: usize = 65536 / (40 * SELECT_THREADS);
+/// CTAs that select and share a multiprocessor, for which they have 64 registers a thread.
+const SELECT_CTAS: usize = 4;
 /// CTAs that have keys and share a multiprocessor.
 const CTAS: usize = 2;
 /// Most steps of a CTA.
@@ -77,9 +77,10 @@ pub(super) struct Splits {
     /// Of compressed blocks, each of so many times as many keys as a CTA has at a time.
     pub compressed: usize,
     pub compressed_steps: usize,
-    /// Of the selection, each of so many blocks.
+    /// Of the selection, each of so many blocks, and of the sums of the compressed branch: none where the former have them as well.
     pub parts: usize,
     pub size: usize,
+    pub sums: usize,
     /// Of the tokens of a list, and of a window, likewise.
     pub selected: usize,
     pub window: usize,
@@ -229,8 +230,10 @@ impl Schedule {
             return 0;
         }
         let (ratio, reach) = of.selection.overlap(false);
-        let scores = 4 * ((splits.size * ratio + reach) / 2 * 2) + 8 * splits.size;
-        scores.max(8 * splits.parts * list.free)
+        let masses = 4 * ((splits.size * ratio + reach) / 2 * 2);
+        // Lists are in two places in turn.
+        let lists = |count: usize| 2 * 8 * count * list.free;
+        (masses + 8 * splits.size + lists(splits.size / 32)).max(lists(splits.parts))
     }
 
     /// How a device with so many multiprocessors shares a problem.
@@ -258,15 +261,19 @@ impl Schedule {
             .div_ceil(keys);
         let window = of.seen_in_window().div_ceil(keys);
         let token_steps = steps_of([selected, window], 2);
-        // Four rounds of a CTA, an eighth of whose threads has four values at a time.
-        let sums = (self.group * self.head_dim_v / 4).div_ceil(SELECT_THREADS / 2);
+        let slots = SELECT_CTAS * multiprocessors / pairs.max(1);
         let of_size = |size: usize| {
-            let parts = if list.is_scored() { list.candidates().div_ceil(size) } else { sums };
+            let parts = if list.is_scored() { list.candidates().div_ceil(size) } else { 1 };
+            let compressed = compressed.div_ceil(compressed_steps);
+            // Four neighbors of a row have a thread, or eight where there are many splits.
+            let lanes = if compressed > 4 { 8 } else { 1 };
+            let sums = (self.group * self.head_dim_v / 4 * lanes).div_ceil(SELECT_THREADS);
             Splits {
-                compressed: compressed.div_ceil(compressed_steps),
+                compressed,
                 compressed_steps,
                 parts,
                 size,
+                sums: slots.saturating_sub(parts).min(sums),
                 selected: selected.div_ceil(token_steps),
                 window: window.div_ceil(token_steps),
                 token_steps,
@@ -283,11 +290,11 @@ impl Schedule {
         };
         // The smallest parts that leave no CTA waiting for another one's place.
         let sizes: Vec<_> = SIZES.map(of_size).into_iter().filter(fits).collect();
-        let is_small =
-            |of: &&Splits| of.parts.saturating_mul(pairs) <= SELECT_CTAS * multiprocessors;
+        let is_small = |of: &&Splits| of.parts <= slots;
         let splits = sizes.iter().find(is_small).or(sizes.last());
         let splits = *splits.ok_or("there are too many blocks to select from")?;
-        let most = splits.compressed.max(splits.parts).max(splits.selected + splits.window);
+        let select = splits.parts + splits.sums;
+        let most = splits.compressed.max(select).max(splits.selected + splits.window);
         match most.saturating_mul(pairs) < 1 << 31 {
             true => Ok(splits),
             false => Err("there are 2^31 CTAs or more".into()),
@@ -311,15 +318,23 @@ mod tests {
         let schedule = Schedule::plan(&one, Element::Bf16).expect("there are kernels");
         assert_eq!((schedule.keys(), schedule.threads()), (128, 256));
         let splits = schedule.splits(&one, 132).expect("it is split");
-        let Splits { compressed, compressed_steps, parts, size, selected, window, token_steps } =
-            splits;
+        let Splits {
+            compressed,
+            compressed_steps,
+            parts,
+            size,
+            sums,
+            selected,
+            window,
+            token_steps,
+        } = splits;
         assert_eq!((compressed, compressed_steps), (32, 1));
         assert_eq!((selected, window, token_steps), (8, 4, 1));
-        assert_eq!((parts, size), (16, 64));
+        assert_eq!((parts, size, sums), (16, 64, 16));
         let many = schedule.splits(&decoding(32, 4, 65536), 132).expect("it is split");
         assert_eq!((many.compressed, many.compressed_steps), (2, 16));
         assert_eq!((many.selected, many.window, many.token_steps), (1, 1, 8));
-        assert_eq!((many.parts, many.size), (4, 256));
+        assert_eq!((many.parts, many.size, many.sums), (4, 256, 0));
     }
 
     #[test]

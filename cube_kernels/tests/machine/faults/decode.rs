@@ -51,20 +51,32 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "decode: statistics are read before they are there",
         On::Decode,
-        "  __syncthreads();\n\n  // Nobody waits for the branch",
-        "\n  // Nobody waits for the branch",
+        "  __syncthreads();\n  float* const masses",
+        "  float* const masses",
     ),
     fault(
         "decode: masses are added up before they are there",
         On::Decode,
-        "  __syncthreads();\n  const int taps",
-        "  const int taps",
+        "  __syncthreads();\n  // A list of the best of each warp's",
+        "  // A list of the best of each warp's",
     ),
     fault(
         "decode: scores are ranked before they are there",
         On::Decode,
-        "  __syncthreads();\n  u64* const best",
-        "  u64* const best",
+        "    __syncwarp();\n    const int rank = greater_ones",
+        "    const int rank = greater_ones",
+    ),
+    fault(
+        "decode: lists of warps are merged before they are there",
+        On::Decode,
+        "  __syncthreads();\n  const u64* const best = best_of(lists",
+        "  const u64* const best = best_of(lists",
+    ),
+    fault(
+        "decode: merged lists are merged before they are there",
+        On::Decode,
+        "    __syncthreads();\n    u64* const best = others;",
+        "    u64* const best = others;",
     ),
     fault(
         "decode: what parts leave is ranked before it is there",
@@ -75,14 +87,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "decode: a list is ordered before all are chosen",
         On::Decode,
-        "  __syncthreads();\n  if (threadIdx.x < params.free) {",
-        "  if (threadIdx.x < params.free) {",
-    ),
-    fault(
-        "decode: rows of both branches are read before they are there",
-        On::Decode,
-        "  __syncthreads();\n  const u16* const gates",
-        "  const u16* const gates",
+        "  __syncthreads();\n  if (threadIdx.x >= params.free) return;",
+        "  if (threadIdx.x >= params.free) return;",
     ),
     // That other threads have written before the counter is counted up is not found where they happen to.
     fault(

@@ -11,7 +11,7 @@
 // Compile-time parameters: BF16, DIM, DIM_V (multiples of 16), GROUP (up to 16), KEYS (of a CTA at a time, 16 of each warp).
 
 constexpr int WARPS = KEYS / 16, THREADS = 32 * WARPS;
-constexpr int SELECT_THREADS = 256;
+constexpr int SELECT_THREADS = 256, SELECT_CTAS = 4;
 
 extern __shared__ __align__(128) u8 memory[];
 
@@ -54,37 +54,79 @@ template <int LANES> DEVICE Row over_splits(const float* statistics, int splits,
   return {most, all.sum};
 }
 
-// Four neighbors of a row of a branch, as two words: the sum over all splits, by LANES neighboring lanes, each of which reads BATCH splits at a
-// time. `statistics` and `sums` are those of the pair.
-template <int LANES, int BATCH> DEVICE uint2 over_splits(const float* statistics, const float* sums, int splits, int row, int column, Row all) {
-  float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 1
-  for (int first = threadIdx.x % LANES; first < splits; first += LANES * BATCH) {
-    float mosts[BATCH];
-    float4 of[BATCH];
+// Four neighbors of a row of a branch, added up over some splits.
+struct Total {
+  Row of;
+  float4 values;
+};
+DEVICE Total nothing() { return {{NEG_INF, 0.f}, make_float4(0.f, 0.f, 0.f, 0.f)}; }
+DEVICE void scale(Total& total, float most) {
+  const float weight = weight_of(total.of.most, most);
+  total.of.most = most, total.of.sum *= weight;
+  total.values.x *= weight, total.values.y *= weight, total.values.z *= weight, total.values.w *= weight;
+}
+
+// Every LANES-th of the splits of a row from one of them on, BATCH of them: on their way from the workspace until they are added. `statistics` and
+// `sums` are those of the pair.
+template <int LANES, int BATCH> struct Some {
+  float2 rows[BATCH];
+  float4 values[BATCH];
+  DEVICE void load(const float* statistics, const float* sums, int first, int splits, int row, int column) {
+    if (splits == 0) return;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-      const i64 at = (first + LANES * i < splits ? first + LANES * i : splits - 1) * GROUP + row;
-      mosts[i] = __ldcg(statistics + 2 * at);
-      of[i] = __ldcg((const float4*)(sums + at * DIM_V + column));
-    }
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      const float weight = first + LANES * i < splits ? weight_of(mosts[i], all.most) : 0.f;
-      total.x = fmaf(weight, of[i].x, total.x), total.y = fmaf(weight, of[i].y, total.y);
-      total.z = fmaf(weight, of[i].z, total.z), total.w = fmaf(weight, of[i].w, total.w);
+      const int at = (first + LANES * i < splits ? first + LANES * i : splits - 1) * GROUP + row;
+      rows[i] = __ldcg((const float2*)statistics + at), values[i] = __ldcg((const float4*)(sums + at * DIM_V + column));
     }
   }
+  DEVICE void add_to(Total& total, int first, int splits) const {
+    float most = total.of.most;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++)
+      if (first + LANES * i < splits) most = fmaxf(most, rows[i].x);
+    scale(total, most);
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      if (first + LANES * i >= splits) continue;
+      const float weight = weight_of(rows[i].x, most);
+      total.of.sum = fmaf(weight, rows[i].y, total.of.sum);
+      total.values.x = fmaf(weight, values[i].x, total.values.x), total.values.y = fmaf(weight, values[i].y, total.values.y);
+      total.values.z = fmaf(weight, values[i].z, total.values.z), total.values.w = fmaf(weight, values[i].w, total.values.w);
+    }
+  }
+};
+
+// What is left of the splits behind those that a first batch has.
+template <int LANES, int BATCH>
+DEVICE void add_others(Total& total, const float* statistics, const float* sums, int splits, int row, int column) {
+#pragma unroll 1
+  for (int first = threadIdx.x % LANES + LANES * BATCH; first < splits; first += LANES * BATCH) {
+    Some<LANES, BATCH> some;
+    some.load(statistics, sums, first, splits, row, column);
+    some.add_to(total, first, splits);
+  }
+}
+
+// Those of LANES neighboring lanes.
+template <int LANES> DEVICE void add_lanes(Total& total) {
+  float most = total.of.most;
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, other));
+  scale(total, most);
 #pragma unroll
   for (int other = LANES / 2; other > 0; other /= 2) {
-    total.x += __shfl_xor_sync(~0u, total.x, other), total.y += __shfl_xor_sync(~0u, total.y, other);
-    total.z += __shfl_xor_sync(~0u, total.z, other), total.w += __shfl_xor_sync(~0u, total.w, other);
+    total.of.sum += __shfl_xor_sync(~0u, total.of.sum, other);
+    total.values.x += __shfl_xor_sync(~0u, total.values.x, other), total.values.y += __shfl_xor_sync(~0u, total.values.y, other);
+    total.values.z += __shfl_xor_sync(~0u, total.values.z, other), total.values.w += __shfl_xor_sync(~0u, total.values.w, other);
   }
-  const float factor = all.sum == 0.f ? 0.f : 1.f / all.sum;
-  uint2 words;
-  words.x = pack(total.x * factor, total.y * factor), words.y = pack(total.z * factor, total.w * factor);
-  return words;
 }
+
+// The vector of the row as two words, and its logsumexp.
+DEVICE uint2 normalized(const Total& total) {
+  const float factor = total.of.sum == 0.f ? 0.f : 1.f / total.of.sum;
+  return make_uint2(pack(total.values.x * factor, total.values.y * factor), pack(total.values.z * factor, total.values.w * factor));
+}
+DEVICE float logsumexp(const Row& row) { return logsumexp(row.most, row.sum); }
 
 // Whether this CTA is the last of so many that come to a counter: then it sees what all of them have written. `before` is in shared memory.
 DEVICE bool is_last(int* counter, int ctas, int& before) {

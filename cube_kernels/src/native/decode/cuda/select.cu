@@ -1,5 +1,6 @@
-// The second launch: CTA `pair * parts + part` has a part of the pair's sums of the compressed branch, and `size` of the blocks that its list may
-// have. The best of them are left in the workspace, from which the last CTA of a pair makes the list. `sparse/selection.rs` says what it is.
+// The second launch. Of a pair's `parts + sums` CTAs, each of the first has `size` of the blocks that its list may have: the best of them are left in
+// the workspace, from which the last of these CTAs makes the list. `sparse/selection.rs` says what it is. The others add up the compressed branch; where
+// there are none, the first do.
 
 struct SelectParams {
   float* workspace;
@@ -7,10 +8,10 @@ struct SelectParams {
   u16* out;              // [batch, heads, DIM_V]
   float* lse;            // [batch, heads]
   Workspace places;
-  int count, splits, parts, size;
+  int count, splits, parts, size, sums;
   int ratio, reach;      // compressed blocks from one block to the next, and those that overlap a point
   int front, middle, end, free;   // a list: forced blocks, `free` of those before `middle`, forced ones up to `end`
-  int blocks, entries;
+  int blocks, entries, unused;
 };
 
 // A block and its score, of which the greater one is chosen: among equals that of the lower number. What is no candidate is behind all others, and
@@ -21,131 +22,180 @@ DEVICE u64 ranked(float score, int block, bool is_candidate) {
 }
 DEVICE int block_of(u64 ranked) { return (int)~(u32)ranked; }
 
-// How many of `count` go before one of them. LANES neighboring lanes share the comparisons.
-template <int LANES> DEVICE int rank_of(u64 mine, const u64* all, int count) {
-  int rank = 0;
+DEVICE int greater_ones(const u64* all, int count, u64 mine) {
+  int greater = 0;
 #pragma unroll 8
-  for (int other = threadIdx.x % LANES; other < count; other += LANES) rank += all[other] > mine;
-#pragma unroll
-  for (int other = LANES / 2; other > 0; other /= 2) rank += __shfl_xor_sync(~0u, rank, other);
-  return rank;
+  for (int other = 0; other < count; other++) greater += all[other] > mine;
+  return greater;
 }
 
-// Calls `chosen` with each of `count` that fewer than `free` go before, and with how many these are.
-template <int LANES, typename Chosen> DEVICE void best_of(const u64* all, int count, int free, Chosen chosen) {
-  // All lanes of a warp take part in each round.
-  for (int first = 0; first < count; first += SELECT_THREADS / LANES) {
-    const int own = first + threadIdx.x / LANES;
-    const u64 mine = all[own < count ? own : 0];
-    const int rank = rank_of<LANES>(mine, all, count);
-    if (own < count && rank < free && threadIdx.x % LANES == 0) chosen(rank, mine);
-  }
-}
-
-// What the weights of a compressed block come to in all rows.
-DEVICE float probability(const float* scores, const float* lse) {
-  float sum = 0.f;
-  if constexpr (GROUP % 4 == 0) {
-#pragma unroll
-    for (int row = 0; row < GROUP; row += 4) {
-      const float4 of = __ldcg((const float4*)(scores + row));
-      sum += exp2_approx(of.x - lse[row]) + exp2_approx(of.y - lse[row + 1]) + exp2_approx(of.z - lse[row + 2]) + exp2_approx(of.w - lse[row + 3]);
+// The best `free` of `count` lists of as many, the greatest first: pairs of lists become one until one is left, each time in the other place.
+DEVICE const u64* best_of(u64* lists, u64* others, int count, int free) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+  while (count > 1) {
+    const int half = (count + 1) / 2;
+    for (int list = warp; list < count; list += SELECT_THREADS / 32) {
+      const int to = list < half ? list : list - half, with = list < half ? list + half : to;
+      if (lane >= free) continue;
+      const u64 mine = lists[list * free + lane];
+      const int rank = lane + (with < count ? greater_ones(lists + with * free, free, mine) : 0);
+      if (rank < free) others[to * free + rank] = mine;
     }
-  } else {
-#pragma unroll
-    for (int row = 0; row < GROUP; row++) sum += exp2_approx(__ldcg(scores + row) - lse[row]);
+    __syncthreads();
+    u64* const best = others;
+    others = lists, lists = best;
+    count = half;
   }
-  return sum;
+  return lists;
 }
 
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
-decode_select(const __grid_constant__ SelectParams params) {
-  __shared__ Row rows[GROUP];
-  __shared__ float lse[GROUP];
-  __shared__ int chosen[32], before;
-  const int pair = blockIdx.x / params.parts, part = blockIdx.x % params.parts;
-  const Workspace& places = params.places;
-  const float* const statistics = params.workspace + places.statistics[0] + (i64)pair * params.splits * GROUP * 2;
-  // As many lanes to a row as there are for 16 rows.
-  constexpr int LANES = SELECT_THREADS / 16;
-  const int own = threadIdx.x / LANES;
-  const Row mine = over_splits<LANES>(statistics, params.splits, own < GROUP ? own : 0);
-  if (own < GROUP && threadIdx.x % LANES == 0) {
-    rows[own] = mine;
-    lse[own] = logsumexp(mine.most, mine.sum);
-    if (part == 0) params.lse[pair * GROUP + own] = lse[own] * LN_2;
-  }
-  __syncthreads();
-
-  // Nobody waits for the branch, and so it comes last.
-  auto add_up = [&]() {
-    constexpr int PLACES = GROUP * DIM_V / 4, SHARE = 8, OF_CTA = SELECT_THREADS / SHARE;
-    const float* const sums = params.workspace + places.sums[0] + (i64)pair * params.splits * GROUP * DIM_V;
-    for (int first = part * OF_CTA; first < PLACES; first += params.parts * OF_CTA) {
-      const int own = first + threadIdx.x / SHARE, place = own < PLACES ? own : 0, row = place / (DIM_V / 4), column = place % (DIM_V / 4) * 4;
-      const uint2 words = over_splits<SHARE, 4>(statistics, sums, params.splits, row, column, rows[row]);
-      if (own < PLACES && threadIdx.x % SHARE == 0) *(uint2*)(params.out + ((i64)pair * GROUP + row) * DIM_V + column) = words;
-    }
-  };
-
-  int* const to = params.lists + (i64)pair * params.entries;
-  const int candidates = params.middle - params.front;
-  const bool is_scored = params.free > 0 && candidates > params.free;
-  const int taken = candidates < params.free ? candidates : params.free, behind = params.front + taken;
-  if (part == 0)
-    for (int entry = threadIdx.x; entry < params.entries; entry += SELECT_THREADS) {
-      if (entry < params.front || (entry < behind && !is_scored)) to[entry] = entry;
-      if (entry >= behind) {
-        const int block = params.middle + entry - behind;
-        to[entry] = block < params.end && block < params.blocks ? block : -1;
+// A compressed block has SHARE neighboring lanes, each of which has the scores of so many rows.
+constexpr int SHARE = GROUP % 16 == 0 ? 4 : GROUP % 8 == 0 ? 2 : 1, OF_LANE = GROUP / SHARE;
+struct Scores {
+  float of[OF_LANE];
+  DEVICE void load(const float* from) {
+    if constexpr (OF_LANE % 4 == 0) {
+#pragma unroll
+      for (int row = 0; row < OF_LANE; row += 4) {
+        const float4 some = __ldcg((const float4*)(from + row));
+        of[row] = some.x, of[row + 1] = some.y, of[row + 2] = some.z, of[row + 3] = some.w;
       }
+    } else {
+#pragma unroll
+      for (int row = 0; row < OF_LANE; row++) of[row] = __ldcg(from + row);
     }
-  if (!is_scored) {
-    add_up();
-    return;
   }
+  // What the weights of the block come to in all rows.
+  DEVICE float probability(const float* lse) const {
+    float sum = 0.f;
+#pragma unroll
+    for (int row = 0; row < OF_LANE; row++) sum += exp2_approx(of[row] - lse[row]);
+#pragma unroll
+    for (int other = SHARE / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    return sum;
+  }
+};
 
-  // Probabilities of the compressed blocks that overlap this part's.
-  float* const masses = (float*)memory;
+// One of so many shares of a pair's compressed branch, by LANES neighboring lanes for four neighbors of a row.
+template <int LANES> DEVICE void add_up(const SelectParams& params, int pair, int share, int shares) {
+  constexpr int PLACES = GROUP * DIM_V / 4, OF_CTA = SELECT_THREADS / LANES;
+  const float* const statistics = params.workspace + params.places.statistics[0] + (i64)pair * params.splits * GROUP * 2;
+  const float* const sums = params.workspace + params.places.sums[0] + (i64)pair * params.splits * GROUP * DIM_V;
+  const int lane = threadIdx.x % LANES;
+  for (int first = share * OF_CTA; first < PLACES; first += shares * OF_CTA) {
+    const int own = first + threadIdx.x / LANES, place = own < PLACES ? own : 0, row = place / (DIM_V / 4), column = place % (DIM_V / 4) * 4;
+    Some<LANES, 4> some;
+    some.load(statistics, sums, lane, params.splits, row, column);
+    Total total = nothing();
+    some.add_to(total, lane, params.splits);
+    add_others<LANES, 4>(total, statistics, sums, params.splits, row, column);
+    add_lanes<LANES>(total);
+    if (own >= PLACES || lane > 0) continue;
+    *(uint2*)(params.out + ((i64)pair * GROUP + row) * DIM_V + column) = normalized(total);
+    if (column == 0) params.lse[pair * GROUP + row] = logsumexp(total.of) * LN_2;
+  }
+}
+
+// Leaves the best blocks of part `part`, the greatest first.
+DEVICE void choose(const SelectParams& params, int pair, int part, float* lse) {
+  // Probabilities of the compressed blocks that overlap the part's. The first scores are on their way together with the statistics.
+  const Workspace& places = params.places;
   const float* const scores = params.workspace + places.scores + (i64)pair * params.count * GROUP;
   const int first = params.front + part * params.size, from = first * params.ratio - (params.reach - 1);
-  for (int i = threadIdx.x; i < params.size * params.ratio + params.reach - 1; i += SELECT_THREADS) {
-    const int x = from + i;
-    masses[i] = x >= 0 && x < params.count ? probability(scores + (i64)x * GROUP, lse) : 0.f;
-  }
-  u64* const all = (u64*)(masses + (params.size * params.ratio + params.reach) / 2 * 2);
+  const int overlapping = params.size * params.ratio + params.reach - 1;
+  constexpr int AHEAD = OF_LANE <= 4 ? 5 : 2, AT_A_TIME = SELECT_THREADS / SHARE;
+  Scores some[AHEAD];
+  auto load = [&](int at) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int own = at + i * AT_A_TIME + threadIdx.x / SHARE, x = from + own;
+      if (own < overlapping && x >= 0 && x < params.count) some[i].load(scores + (i64)x * GROUP + threadIdx.x % SHARE * OF_LANE);
+    }
+  };
+  load(0);
+  // As many lanes to a row as there are for 16 rows.
+  constexpr int LANES = SELECT_THREADS / 16;
+  const int row = threadIdx.x / LANES;
+  const Row all_of_row = over_splits<LANES>(params.workspace + places.statistics[0] + (i64)pair * params.splits * GROUP * 2, params.splits, row < GROUP ? row : 0);
+  if (row < GROUP && threadIdx.x % LANES == 0) lse[row] = logsumexp(all_of_row);
   __syncthreads();
+  float* const masses = (float*)memory;
+#pragma unroll 1
+  for (int at = 0; at < overlapping; at += AHEAD * AT_A_TIME) {
+    if (at > 0) load(at);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int own = at + i * AT_A_TIME + threadIdx.x / SHARE, x = from + own;
+      const float mass = some[i].probability(lse + threadIdx.x % SHARE * OF_LANE);
+      if (own < overlapping && threadIdx.x % SHARE == 0) masses[own] = x >= 0 && x < params.count ? mass : 0.f;
+    }
+  }
+  u64* const all = (u64*)(masses + (overlapping + 1) / 2 * 2);
+  u64 *const lists = all + params.size, *const others = lists + params.size / 32 * params.free;
+  __syncthreads();
+  // A list of the best of each warp's, of which there are 32.
   const int taps = params.ratio + params.reach - 1;
-  for (int i = threadIdx.x; i < params.size; i += SELECT_THREADS) {
+  if (threadIdx.x < params.size) {
     float score = 0.f;
     for (int tap = 0; tap < taps; tap++) {
       const int most = tap + 1 < params.ratio ? tap + 1 : params.ratio, before = tap + 1 > params.reach ? tap + 1 - params.reach : 0;
-      score += (float)(most - before) * masses[i * params.ratio + tap];
+      score += (float)(most - before) * masses[threadIdx.x * params.ratio + tap];
     }
-    all[i] = ranked(score, first + i, first + i < params.middle);
+    const int block = first + threadIdx.x, warp = threadIdx.x / 32;
+    const u64 mine = ranked(score, block, block < params.middle);
+    all[threadIdx.x] = mine;
+    __syncwarp();
+    const int rank = greater_ones(all + 32 * warp, 32, mine);
+    if (rank < params.free) lists[warp * params.free + rank] = mine;
   }
   __syncthreads();
-  u64* const best = (u64*)(params.workspace + places.best) + (i64)pair * params.parts * params.free;
-  auto leave_best = [&](int rank, u64 of) { best[part * params.free + rank] = of; };
-  if (params.size == SELECT_THREADS / 4) best_of<4>(all, params.size, params.free, leave_best);
-  else if (params.size == SELECT_THREADS / 2) best_of<2>(all, params.size, params.free, leave_best);
-  else best_of<1>(all, params.size, params.free, leave_best);
-  const bool is_last_part = is_last((int*)(params.workspace + places.counters) + 2 * pair, params.parts, before);
-  if (!is_last_part) {
-    add_up();
-    return;
-  }
+  const u64* const best = best_of(lists, others, params.size / 32, params.free);
+  u64* const to = (u64*)(params.workspace + places.best) + ((i64)pair * params.parts + part) * params.free;
+  if (threadIdx.x < params.free) to[threadIdx.x] = best[threadIdx.x];
+}
 
+// Puts the best blocks of all parts into the list, in order. `chosen` is in shared memory.
+DEVICE void fill_in(const SelectParams& params, int pair, int* list, int* chosen) {
   const int count = params.parts * params.free;
+  const u64* const best = (const u64*)(params.workspace + params.places.best) + (i64)pair * count;
   u64* const of_parts = (u64*)memory;
   for (int i = threadIdx.x; i < count; i += SELECT_THREADS) of_parts[i] = __ldcg(best + i);
   __syncthreads();
-  best_of<1>(of_parts, count, params.free, [&](int rank, u64 of) { chosen[rank] = block_of(of); });
+  const u64* const best_of_all = best_of(of_parts, of_parts + count, params.parts, params.free);
+  if (threadIdx.x < params.free) chosen[threadIdx.x] = block_of(best_of_all[threadIdx.x]);
   __syncthreads();
-  if (threadIdx.x < params.free) {
-    int rank = params.front;
-    for (int other = 0; other < params.free; other++) rank += chosen[other] < chosen[threadIdx.x];
-    to[rank] = chosen[threadIdx.x];
+  if (threadIdx.x >= params.free) return;
+  int rank = params.front;
+  for (int other = 0; other < params.free; other++) rank += chosen[other] < chosen[threadIdx.x];
+  list[rank] = chosen[threadIdx.x];
+}
+
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, SELECT_CTAS)
+decode_select(const __grid_constant__ SelectParams params) {
+  __shared__ float lse[GROUP];
+  __shared__ int chosen[32], before;
+  const int of_pair = params.parts + params.sums, pair = blockIdx.x / of_pair, part = blockIdx.x % of_pair;
+  const bool is_part = part < params.parts;
+  int* const list = params.lists + (i64)pair * params.entries;
+  const int candidates = params.middle - params.front;
+  const bool is_scored = params.free > 0 && candidates > params.free;
+  if (part == 0) {
+    const int taken = candidates < params.free ? candidates : params.free, behind = params.front + taken;
+    for (int entry = threadIdx.x; entry < params.entries; entry += SELECT_THREADS) {
+      if (entry < params.front || (entry < behind && !is_scored)) list[entry] = entry;
+      if (entry >= behind) {
+        const int block = params.middle + entry - behind;
+        list[entry] = block < params.end && block < params.blocks ? block : -1;
+      }
+    }
   }
-  add_up();
+  if (is_part && is_scored) choose(params, pair, part, lse);
+  if (!is_part || params.sums == 0) {
+    const int share = is_part ? part : part - params.parts, shares = params.sums == 0 ? params.parts : params.sums;
+    if (params.splits > 4) add_up<8>(params, pair, share, shares);
+    else add_up<1>(params, pair, share, shares);
+  }
+  if (is_part && is_scored && is_last((int*)(params.workspace + params.places.counters) + 2 * pair, params.parts, before))
+    fill_in(params, pair, list, chosen);
 }

@@ -18,9 +18,8 @@ struct TokensParams {
   float scale_log2;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 decode_tokens(const __grid_constant__ TokensParams params) {
-  __shared__ Row rows[2][GROUP];
   __shared__ int before;
   const int pair = blockIdx.x / params.splits, split = blockIdx.x % params.splits;
   const int batch = pair / params.heads_kv, head = pair % params.heads_kv;
@@ -50,38 +49,39 @@ decode_tokens(const __grid_constant__ TokensParams params) {
   leave(sums, statistics + split * GROUP * 2, all + (i64)split * GROUP * DIM_V);
   if (!is_last((int*)(params.workspace + places.counters) + 2 * pair + 1, params.splits, before)) return;
 
-  constexpr int LANES = 8;
-#pragma unroll 1
-  for (int first = 0; first < 2 * GROUP; first += THREADS / LANES) {
-    const int own = first + threadIdx.x / LANES, of_window = own / GROUP, row = own % GROUP;
-    const bool exists = own < 2 * GROUP;
-    const Row of = over_splits<LANES>(statistics + (exists ? of_window : 0) * of_list * GROUP * 2, of_window ? params.window_splits : of_list, row);
-    if (!exists || threadIdx.x % LANES > 0) continue;
-    rows[of_window][row] = of;
-    (of_window ? params.lse_window : params.lse_selected)[pair * GROUP + row] = logsumexp(of.most, of.sum) * LN_2;
-  }
-  __syncthreads();
   const u16* const gates = of_pair(params.gates, params.of_gates, batch, head * GROUP);
+  const float *const of_window = statistics + of_list * GROUP * 2, *const all_of_window = all + (i64)of_list * GROUP * DIM_V;
+#pragma unroll 1
   for (int i = threadIdx.x; i < GROUP * DIM_V / 4; i += THREADS) {
     const int row = i / (DIM_V / 4), column = i % (DIM_V / 4) * 4;
-    const i64 at = ((i64)pair * GROUP + row) * DIM_V + column, behind = (i64)of_list * GROUP;
+    const i64 at = ((i64)pair * GROUP + row) * DIM_V + column;
+    Some<1, 4> selected, recent;
+    selected.load(statistics, all, 0, of_list, row, column);
+    recent.load(of_window, all_of_window, 0, params.window_splits, row, column);
     // What is added up are the branches as they are returned.
-    const uint2 branches[3] = {
-        *(const uint2*)(params.out_compressed + at),
-        over_splits<1, 8>(statistics, all, of_list, row, column, rows[0][row]),
-        over_splits<1, 8>(statistics + 2 * behind, all + behind * DIM_V, params.window_splits, row, column, rows[1][row])};
-    float total[4] = {0.f, 0.f, 0.f, 0.f};
+    uint2 branches[3] = {*(const uint2*)(params.out_compressed + at)};
+    float weights[3], sums[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int branch = 0; branch < 3; branch++) weights[branch] = unpack(gates[row * params.of_gates.head + branch * params.of_gates.token]);
+    Total totals[2] = {nothing(), nothing()};
+    selected.add_to(totals[0], 0, of_list);
+    recent.add_to(totals[1], 0, params.window_splits);
+    add_others<1, 4>(totals[0], statistics, all, of_list, row, column);
+    add_others<1, 4>(totals[1], of_window, all_of_window, params.window_splits, row, column);
+#pragma unroll
+    for (int branch = 1; branch < 3; branch++) branches[branch] = normalized(totals[branch - 1]);
 #pragma unroll
     for (int branch = 0; branch < 3; branch++) {
-      const float gate = unpack(gates[row * params.of_gates.head + branch * params.of_gates.token]);
       const u32 low = branches[branch].x, high = branches[branch].y;
-      total[0] += gate * unpack((u16)low), total[1] += gate * unpack((u16)(low >> 16));
-      total[2] += gate * unpack((u16)high), total[3] += gate * unpack((u16)(high >> 16));
+      sums[0] += weights[branch] * unpack((u16)low), sums[1] += weights[branch] * unpack((u16)(low >> 16));
+      sums[2] += weights[branch] * unpack((u16)high), sums[3] += weights[branch] * unpack((u16)(high >> 16));
     }
     *(uint2*)(params.out_selected + at) = branches[1];
     *(uint2*)(params.out_window + at) = branches[2];
-    uint2 out;
-    out.x = pack(total[0], total[1]), out.y = pack(total[2], total[3]);
-    *(uint2*)(params.out + at) = out;
+    *(uint2*)(params.out + at) = make_uint2(pack(sums[0], sums[1]), pack(sums[2], sums[3]));
+    if (column == 0) {
+      params.lse_selected[pair * GROUP + row] = logsumexp(totals[0].of) * LN_2;
+      params.lse_window[pair * GROUP + row] = logsumexp(totals[1].of) * LN_2;
+    }
   }
 }
