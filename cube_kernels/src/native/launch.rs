@@ -218,6 +218,8 @@ impl Argument {
 
 /// A kernel with all that it takes.
 pub struct Launch {
+    /// Whether it may begin before the launch ahead of it ends, for which the kernel waits by itself: from compute capability 9.0 on.
+    pub is_early: bool,
     /// The kernel and its grid.
     pub kernel: Kernel,
     /// The memory.
@@ -230,7 +232,7 @@ pub struct Launch {
 ///
 /// Returns at once. A failure is recorded by CubeCL and reported where results are read.
 pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: Vec<Argument>) {
-    launch_all(client, vec![Launch { kernel, buffers, arguments }]);
+    launch_all(client, vec![Launch { is_early: false, kernel, buffers, arguments }]);
 }
 
 /// The same of kernels of one program, one behind the other. They go to the device's thread together, which takes less of both threads' time
@@ -246,11 +248,11 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     let id = first.kernel.cubin.key.clone();
     let mut all = vec![];
     // Without handles of buffers but of tables: as long as there is one more of them, nobody else writes a tensor in place.
-    let prepare = |Launch { kernel, buffers, arguments }| {
+    let prepare = |Launch { is_early, kernel, buffers, arguments }| {
         let table = |buffer: &Buffer| Some((buffer.table.clone()?, buffer.handle.clone()));
         let tables: Vec<_> = buffers.iter().map(table).collect();
         all.extend(buffers);
-        (kernel, tables, arguments)
+        (is_early, kernel, tables, arguments)
     };
     let launches: Vec<_> = launches.into_iter().map(prepare).collect();
     // What one of several writes, and another one reads, is nothing that they wait for.
@@ -261,7 +263,7 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     }
     submit(client, id, all, move |server, ordinal, stream, bindings| {
         let mut rest = bindings;
-        for (kernel, tables, arguments) in &launches {
+        for (is_early, kernel, tables, arguments) in &launches {
             let own;
             (own, rest) = rest.split_at(tables.len());
             let mut bindings = own.to_vec();
@@ -272,7 +274,7 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
                         fill(server, ordinal, stream, &mut bindings, (number, table))?;
                     }
                 }
-                enqueue(server, ordinal, stream, kernel, &bindings, arguments)?;
+                enqueue(server, ordinal, stream, (kernel, *is_early), &bindings, arguments)?;
             }
         }
         Ok(())
@@ -444,7 +446,7 @@ unsafe fn enqueue(
     server: &mut Server,
     ordinal: u16,
     stream: StreamId,
-    kernel: &Kernel,
+    (kernel, is_early): (&Kernel, bool),
     buffers: &[BufferBinding],
     arguments: &[Argument],
 ) -> Result<(), ServerError> {
@@ -462,6 +464,11 @@ unsafe fn enqueue(
                 Value::Words(words) => words.as_mut_ptr().cast(),
             })
             .collect();
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: kernel.grid,
             gridDimY: 1,
@@ -471,8 +478,8 @@ unsafe fn enqueue(
             blockDimZ: 1,
             sharedMemBytes: kernel.shared_memory,
             hStream: stream,
-            attrs: core::ptr::null_mut(),
-            numAttrs: 0,
+            attrs: &raw mut early,
+            numAttrs: u32::from(is_early),
         };
         // SAFETY: the driver copies the arguments before it returns; function and stream are of the
         // context that is current.

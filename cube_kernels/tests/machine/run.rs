@@ -6,7 +6,7 @@ use std::process::Command;
 use std::rc::Rc;
 
 use burn_natten_kernels::native::stand_in::{
-    self, Argument, DeviceInfo, Launch, MapElement, StandIn, TensorMap,
+    self, Argument, Buffer, DeviceInfo, Launch, MapElement, StandIn, TensorMap,
 };
 use cubecl::client::Client;
 use cubecl_common::bytes::Bytes;
@@ -54,6 +54,8 @@ struct Running {
     machine: Machine,
     fault: RefCell<Option<String>>,
     is_changed: Cell<bool>,
+    /// What the launch before wrote.
+    written: RefCell<Vec<Buffer>>,
 }
 
 impl Machine {
@@ -63,6 +65,7 @@ impl Machine {
             machine: *self,
             fault: RefCell::default(),
             is_changed: Cell::new(self.change.is_none()),
+            written: RefCell::default(),
         });
         let result = stand_in::with(running.clone(), work);
         assert!(running.is_changed.get(), "no kernel has {:?}", self.change);
@@ -93,7 +96,10 @@ impl StandIn for Running {
                 code = code.replace(from, to);
                 self.is_changed.set(true);
             }
-            *self.fault.borrow_mut() = run(&self.machine, client, &launch, &code).err();
+            let ahead = if launch.is_early { self.written.take() } else { vec![] };
+            *self.fault.borrow_mut() = run(&self.machine, client, &launch, &ahead, &code).err();
+            let outputs = launch.buffers.into_iter().filter(|buffer| buffer.is_output);
+            self.written.replace(outputs.collect());
         }
     }
 }
@@ -103,14 +109,21 @@ fn is_new(entry: &str) -> bool {
     ["attention_delta", "decode_compressed"].contains(&entry)
 }
 
-/// Runs one launch of a program.
-fn run(machine: &Machine, client: &Client, launch: &Launch, code: &str) -> Result<(), String> {
+/// Runs one launch of a program. Buffers `ahead` are those that a launch wrote that may not have ended yet.
+fn run(
+    machine: &Machine,
+    client: &Client,
+    launch: &Launch,
+    ahead: &[Buffer],
+    code: &str,
+) -> Result<(), String> {
     let entry = launch.kernel.entry.to_str().expect("a name");
     let program = build(machine.compiler, code, entry)
         .unwrap_or_else(|log| panic!("{entry} does not compile: {log}"));
     let folder = Folder::temporary();
     let path = |name: &str| folder.0.join(name);
-    let words: Vec<u8> = describe(machine, launch).into_iter().flat_map(u64::to_le_bytes).collect();
+    let words: Vec<u8> =
+        describe(machine, launch, ahead).into_iter().flat_map(u64::to_le_bytes).collect();
     fs::write(path("launch"), words).expect("written");
     let mut before = vec![];
     for (index, buffer) in launch.buffers.iter().enumerate() {
@@ -138,13 +151,16 @@ fn run(machine: &Machine, client: &Client, launch: &Launch, code: &str) -> Resul
 }
 
 /// The file `launch` of `cpp/machine.cpp`.
-fn describe(machine: &Machine, launch: &Launch) -> Vec<u64> {
-    let Launch { kernel, buffers, arguments } = launch;
+fn describe(machine: &Machine, launch: &Launch, ahead: &[Buffer]) -> Vec<u64> {
+    let Launch { kernel, buffers, arguments, .. } = launch;
     let mut words: Vec<u64> =
         [kernel.grid, kernel.block, kernel.shared_memory].into_iter().map(u64::from).collect();
     words.extend(machine.policy.words());
     words.extend([buffers.len() as u64, arguments.len() as u64]);
-    words.extend(buffers.iter().map(|buffer| u64::from(buffer.is_output)));
+    let ahead: Vec<_> = ahead.iter().map(Buffer::place).collect();
+    for buffer in buffers {
+        words.extend([buffer.is_output, ahead.contains(&buffer.place())].map(u64::from));
+    }
     for buffer in buffers {
         words.push(buffer.contents().len() as u64);
         buffer.contents().iter().for_each(|content| describe_argument(content, &mut words));

@@ -80,6 +80,8 @@ struct Plan {
     schedule: Schedule,
     splits: Splits,
     cubin: Arc<Cubin>,
+    /// Whether launches begin before those ahead of them end.
+    is_early: bool,
 }
 
 impl Plan {
@@ -88,7 +90,8 @@ impl Plan {
         let schedule = Schedule::plan(of, element).map_err(KernelError::Problem)?;
         let splits = schedule.splits(of, device.multiprocessors as usize);
         let splits = splits.map_err(KernelError::Problem)?;
-        Ok(Self { schedule, splits, cubin: load(schedule, &device)? })
+        let is_early = device.capability >= 90;
+        Ok(Self { schedule, splits, cubin: load(schedule, &device)?, is_early })
     }
 
     fn kernel(&self, entry: &'static std::ffi::CStr, grid: usize) -> Kernel {
@@ -338,7 +341,7 @@ impl Launches<'_> {
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };
         let appended = append::argument(of, inputs, &mut buffers);
         let kernel = plan.kernel(c"decode_compressed", splits.compressed * of.pairs());
-        Launch { kernel, buffers, arguments: vec![argument, appended] }
+        Launch { is_early: false, kernel, buffers, arguments: vec![argument, appended] }
     }
 
     fn select(&self) -> Launch {
@@ -377,7 +380,7 @@ impl Launches<'_> {
         };
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };
-        Launch { kernel, buffers, arguments: vec![argument] }
+        Launch { is_early: plan.is_early, kernel, buffers, arguments: vec![argument] }
     }
 
     fn tokens(&self) -> Launch {
@@ -426,7 +429,7 @@ impl Launches<'_> {
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &pointers) };
         let kernel = plan.kernel(c"decode_tokens", both * of.pairs());
-        Launch { kernel, buffers, arguments: vec![argument] }
+        Launch { is_early: plan.is_early, kernel, buffers, arguments: vec![argument] }
     }
 
     /// Of a tensor without elements there may be no memory: nothing is read of what stands in its place.

@@ -36,6 +36,7 @@ void check_global(const u8* at, size_t bytes, bool writes, const char* who) {
   for (const Buffer& b : buffers) {
     if ((size_t)(at - b.at) >= b.bytes) continue;
     if ((size_t)(at - b.at) + bytes > b.bytes) fault("%s %s %zu bytes at %zu of a buffer of %zu", who, writes ? "writes" : "reads", bytes, (size_t)(at - b.at), b.bytes);
+    if (!writes && b.is_awaited && !self().has_waited) fault("%s reads what the launch ahead writes, and has not waited for it", who);
     if (writes && !b.is_output) fault("%s writes to a buffer that is no output, at %zu", who, (size_t)(at - b.at));
     return;
   }
@@ -99,6 +100,8 @@ static inline void on_access(const void* where, size_t bytes, bool writes) {
 using machine::on_access;
 
 extern "C" {
+
+void m_launch_wait() { machine::self().has_waited = true; }
 
 u32 m_shared_address(const void* pointer) { return machine::SHARED + (u32)((const u8*)pointer - memory); }
 u8* m_shared(u32 address, u32 bytes, int) {

@@ -71,6 +71,7 @@ void m_copy(u32 to, const void* from, u32 bytes);        // cp.async of a thread
 void m_copy_arrive(u32 barrier);                         // cp.async.mbarrier.arrive.noinc
 void m_copy_wait();                                      // cp.async.wait_all
 void m_copy_commit();                                    // cp.async.commit_group
+void m_launch_wait();
 void m_copy_wait_groups(u32 groups);                     // cp.async.wait_group
 void m_setmaxnreg(int registers, int more);
 // Hopper: all 128 threads of a warpgroup call; d has n / 2 elements, a is four registers or null.
@@ -230,6 +231,8 @@ DEVICE void arrive_with_copies(u32 barrier) { m_copy_arrive(barrier); }
 DEVICE void wait_for_copies() { m_copy_wait(); }
 DEVICE void commit_copies() { m_copy_commit(); }
 template <int GROUPS> DEVICE void wait_for_groups() { m_copy_wait_groups(GROUPS); }
+DEVICE void let_next_launch_begin() {}
+DEVICE void wait_for_launch_ahead() { m_launch_wait(); }
 
 // ---- sm100: tcgen05, and arithmetic
 

@@ -93,7 +93,7 @@ void start_threads() {
   exchange.resize(count);
   live = launch.block;
   for (Fiber& f : fibers) {
-    f.started = f.done = f.has_registers = false;
+    f.started = f.done = f.has_waited = f.has_registers = false;
     f.wait.kind = Wait::NONE;
     f.registers = registers_at_launch();
     f.committed = 0;

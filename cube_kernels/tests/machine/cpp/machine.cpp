@@ -1,7 +1,7 @@
 // `kernel FOLDER`: runs the launch that the folder's file `launch` describes, and writes its outputs back.
 //
 // `launch` is words of eight bytes: CTAs, threads, bytes of shared memory, policy, seed, buffers, arguments; for each buffer, which is the
-// file of its number, whether it is an output; for each buffer the number of its contents, and these, as arguments are; for each argument 0, its words and their number, and the words that become addresses as
+// file of its number, whether it is an output, and whether the launch ahead, which may not have ended yet, wrote it; for each buffer the number of its contents, and these, as arguments are; for each argument 0, its words and their number, and the words that become addresses as
 // (word, buffer, byte); or 1 and a tensor map: buffer, byte, bytes of an element and of the swizzle, sizes, strides, box, steps.
 // Ends with 3 at the first fault, which it prints.
 #include "machine.h"
@@ -84,7 +84,8 @@ int main(int, char** argv) {
   if (launch.shared_bytes > SHARED_BYTES || (launch.shared_bytes + SHARED) * launch.ctas > SHARED_BYTES + SHARED) fault("%u CTAs of %u bytes of shared memory", launch.ctas, launch.shared_bytes);
   for (u64 i = 0; i < buffer_count; i++) {
     const std::vector<u8> values = contents(std::to_string(i));
-    buffers.push_back({placed(values), values.size(), words.next() != 0});
+    const bool is_output = words.next() != 0, is_awaited = words.next() != 0;
+    buffers.push_back({placed(values), values.size(), is_output, is_awaited});
   }
   launch_buffers = buffers.size();
   for (u64 i = 0; i < buffer_count; i++) {
@@ -122,9 +123,9 @@ int main(int, char** argv) {
   for (unsigned i = 0; i < count; i++) {
     if (sizes[i] != expected[i]) fault("argument %u has %u bytes, and %u of the kernel's", i, sizes[i], expected[i]);
     // They are read like memory.
-    buffers.push_back({(u8*)arguments[i], sizes[i], false});
+    buffers.push_back({(u8*)arguments[i], sizes[i], false, false});
   }
-  buffers.push_back({(u8*)arguments.data(), sizeof(void*) * count, false});
+  buffers.push_back({(u8*)arguments.data(), sizeof(void*) * count, false, false});
   // Endless loops end by a signal, whatever else the host does.
   const rlimit seconds = {60, 60};
   setrlimit(RLIMIT_CPU, &seconds);

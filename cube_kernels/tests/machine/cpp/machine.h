@@ -98,6 +98,7 @@ struct Fiber {
   jmp_buf here;
   u8* stack = nullptr;
   bool started, done;
+  bool has_waited;                // for the launch ahead
   Wait wait;
   Clock clock;
   Epochs tensor;                  // accesses to tensor memory that its own come after
@@ -155,7 +156,8 @@ void settle(u32 address);
 
 u8* at_shared(u32 address);
 void shared_in_range(u32 address, u32 bytes);
-struct Buffer { u8* at; size_t bytes; bool is_output; };
+// `is_awaited`: the launch ahead wrote it, and a thread reads it when it has waited for that.
+struct Buffer { u8* at; size_t bytes; bool is_output, is_awaited; };
 extern std::vector<Buffer> buffers;
 extern size_t launch_buffers;      // those of the launch, which come first: the others are its arguments
 void check_global(const u8* at, size_t bytes, bool writes, const char* who);

@@ -90,6 +90,24 @@ pub const FAULTS: &[Fault] = &[
         "  __syncthreads();\n  if (threadIdx.x >= params.free) return;",
         "  if (threadIdx.x >= params.free) return;",
     ),
+    fault(
+        "decode: the selection does not wait for scores",
+        On::Decode,
+        "  wait_for_launch_ahead();\n  // Not before",
+        "  // Not before",
+    ),
+    fault(
+        "decode: lists are not waited for",
+        On::Decode,
+        "  if (!is_window) wait_for_launch_ahead();\n",
+        "",
+    ),
+    fault(
+        "decode: the last CTA does not wait for the compressed branch",
+        On::Decode,
+        "  if (is_window) wait_for_launch_ahead();\n",
+        "",
+    ),
     // That other threads have written before the counter is counted up is not found where they happen to.
     fault(
         "decode: whether a CTA is the last one is read before it is there",

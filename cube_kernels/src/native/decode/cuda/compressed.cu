@@ -12,6 +12,7 @@ struct CompressedParams {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_compressed(const __grid_constant__ CompressedParams params, const __grid_constant__ AppendParams appended) {
+  let_next_launch_begin();
   const int pair = blockIdx.x / params.splits, split = blockIdx.x % params.splits;
   const int batch = pair / params.heads_kv, head = pair % params.heads_kv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

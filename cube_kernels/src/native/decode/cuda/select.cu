@@ -175,6 +175,9 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS, SELECT_CTAS)
 decode_select(const __grid_constant__ SelectParams params) {
   __shared__ float lse[GROUP];
   __shared__ int chosen[32], before;
+  wait_for_launch_ahead();
+  // Not before: the next one reads what the first one has written.
+  let_next_launch_begin();
   const int of_pair = params.parts + params.sums, pair = blockIdx.x / of_pair, part = blockIdx.x % of_pair;
   const bool is_part = part < params.parts;
   int* const list = params.lists + (i64)pair * params.entries;

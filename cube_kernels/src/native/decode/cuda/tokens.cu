@@ -1,5 +1,5 @@
-// The third launch: CTA `pair * splits + split` has `steps` times KEYS tokens of a pair, of its list or, behind those, of its window. The last
-// CTA of a pair makes both branches of their sums, and adds up all three by the gates.
+// The third launch: of a pair's window or of its list, a CTA has `steps` times KEYS tokens. Windows come first, and do not wait for the lists. The
+// last CTA of a pair makes both branches of their sums, and adds up all three by the gates.
 
 struct TokensParams {
   float* workspace;
@@ -21,13 +21,14 @@ struct TokensParams {
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 decode_tokens(const __grid_constant__ TokensParams params) {
   __shared__ int before;
-  const int pair = blockIdx.x / params.splits, split = blockIdx.x % params.splits;
+  const int of_list = params.splits - params.window_splits, windows = gridDim.x / params.splits * params.window_splits;
+  const bool is_window = blockIdx.x < windows;
+  const int place = is_window ? blockIdx.x : blockIdx.x - windows, own_splits = is_window ? params.window_splits : of_list;
+  const int pair = place / own_splits, number = place % own_splits, split = is_window ? of_list + number : number;
   const int batch = pair / params.heads_kv, head = pair % params.heads_kv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int of_list = params.splits - params.window_splits;
-  const bool is_window = split >= of_list;
+  if (!is_window) wait_for_launch_ahead();
   const View &of_key = is_window ? params.of_key_window : params.of_key, &of_value = is_window ? params.of_value_window : params.of_value;
-  const int number = is_window ? split - of_list : split;
   const int steps = steps_of(is_window ? params.window : (i64)params.entries * params.block, number, params.steps);
   auto token_of = [&](int step) {
     const int place = (number * params.steps + step) * KEYS + warp * 16 + lane;
@@ -47,6 +48,7 @@ decode_tokens(const __grid_constant__ TokensParams params) {
   float* const statistics = params.workspace + places.statistics[1] + (i64)pair * params.splits * GROUP * 2;
   float* const all = params.workspace + places.sums[1] + (i64)pair * params.splits * GROUP * DIM_V;
   leave(sums, statistics + split * GROUP * 2, all + (i64)split * GROUP * DIM_V);
+  if (is_window) wait_for_launch_ahead();
   if (!is_last((int*)(params.workspace + places.counters) + 2 * pair + 1, params.splits, before)) return;
 
   const u16* const gates = of_pair(params.gates, params.of_gates, batch, head * GROUP);
