@@ -104,7 +104,7 @@ DEVICE void choose(const SelectParams& params, int pair, int part, float* lse) {
   const float* const scores = params.workspace + places.scores + (i64)pair * params.count * GROUP;
   const int first = params.front + part * params.size, from = first * params.ratio - (params.reach - 1);
   const int overlapping = params.size * params.ratio + params.reach - 1;
-  constexpr int AHEAD = OF_LANE <= 4 ? 5 : 2, AT_A_TIME = SELECT_THREADS / SHARE;
+  constexpr int AHEAD = OF_LANE <= 4 ? 5 : OF_LANE <= 8 ? 2 : 1, AT_A_TIME = SELECT_THREADS / SHARE;
   Scores some[AHEAD];
   auto load = [&](int at) {
 #pragma unroll

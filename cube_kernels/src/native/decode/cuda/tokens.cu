@@ -57,19 +57,22 @@ decode_tokens(const __grid_constant__ TokensParams params) {
   for (int i = threadIdx.x; i < GROUP * DIM_V / 4; i += THREADS) {
     const int row = i / (DIM_V / 4), column = i % (DIM_V / 4) * 4;
     const i64 at = ((i64)pair * GROUP + row) * DIM_V + column;
-    Some<1, 4> selected, recent;
-    selected.load(statistics, all, 0, of_list, row, column);
-    recent.load(of_window, all_of_window, 0, params.window_splits, row, column);
     // What is added up are the branches as they are returned.
     uint2 branches[3] = {*(const uint2*)(params.out_compressed + at)};
     float weights[3], sums[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int branch = 0; branch < 3; branch++) weights[branch] = unpack(gates[row * params.of_gates.head + branch * params.of_gates.token]);
     Total totals[2] = {nothing(), nothing()};
-    selected.add_to(totals[0], 0, of_list);
-    recent.add_to(totals[1], 0, params.window_splits);
-    add_others<1, 4>(totals[0], statistics, all, of_list, row, column);
-    add_others<1, 4>(totals[1], of_window, all_of_window, params.window_splits, row, column);
+    // Of both at once, as each round waits for memory.
+#pragma unroll 1
+    for (int first = 0, first_of_window = 0; first < of_list || first_of_window < params.window_splits; first += 4, first_of_window += 2) {
+      Some<1, 4> selected;
+      Some<1, 2> recent;
+      selected.load(statistics, all, first, of_list, row, column);
+      recent.load(of_window, all_of_window, first_of_window, params.window_splits, row, column);
+      selected.add_to(totals[0], first, of_list);
+      recent.add_to(totals[1], first_of_window, params.window_splits);
+    }
 #pragma unroll
     for (int branch = 1; branch < 3; branch++) branches[branch] = normalized(totals[branch - 1]);
 #pragma unroll
