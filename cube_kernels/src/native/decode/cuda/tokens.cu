@@ -1,5 +1,5 @@
-// The third launch: of a pair's window or of its list, a CTA has `steps` times KEYS tokens. Windows come first, and do not wait for the lists. The
-// last CTA of a pair makes both branches of their sums, and adds up all three by the gates.
+// The third launch: CTA `pair * splits + split` has `steps` times KEYS tokens of a pair, of its list or, behind those, of its window, for which it does
+// not wait for lists. The last CTA of a pair makes both branches of their sums, and adds up all three by the gates.
 
 struct TokensParams {
   float* workspace;
@@ -21,10 +21,9 @@ struct TokensParams {
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 decode_tokens(const __grid_constant__ TokensParams params) {
   __shared__ int before;
-  const int of_list = params.splits - params.window_splits, windows = gridDim.x / params.splits * params.window_splits;
-  const bool is_window = blockIdx.x < windows;
-  const int place = is_window ? blockIdx.x : blockIdx.x - windows, own_splits = is_window ? params.window_splits : of_list;
-  const int pair = place / own_splits, number = place % own_splits, split = is_window ? of_list + number : number;
+  const int pair = blockIdx.x / params.splits, split = blockIdx.x % params.splits, of_list = params.splits - params.window_splits;
+  const bool is_window = split >= of_list;
+  const int number = is_window ? split - of_list : split;
   const int batch = pair / params.heads_kv, head = pair % params.heads_kv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (!is_window) wait_for_launch_ahead();
