@@ -108,7 +108,7 @@ impl Side<'_> {
     }
 }
 
-/// The tokens of a memory from one of them on, which are written where they lie.
+/// The tokens of a memory, whose vectors have no gaps, from one of them on; they are written where they lie.
 fn from(memory: &CubeTensor, token: usize) -> Strided {
     let strides = memory.meta.strides();
     let bytes = token * strides[1] * memory.dtype.size();
@@ -118,9 +118,10 @@ fn from(memory: &CubeTensor, token: usize) -> Strided {
     }
 }
 
-/// Memory that nobody else holds, so that it can be written in place.
+/// Memory that nobody else holds, so that it can be written in place, as [`from`] takes it.
 fn own(tensor: CubeTensor) -> CubeTensor {
-    match tensor.can_mut() && tensor.is_nonoverlapping() && !tensor.meta.is_tiled() {
+    let is_plain = !tensor.meta.is_tiled() && tensor.meta.strides()[3] == 1;
+    match is_plain && tensor.can_mut() && tensor.is_nonoverlapping() {
         true => tensor,
         false => tensor.copy(),
     }
@@ -179,7 +180,7 @@ fn launch(
     let launched =
         as_they_lie(|lay| decode::decode(&like.client, of, plan.element, &inputs(lay), &outputs));
     if let Err(error) = launched {
-        // Contiguous tensors are all that kernels ask for beyond what was asked before.
+        // Contiguous tensors are all that kernels ask for beyond what was asked before; memory of a cache is.
         panic!("decoding: {error}");
     }
     match plan.ints {

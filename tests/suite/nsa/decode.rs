@@ -8,7 +8,7 @@ use burn_natten::{
 };
 
 use super::random::{Sizes, many_options, options};
-use crate::support::check::{F32, close};
+use crate::support::check::{F32, close, identical};
 use crate::support::quick_devices;
 use crate::support::run::{tensor, values};
 
@@ -124,23 +124,38 @@ fn all_of(output: NativeSparseOutput) -> (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>
 /// Where native kernels compute all steps of a token at once, as they do in half types, they give what the steps give one by one.
 #[test]
 fn tokens_of_half_types_are_those_of_the_steps() {
-    let sizes = Sizes { batch: 3, tokens: 118, heads: 6, heads_kv: 2, dim: 32, dim_v: 16 };
+    let sizes = Sizes { batch: 3, tokens: 78, heads: 6, heads_kv: 2, dim: 32, dim_v: 16 };
     let inputs = sizes.inputs(7);
+    let weights =
+        Sizes { batch: 2, tokens: 8, heads_kv: 32, dim: 32, dim_v: 16, ..sizes }.inputs(8);
     for device in quick_devices() {
         for dtype in [DType::F16, DType::BF16].into_iter().filter(|dtype| device.supports(*dtype)) {
             let tensors = sizes.tensors(&inputs, &device.device, dtype);
+            // Blocks of these are made by steps, whoever appends the tokens between them.
+            let key = tensor(&weights.key, [2, 8, 32, 32], &device.device, dtype) * 0.05;
+            let value =
+                tensor(&weights.value[..2 * 8 * 16 * 16], [2, 8, 16, 16], &device.device, dtype);
+            let learned =
+                options().with_pooling(Pooling::Linear(key), Pooling::Linear(value * 0.1));
             let (mut lists, mut others) = (0, 0);
-            for (name, options) in many_options().into_iter().step_by(device.sampling(5)) {
-                for own in [false, true] {
+            let mut all = many_options();
+            all.insert(0, ("learned", learned));
+            for (number, (name, options)) in all.into_iter().step_by(device.sampling(5)).enumerate()
+            {
+                for side in [0, 1] {
+                    // From nothing, or behind a prompt; each with memory of its own, or one of both.
+                    let lengths = [&[1][..], &[60, 1]][(number + side) % 2];
+                    let own = [[false; 2], [true; 2], [true, false], [false, true]]
+                        [(number + 2 * side) % 4];
                     let step = options.clone().with_strategy(Strategy::Reference);
                     let mut caches = [options.clone(), step].map(NativeSparseCache::new);
-                    for (start, count) in steps(sizes.tokens, &[100, 1]) {
+                    for (start, count) in steps(sizes.tokens, lengths) {
                         let [q, k, v, g] =
                             tensors.clone().map(|tensor| tensor.narrow(1, start, count));
                         let [at_once, by_steps] = caches.each_mut().map(|cache| {
                             let [q, k, v, g] = [&q, &k, &v, &g].map(Tensor::clone);
-                            let result = cache.try_append(q, branches(k, own), branches(v, own), g);
-                            all_of(result.expect("a token"))
+                            let (k, v) = (branches(k, own[0]), branches(v, own[1]));
+                            all_of(cache.try_append(q, k, v, g).expect("a token"))
                         });
                         lists += 1;
                         if at_once.2 != by_steps.2 {
@@ -148,7 +163,7 @@ fn tokens_of_half_types_are_those_of_the_steps() {
                             others += 1;
                             continue;
                         }
-                        let what = format!("{} {dtype:?} {name} own {own} {start}", device.name);
+                        let what = format!("{} {dtype:?} {name} own {own:?} {start}", device.name);
                         for (got, expected) in at_once.0.iter().zip(&by_steps.0) {
                             close(&what, got, expected, 0.02);
                         }
@@ -159,6 +174,44 @@ fn tokens_of_half_types_are_those_of_the_steps() {
                 }
             }
             assert!(others * 50 <= lists, "{}: {others} of {lists} lists differ", device.name);
+        }
+    }
+}
+
+/// Two clones of a cache go on with tokens of their own.
+#[test]
+fn clones_do_not_see_each_other() {
+    let sizes = Sizes { batch: 2, tokens: 60, heads: 4, heads_kv: 2, dim: 16, dim_v: 16 };
+    let inputs = [9, 10].map(|seed| sizes.inputs(seed));
+    for device in quick_devices() {
+        for dtype in [DType::F32, DType::F16, DType::BF16]
+            .into_iter()
+            .filter(|dtype| device.supports(*dtype))
+        {
+            for own in [false, true] {
+                let all = inputs.each_ref().map(|of| sizes.tensors(of, &device.device, dtype));
+                let append = |cache: &mut NativeSparseCache, of: usize, start, count| {
+                    let [q, k, v, g] = all[of].clone().map(|tensor| tensor.narrow(1, start, count));
+                    values(cache.append(q, branches(k, own), branches(v, own), g))
+                };
+                let prompt = || {
+                    let mut cache = NativeSparseCache::new(options());
+                    append(&mut cache, 0, 0, 37);
+                    append(&mut cache, 0, 37, 1);
+                    cache
+                };
+                let mut alone = [prompt(), prompt()];
+                let cache = prompt();
+                let mut clones = [cache.clone(), cache];
+                for token in 38..sizes.tokens {
+                    for (of, (clone, alone)) in clones.iter_mut().zip(&mut alone).enumerate() {
+                        let what = format!("{} {dtype:?} own {own} {of} {token}", device.name);
+                        let (got, expected) =
+                            (append(clone, of, token, 1), append(alone, of, token, 1));
+                        identical(&what, &got, &expected);
+                    }
+                }
+            }
         }
     }
 }

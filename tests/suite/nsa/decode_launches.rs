@@ -155,18 +155,28 @@ fn tokens_are_written_in_place() {
         stand_in::with(notes.clone(), || {
             let mut cache = NativeSparseCache::new(options());
             append(&mut cache, own, 8, 1.0);
-            append(&mut cache, own, 1, 2.0);
-            append(&mut cache, own, 1, 2.0);
+            for _ in 0..7 {
+                append(&mut cache, own, 1, 2.0);
+            }
             let held = cache.clone();
             append(&mut cache, own, 1, 2.0);
             drop(held);
         });
+        // Tokens 9 to 16, of which the twelfth and the last one complete a block.
         let updated = notes.updated.take();
-        let [first, second, third] = [0, 3, 6].map(|launch| &updated[launch]);
-        assert!(!first.is_empty());
-        assert_eq!(first, second, "own {own}");
-        for (second, third) in second.split(", ").zip(third.split(", ")) {
-            assert_ne!(second, third, "own {own}");
+        let of_token =
+            |token: usize| -> Vec<&str> { updated[3 * (token - 9)].split(", ").collect() };
+        assert_eq!(of_token(12).len(), of_token(11).len() + 2);
+        // All keys and all values; what is kept of the others moves on within memory that is as short as they are.
+        let of_all = |token| {
+            let memory = of_token(token);
+            [memory[0], memory[memory.len() / 2]]
+        };
+        for token in [9, 10, 11, 13, 14] {
+            assert_eq!(of_all(token), of_all(15), "own {own}, token {token}");
         }
+        let [twelfth, last] = [12, 16].map(of_token);
+        assert_eq!(last.len(), twelfth.len());
+        assert!(last.iter().all(|memory| !twelfth.contains(memory)), "own {own}");
     }
 }

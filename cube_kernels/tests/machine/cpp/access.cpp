@@ -101,7 +101,13 @@ using machine::on_access;
 
 extern "C" {
 
+// Of writes before it nothing is known: what launches ahead still read is not.
 void m_launch_wait() { machine::self().has_waited = true; }
+// The next launch may read what the one ahead has written without a wait of its own.
+void m_launch_next() {
+  for (const machine::Buffer& b : machine::buffers)
+    if (b.is_awaited && !machine::self().has_waited) machine::fault("the next launch begins before the one ahead of this one has ended");
+}
 
 u32 m_shared_address(const void* pointer) { return machine::SHARED + (u32)((const u8*)pointer - memory); }
 u8* m_shared(u32 address, u32 bytes, int) {

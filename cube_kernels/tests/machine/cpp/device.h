@@ -71,7 +71,8 @@ void m_copy(u32 to, const void* from, u32 bytes);        // cp.async of a thread
 void m_copy_arrive(u32 barrier);                         // cp.async.mbarrier.arrive.noinc
 void m_copy_wait();                                      // cp.async.wait_all
 void m_copy_commit();                                    // cp.async.commit_group
-void m_launch_wait();
+void m_launch_wait();                                    // griddepcontrol.wait
+void m_launch_next();                                    // griddepcontrol.launch_dependents
 void m_copy_wait_groups(u32 groups);                     // cp.async.wait_group
 void m_setmaxnreg(int registers, int more);
 // Hopper: all 128 threads of a warpgroup call; d has n / 2 elements, a is four registers or null.
@@ -231,7 +232,7 @@ DEVICE void arrive_with_copies(u32 barrier) { m_copy_arrive(barrier); }
 DEVICE void wait_for_copies() { m_copy_wait(); }
 DEVICE void commit_copies() { m_copy_commit(); }
 template <int GROUPS> DEVICE void wait_for_groups() { m_copy_wait_groups(GROUPS); }
-DEVICE void let_next_launch_begin() {}
+DEVICE void let_next_launch_begin() { m_launch_next(); }
 DEVICE void wait_for_launch_ahead() { m_launch_wait(); }
 
 // ---- sm100: tcgen05, and arithmetic

@@ -97,6 +97,12 @@ pub const FAULTS: &[Fault] = &[
         "  // Not before",
     ),
     fault(
+        "decode: the third launch begins before the first one has ended",
+        On::Decode,
+        "  wait_for_launch_ahead();\n  // Not before: the next one reads what the first one has written.\n  let_next_launch_begin();\n",
+        "  let_next_launch_begin();\n  wait_for_launch_ahead();\n",
+    ),
+    fault(
         "decode: lists are not waited for",
         On::Decode,
         "  if (!is_window) wait_for_launch_ahead();\n",

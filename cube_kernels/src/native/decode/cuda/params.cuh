@@ -1,12 +1,12 @@
 // A token of native sparse attention for each sequence of a batch: what its three launches share. A pair is a sample and a head of keys, whose
 // GROUP heads of queries are the rows of a product of 16.
 //
-//   decode_compressed   scores, and sums over the values, of some compressed blocks of a pair
+//   decode_compressed   the new token behind those that are there; scores, and sums over the values, of some compressed blocks of a pair
 //   decode_select       the compressed branch of a pair, and its list
 //   decode_tokens       sums over the values of some tokens of a pair, of its list or of its window; both branches, and the sum of all three
 //
-// Sums over many keys are split over CTAs, each of which leaves its own in the workspace; they are added up in the order of the keys by
-// whichever CTA of a pair is the last to come to its counter.
+// Sums over many keys are split over CTAs, each of which leaves its own in the workspace; the next launch, or whichever CTA of a pair is the last to
+// come to its counter, adds them up in an order that does not change.
 //
 // Compile-time parameters: BF16, DIM, DIM_V (multiples of 16), GROUP (up to 16), KEYS (of a CTA at a time, 16 of each warp).
 
@@ -76,7 +76,7 @@ template <int LANES, int BATCH> struct Some {
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       const int at = (first + LANES * i < splits ? first + LANES * i : splits - 1) * GROUP + row;
-      rows[i] = __ldcg((const float2*)statistics + at), values[i] = __ldcg((const float4*)(sums + at * DIM_V + column));
+      rows[i] = __ldcg((const float2*)statistics + at), values[i] = __ldcg((const float4*)(sums + (i64)at * DIM_V + column));
     }
   }
   DEVICE void add_to(Total& total, int first, int splits) const {
@@ -121,7 +121,7 @@ template <int LANES> DEVICE void add_lanes(Total& total) {
   }
 }
 
-// The vector of the row as two words, and its logsumexp.
+// The vector of the row as two words.
 DEVICE uint2 normalized(const Total& total) {
   const float factor = total.of.sum == 0.f ? 0.f : 1.f / total.of.sum;
   return make_uint2(pack(total.values.x * factor, total.values.y * factor), pack(total.values.z * factor, total.values.w * factor));

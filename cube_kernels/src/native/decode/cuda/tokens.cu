@@ -26,6 +26,7 @@ decode_tokens(const __grid_constant__ TokensParams params) {
   const int number = is_window ? split - of_list : split;
   const int batch = pair / params.heads_kv, head = pair % params.heads_kv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // What a window reads before it waits, the new token among it, comes by copies that pass the cache of the multiprocessor.
   if (!is_window) wait_for_launch_ahead();
   const View &of_key = is_window ? params.of_key_window : params.of_key, &of_value = is_window ? params.of_value_window : params.of_value;
   const int steps = steps_of(is_window ? params.window : (i64)params.entries * params.block, number, params.steps);
