@@ -6,7 +6,11 @@
 mod support;
 
 use burn::tensor::{DType, Tensor};
-use burn_natten::{NeighborhoodOptions, merge_attentions, try_na1d};
+use burn_natten::nsa::{BranchTokens, PerBranch};
+use burn_natten::{
+    NativeSparseAttentionOptions, NativeSparseCache, NeighborhoodOptions, Strategy,
+    merge_attentions, try_na1d,
+};
 
 use support::check::{self, close};
 use support::devices;
@@ -54,6 +58,69 @@ fn fused_neighbors_see_the_same_results() {
     for device in devices() {
         for (got, want) in run(&device.device).iter().zip(&expected) {
             close(device.name, got, want, check::F32);
+        }
+    }
+}
+
+/// Tokens come out of operations that are held back, and go into a cache whose memory is written in place, by one operator where there are kernels
+/// for it. A clone of the cache keeps what it had.
+#[test]
+fn tokens_of_a_cache_are_those_of_its_steps() {
+    const TOKENS: usize = 44;
+    let options = NativeSparseAttentionOptions::new()
+        .with_cmp_block(8)
+        .with_cmp_stride(4)
+        .with_slc_block(8)
+        .with_num_selected(3)
+        .with_window(9);
+    for device in devices().into_iter().filter(|device| device.supports(DType::F16)) {
+        // Few where each of them is compiled to run on a CPU.
+        let is_quick = device.name != "cubecl-cpu";
+        let [fork, end] = if is_quick { [37, TOKENS] } else { [31, 32] };
+        for own in [true, false].into_iter().take(if is_quick { 2 } else { 1 }) {
+            let random = |heads: usize, dim: usize, seed: usize| {
+                let number = |at: usize| ((at * 7919 + seed * 104_729) % 1009) as f64 / 504.5 - 1.0;
+                let numbers: Vec<f64> = (0..2 * TOKENS * heads * dim).map(number).collect();
+                tensor::<4>(&numbers, [2, TOKENS, heads, dim], &device.device, DType::F16)
+            };
+            let all = [random(4, 16, 1), random(2, 16, 2), random(2, 16, 3), random(4, 3, 4)];
+            let branches = |tokens: Tensor<4>| -> BranchTokens {
+                match own {
+                    false => tokens.into(),
+                    true => PerBranch {
+                        compressed: tokens.clone() * 0.5,
+                        selected: tokens.clone(),
+                        window: tokens * -1.0,
+                    }
+                    .into(),
+                }
+            };
+            let append = |cache: &mut NativeSparseCache, start, count, shift: f64| {
+                let [q, k, v, g] = all.clone().map(|x| x.narrow(1, start, count) + shift);
+                let output = cache.try_append(q, branches(k), branches(v), g).expect("tokens");
+                (values(output.blocks.float()), output.out * 2.0 - 1.0)
+            };
+            let run = |strategy| {
+                let mut cache = NativeSparseCache::new(options.clone().with_strategy(strategy));
+                let mut rows = vec![append(&mut cache, 0, 30, 0.0)];
+                rows.extend((30..fork).map(|token| append(&mut cache, token, 1, 0.0)));
+                let mut other = cache.clone();
+                for token in fork..end {
+                    rows.push(append(&mut cache, token, 1, 0.0));
+                    rows.push(append(&mut other, token, 1, 0.25));
+                }
+                rows
+            };
+            let (mut same, rows) = (0, run(Strategy::Auto));
+            let count = rows.len();
+            for (got, want) in rows.into_iter().zip(run(Strategy::Reference)) {
+                // Rounding may choose.
+                if got.0 == want.0 {
+                    same += 1;
+                    close(device.name, &values(got.1), &values(want.1), 0.02);
+                }
+            }
+            assert!(10 * same >= 9 * count, "{}: {same} of {count} lists", device.name);
         }
     }
 }
