@@ -6,7 +6,7 @@ use burn_natten_kernels::native::Element;
 use burn_natten_kernels::native::decode::Decoding;
 use burn_natten_kernels::sparse::Selection;
 
-use super::memory::TokenMemory;
+use super::memory::{TokenMemory, in_windows};
 use super::{BranchTokens, NativeSparseOutput, PerBranch, Pooling};
 use crate::backend::decode::{
     AppendInputs, AppendPlan, AppendResults, DecodeInputs, DecodeOps, DecodePlan, DecodeResults,
@@ -62,7 +62,7 @@ pub(super) fn append(
     if is_complete && !are_means {
         return None;
     }
-    let window_tokens = before.min(sizes.window.saturating_sub(1)) + 1;
+    let window_tokens = in_windows(1, before, sizes);
     let value = &new[1].tokens.selected;
     let decode = plan(query, value, [before + 1, window_tokens], options)?;
     let [keys, values] = memory;

@@ -20,8 +20,8 @@ pub(super) struct TokenMemory {
     rest: TokenBuffer,
     compressed: TokenBuffer,
     tokens: TokenBuffer,
-    /// Where they are not those of the selected branch.
-    window: Option<TokenBuffer>,
+    /// Those of the window, unless they are those of the selected branch.
+    window: TokenBuffer,
 }
 
 /// A token, the memory it goes to, and where what has memory of its own is there with it.
@@ -59,11 +59,10 @@ impl TokenMemory {
         if blocks > 0 {
             self.compressed.append(compress(rest, pooling, sizes), usize::MAX);
         }
-        // Of keys as of values, whichever of them has tokens of its own for the window.
         let recent = seen_again(sizes);
         let window = match is_shared {
-            true => self.tokens.last(before.min(recent) + rows, &selected),
-            false => self.window.get_or_insert_default().append_recent(window, recent, recent),
+            true => self.tokens.last(in_windows(rows, before, sizes), &selected),
+            false => self.window.append_recent(window, recent, recent),
         };
         PerBranch {
             compressed: self.compressed.tokens(&selected),
@@ -88,8 +87,7 @@ impl TokenMemory {
         let (rest, in_rest) =
             own(has_own.then(|| self.rest.lend(compressed, 1, not_compressed(before, sizes))));
         let (recent, in_window) =
-            own(has_own
-                .then(|| self.window.get_or_insert_default().lend(window, 1, seen_again(sizes))));
+            own(has_own.then(|| self.window.lend(window, 1, seen_again(sizes))));
         Lent {
             new: NewTokens {
                 selected: token(selected),
@@ -115,21 +113,26 @@ impl TokenMemory {
         if let Some(rest) = memory.rest.into_option() {
             self.rest.take_back(Tensor::from_dispatch(rest));
         }
-        if let (Some(buffer), Some(window)) = (&mut self.window, memory.window.into_option()) {
-            buffer.take_back(Tensor::from_dispatch(window));
+        if let Some(window) = memory.window.into_option() {
+            self.window.take_back(Tensor::from_dispatch(window));
         }
     }
 
     /// Memory of all of them, in tokens of a head.
     pub fn capacity(&self) -> usize {
-        let window = self.window.as_ref().map_or(0, TokenBuffer::capacity);
-        self.rest.capacity() + self.compressed.capacity() + self.tokens.capacity() + window
+        let all = [&self.rest, &self.compressed, &self.tokens, &self.window];
+        all.into_iter().map(TokenBuffer::capacity).sum()
     }
 }
 
 /// Those of so many tokens that are in no compressed block, or in the next one as well.
 fn not_compressed(tokens: usize, sizes: &Sizes) -> usize {
     tokens - sizes.compressed(tokens) * sizes.cmp_stride
+}
+
+/// Tokens that the windows of `rows` behind those `before` have: of keys as of values, whichever of them has tokens of its own for the window.
+pub(super) fn in_windows(rows: usize, before: usize, sizes: &Sizes) -> usize {
+    before.min(seen_again(sizes)) + rows
 }
 
 /// Tokens that the next one's window has as well.

@@ -335,6 +335,17 @@ pub(crate) fn statistics_map(buffer: usize, cut: &Cut, problem: &Problem) -> Ten
 ///
 /// `T` must have no padding.
 pub(crate) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argument {
+    let pointers = pointers.iter().enumerate().map(|(word, buffer)| (word, *buffer, 0)).collect();
+    // SAFETY: as the caller promises.
+    Argument::Struct { words: unsafe { words(value) }, pointers }
+}
+
+/// The words of a struct of a kernel's parameters.
+///
+/// # Safety
+///
+/// As of [`parameters`].
+pub(crate) unsafe fn words<T: Copy>(value: T) -> Vec<u64> {
     const { assert!(size_of::<T>().is_multiple_of(8)) };
     let mut words = vec![0u64; size_of::<T>() / 8];
     // SAFETY: as many bytes as the value has, all of them initialised, and any bits are a `u64`.
@@ -345,8 +356,7 @@ pub(crate) unsafe fn parameters<T: Copy>(value: T, pointers: &[usize]) -> Argume
             size_of::<T>(),
         );
     }
-    let pointers = pointers.iter().enumerate().map(|(word, buffer)| (word, *buffer, 0)).collect();
-    Argument::Struct { words, pointers }
+    words
 }
 
 type Boxes = (usize, [usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK], [usize; MAX_RANK]);

@@ -324,17 +324,17 @@ fn submit(
     let device = client.service_id().device;
     let stream = StreamId::current();
     let bound = |buffer: Buffer| {
-        (buffer.handle.binding(), buffer.is_output, buffer.is_kept || !buffer.is_output)
+        let is_input = buffer.is_kept || !buffer.is_output;
+        (buffer.handle.binding(), is_input, buffer.is_output)
     };
     let buffers: Vec<(BufferBinding, bool, bool)> = buffers.into_iter().map(bound).collect();
     DeviceHandle::<Server>::new(device).submit(move |server: &mut Server| {
         let mut written = server.write_set();
-        let is_written =
-            |(buffer, output, _): &(BufferBinding, bool, bool)| output.then(|| buffer.clone());
-        let is_read =
-            |(buffer, _, input): &(BufferBinding, bool, bool)| input.then(|| buffer.clone());
-        written.extend(buffers.iter().filter_map(is_written));
-        let reads: Vec<BufferBinding> = buffers.iter().filter_map(is_read).collect();
+        let mut reads = vec![];
+        for (binding, is_input, is_output) in &buffers {
+            reads.extend(is_input.then(|| binding.clone()));
+            written.extend(is_output.then(|| binding.clone()));
+        }
         struct NativeKernel;
         let id = KernelId::new::<NativeKernel>().info(id);
         let bindings: Vec<BufferBinding> =

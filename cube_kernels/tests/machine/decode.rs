@@ -12,6 +12,15 @@ use test_support::decoding::{Data, Own, Results, cases, check, check_appended, r
 use crate::run::{Machine, Policy};
 use crate::ways::{MachineFault, client, hopper};
 
+/// What a launch on the machine gives, which panics with the first fault.
+fn on_machine<R>(machine: &Machine, name: &str, launch: impl FnOnce() -> R) -> R {
+    machine.run(launch).unwrap_or_else(|fault| {
+        let text = format!("{name}: {fault}");
+        eprintln!("{text}");
+        panic_any(MachineFault(text))
+    })
+}
+
 fn results(
     machine: &Machine,
     (name, of): (&str, &Decoding),
@@ -21,12 +30,7 @@ fn results(
 ) -> Results {
     let client = client();
     run(&client, of, data, (format(element), layout), |inputs, outputs| {
-        let launch = || decode(&client, of, element, inputs, outputs);
-        machine.run(launch).unwrap_or_else(|fault| {
-            let text = format!("{name}: {fault}");
-            eprintln!("{text}");
-            panic_any(MachineFault(text))
-        })
+        on_machine(machine, name, || decode(&client, of, element, inputs, outputs))
     })
 }
 
@@ -47,12 +51,7 @@ fn appended(
 ) -> Result<(), String> {
     let client = client();
     check_appended(&client, of, data, own, (format(element), layout), |inputs, outputs| {
-        let launch = || decode(&client, of, element, inputs, outputs);
-        machine.run(launch).unwrap_or_else(|fault| {
-            let text = format!("{name}: {fault}");
-            eprintln!("{text}");
-            panic_any(MachineFault(text))
-        })
+        on_machine(machine, name, || decode(&client, of, element, inputs, outputs))
     })
 }
 

@@ -38,19 +38,24 @@ pub(crate) fn is_ready_to_decode(device: &Device, of: &Decoding, element: Elemen
     }
 }
 
+/// The query and the gates as kernels take them.
+fn rows([query, gates]: [&CubeTensor; 2], of: &Decoding, lay: Lay) -> [Strided; 2] {
+    let view = |tensor, dim| lay.view(tensor, of.shape(1, of.selection.heads, dim));
+    [view(query, of.selection.head_dim), view(gates, 3)]
+}
+
 /// The tensors as kernels take them.
 fn views(inputs: &DecodeInputs<CubeBackend>, of: &Decoding, lay: Lay) -> Inputs<Strided> {
-    let view =
-        |tensor: &CubeTensor, tokens, heads, dim| lay.view(tensor, of.shape(tokens, heads, dim));
-    let selection = &of.selection;
-    let (heads, heads_kv) = (selection.heads, selection.heads_kv);
+    let view = |tensor, tokens, heads, dim| lay.view(tensor, of.shape(tokens, heads, dim));
+    let (selection, heads_kv) = (&of.selection, of.selection.heads_kv);
     let both = |key, value, tokens| KeyValue {
         key: view(key, tokens, heads_kv, selection.head_dim),
         value: view(value, tokens, heads_kv, of.head_dim_v),
     };
+    let [query, gates] = rows([&inputs.query, &inputs.gates], of, lay);
     Inputs {
-        query: view(&inputs.query, 1, heads, selection.head_dim),
-        gates: view(&inputs.gates, 1, heads, 3),
+        query,
+        gates,
         tokens: Branches {
             compressed: both(
                 &inputs.compressed_key,
@@ -75,35 +80,28 @@ struct Side<'a> {
 
 impl Side<'_> {
     /// The tokens of each branch.
-    fn tokens(&self, of: &Decoding) -> [Strided; 3] {
+    fn tokens(&self, of: &Decoding) -> Branches<Strided> {
         let Memory { compressed, selected, window, .. } = self.memory;
-        let recent = match window {
-            Optional::Some { tensor } => from(tensor, self.window.start),
-            Optional::None => from(selected, of.selection.tokens - of.window_tokens),
+        let window = match window.as_option() {
+            Some(tensor) => from(tensor, self.window.start),
+            None => from(selected, of.selection.tokens - of.window_tokens),
         };
-        [from(compressed, 0), from(selected, 0), recent]
+        Branches { compressed: from(compressed, 0), selected: from(selected, 0), window }
     }
 
     fn new_token(&self, of: &Decoding, lay: Lay) -> NewToken<Strided> {
-        let shape = of.shape(1, of.selection.heads_kv, self.dim);
+        let view =
+            |token: &CubeTensor| lay.view(token, of.shape(1, of.selection.heads_kv, self.dim));
         let NewTokens { selected, compressed, window } = self.new;
-        let rest = |token: &CubeTensor, tokens: &CubeTensor| Rest {
-            token: lay.view(token, shape),
+        let rest = |(token, tokens)| Rest {
+            token: view(token),
             tokens: from(tokens, self.rest.start),
             count: self.rest.count,
         };
         NewToken {
-            selected: lay.view(selected, shape),
-            window: match window {
-                Optional::Some { tensor } => Some(lay.view(tensor, shape)),
-                Optional::None => None,
-            },
-            compressed: match (compressed, &self.memory.rest) {
-                (Optional::Some { tensor }, Optional::Some { tensor: tokens }) => {
-                    Some(rest(tensor, tokens))
-                }
-                _ => None,
-            },
+            selected: view(selected),
+            window: window.as_option().map(view),
+            compressed: compressed.as_option().zip(self.memory.rest.as_option()).map(rest),
         }
     }
 }
@@ -201,26 +199,26 @@ impl DecodeOps for CubeBackend {
         let AppendInputs { query, gates, key, value, keys, values } = inputs;
         let (keys, values) = (keys.own(), values.own());
         let of = &plan.decode.decoding;
-        let selection = &of.selection;
         let side = |new, memory, number: usize, dim| {
             let (rest, window) = (plan.rest[number], plan.window[number]);
             Side { new, memory, rest, window, dim }
         };
         let sides = KeyValue {
-            key: side(&key, &keys, 0, selection.head_dim),
+            key: side(&key, &keys, 0, of.selection.head_dim),
             value: side(&value, &values, 1, of.head_dim_v),
         };
         let results = launch(&query, &plan.decode, |lay| {
-            let [of_keys, of_values] = [sides.key.tokens(of), sides.value.tokens(of)];
-            let mut both = of_keys.into_iter().zip(of_values);
-            let mut next = || {
-                let (key, value) = both.next().expect("three branches");
-                KeyValue { key, value }
-            };
+            let both = |key, value| KeyValue { key, value };
+            let [query, gates] = rows([&query, &gates], of, lay);
+            let (of_keys, of_values) = (sides.key.tokens(of), sides.value.tokens(of));
             Inputs {
-                query: lay.view(&query, of.shape(1, selection.heads, selection.head_dim)),
-                gates: lay.view(&gates, of.shape(1, selection.heads, 3)),
-                tokens: Branches { compressed: next(), selected: next(), window: next() },
+                query,
+                gates,
+                tokens: Branches {
+                    compressed: both(of_keys.compressed, of_values.compressed),
+                    selected: both(of_keys.selected, of_values.selected),
+                    window: both(of_keys.window, of_values.window),
+                },
                 new: Some(KeyValue {
                     key: sides.key.new_token(of, lay),
                     value: sides.value.new_token(of, lay),

@@ -9,7 +9,6 @@ use cubecl::std::tensor::into_contiguous as copied;
 
 use crate::backend::log_once;
 use crate::backend::optim::{AdamWPlan, AdamWTensors, OptimizerOps, reference};
-use crate::backend::unfused::Optional;
 
 impl OptimizerOps for CubeBackend {
     fn adamw_step(
@@ -62,17 +61,10 @@ fn owned(tensor: CubeTensor) -> CubeTensor {
     CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
 }
 
-fn kept(tensors: &AdamWTensors<CubeBackend>) -> Option<&CubeTensor> {
-    match &tensors.weight {
-        Optional::None => None,
-        Optional::Some { tensor } => Some(tensor),
-    }
-}
-
 fn handles(tensors: &AdamWTensors<CubeBackend>) -> optim::Tensors<'_> {
     optim::Tensors {
         parameter: &tensors.parameter.handle,
-        weight: kept(tensors).map(|weight| &weight.handle),
+        weight: tensors.weight.as_option().map(|weight| &weight.handle),
         moment_1: &tensors.moment_1.handle,
         moment_2: &tensors.moment_2.handle,
     }

@@ -27,6 +27,14 @@ pub enum Optional<B: Backend> {
 }
 
 impl<B: Backend> Optional<B> {
+    #[cfg(any(feature = "cuda", feature = "optim"))]
+    pub(crate) fn as_option(&self) -> Option<&FloatTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Some { tensor } => Some(tensor),
+        }
+    }
+
     pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
         match self {
             Self::None => None,

@@ -21,6 +21,18 @@ pub enum Layout {
 
 pub const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::Swapped, Layout::Cropped];
 
+/// Where the elements of a tensor are, in their order.
+pub fn places(shape: Shape, strides: [usize; 5]) -> impl Iterator<Item = usize> {
+    (0..shape.elements()).map(move |number| {
+        let (mut rest, mut at) = (number / shape.dim, number % shape.dim);
+        for (length, stride) in shape.lengths().into_iter().zip(strides).rev() {
+            at += rest % length * stride;
+            rest /= length;
+        }
+        at
+    })
+}
+
 /// A tensor among NaN.
 pub fn view(
     client: &Client,
@@ -29,7 +41,7 @@ pub fn view(
     shape: Shape,
     layout: Layout,
 ) -> Strided {
-    let [batch, z, y, x, heads] = shape.lengths();
+    let [_, z, y, x, heads] = shape.lengths();
     let (strides, offset) = match layout {
         Layout::Contiguous => (shape.strides(), 0),
         Layout::Swapped => {
@@ -55,14 +67,9 @@ pub fn view(
         }
     };
     let mut memory = vec![f64::NAN; (offset + shape.extent(strides)).max(4)];
-    for (number, value) in values.iter().enumerate() {
-        let (mut rest, i) = (number / shape.dim.max(1), number % shape.dim.max(1));
-        let mut at = offset + i;
-        for (length, stride) in [batch, z, y, x, heads].into_iter().zip(strides).rev() {
-            at += rest % length * stride;
-            rest /= length;
-        }
-        memory[at] = *value;
+    assert_eq!(values.len(), shape.elements());
+    for (place, value) in places(shape, strides).zip(values) {
+        memory[offset + place] = *value;
     }
     let handle = format.upload(client, &memory);
     Strided { handle: handle.offset_start((offset * format.elem().size()) as u64), strides }

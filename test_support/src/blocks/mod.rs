@@ -9,7 +9,7 @@ use burn_natten_kernels::{Axis, BlockSparse, Problem};
 use rand::{Rng, rngs::StdRng};
 
 pub use check::Case;
-pub use device::{LAYOUTS, Layout, operands, saved, upload_lists, view};
+pub use device::{LAYOUTS, Layout, operands, places, saved, upload_lists, view};
 pub use native::{native_cases, own_lists, random_native};
 pub use oracle::{Sparse, compute, times};
 

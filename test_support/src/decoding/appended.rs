@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{Data, check, run_on, shapes, upload};
-use crate::blocks::{Layout, view};
+use crate::blocks::{Layout, places, view};
 use crate::compare::half_ulp;
 use crate::format::Format;
 
@@ -70,11 +70,7 @@ pub fn check_appended(
         let mut rest = side.rest.clone();
         let rest_token = up(&last(&rest.0, rest.1, 1), one(side));
         forget_last(&mut rest.0, rest.1);
-        let rest = Rest {
-            token: rest_token,
-            tokens: up(&rest.0, rest.1),
-            count: of.selection.cmp_block + 3,
-        };
+        let rest = Rest { token: rest_token, tokens: up(&rest.0, rest.1), count: rest.1.tokens[2] };
         NewToken {
             selected: token(1),
             window: side.own.then(|| token(2)),
@@ -101,20 +97,10 @@ pub fn check_appended(
 
     let new = inputs.new.as_ref().expect("there is one");
     let tokens = &inputs.tokens;
-    for (number, (side, (views, rest))) in sides
-        .iter()
-        .zip([
-            (
-                [&tokens.compressed.key, &tokens.selected.key, &tokens.window.key],
-                &new.key.compressed,
-            ),
-            (
-                [&tokens.compressed.value, &tokens.selected.value, &tokens.window.value],
-                &new.value.compressed,
-            ),
-        ])
-        .enumerate()
-    {
+    let branches = [&tokens.compressed, &tokens.selected, &tokens.window];
+    let views = [branches.map(|both| &both.key), branches.map(|both| &both.value)];
+    let rests = [&new.key.compressed, &new.value.compressed];
+    for (number, ((side, views), rest)) in sides.iter().zip(views).zip(rests).enumerate() {
         let name = ["key", "value"][number];
         let is_as = |what: &str, tensor: &Strided, expected: &[f64], shape: Shape| match download(
             client, format, tensor, shape,
@@ -131,12 +117,11 @@ pub fn check_appended(
         }
         if of.selection.compressed() > 0 {
             let blocks = download(client, format, views[0], side.shapes[0])?;
-            let means = match side.own {
-                true => mean_of_last(&side.rest.0, side.rest.1, of.selection.cmp_block),
-                false => {
-                    mean_of_last(&data.tokens[1][number], side.shapes[1], of.selection.cmp_block)
-                }
+            let (tokens, shape) = match side.own {
+                true => (&side.rest.0, side.rest.1),
+                false => (&data.tokens[1][number], side.shapes[1]),
             };
+            let means = mean_of_last(tokens, shape, of.selection.cmp_block);
             let mut expected = data.tokens[0][number].clone();
             if of.completes() {
                 let got = last(&blocks, side.shapes[0], 1);
@@ -201,15 +186,7 @@ fn download(
 ) -> Result<Vec<f64>, String> {
     let size = client.read_one(tensor.handle.clone()).expect("the kernels ran").len();
     let memory = format.download(client, &tensor.handle, size / format.elem().size());
-    let mut values = vec![];
-    for index in 0..shape.elements() {
-        let (mut rest, mut at) = (index / shape.dim, index % shape.dim);
-        for (length, stride) in shape.lengths().into_iter().zip(tensor.strides).rev() {
-            at += rest % length * stride;
-            rest /= length;
-        }
-        values.push(memory[at]);
-    }
+    let values: Vec<f64> = places(shape, tensor.strides).map(|place| memory[place]).collect();
     let numbers = memory.iter().filter(|x| !x.is_nan()).count();
     match numbers == values.len() {
         true => Ok(values),

@@ -2,8 +2,9 @@
 
 use super::launch::{ELEMENT, Inputs, View, check_vectors};
 use super::plan::Decoding;
-use crate::native::grid::parameters;
+use crate::native::grid::words;
 use crate::native::launch::{Argument, Buffer};
+use crate::sparse::Selection;
 use crate::{KernelError, KeyValue, Strided};
 
 /// Keys, or values, of the new token.
@@ -176,10 +177,7 @@ pub(super) fn argument(
         }
     }
     // SAFETY: the assertion above counts every byte.
-    match unsafe { parameters(params, &[]) } {
-        Argument::Struct { words, .. } => Argument::Struct { words, pointers: addresses },
-        other => other,
-    }
+    Argument::Struct { words: unsafe { words(params) }, pointers: addresses }
 }
 
 impl Place<'_> {
@@ -191,8 +189,7 @@ impl Place<'_> {
 impl Decoding {
     /// Whether a compressed block is complete with the new token.
     pub fn completes(&self) -> bool {
-        let before =
-            crate::sparse::Selection { tokens: self.selection.tokens - 1, ..self.selection };
+        let before = Selection { tokens: self.selection.tokens - 1, ..self.selection };
         self.selection.compressed() > before.compressed()
     }
 }

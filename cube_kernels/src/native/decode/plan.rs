@@ -20,7 +20,7 @@ pub(super) const SELECT_THREADS: usize = 256;
 const SIZES: [usize; 3] = [SELECT_THREADS / 4, SELECT_THREADS / 2, SELECT_THREADS];
 const MOST_LEFT: usize = 2048;
 /// CTAs that select and share a multiprocessor, for which they have 64 registers a thread.
-const SELECT_CTAS: usize = 4;
+pub(super) const SELECT_CTAS: usize = 4;
 /// CTAs that have keys and share a multiprocessor.
 const CTAS: usize = 2;
 /// Most steps of a CTA.

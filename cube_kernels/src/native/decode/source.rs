@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::Schedule;
+use super::plan::{SELECT_CTAS, SELECT_THREADS};
 use crate::native::Element;
 
 impl Schedule {
@@ -25,13 +26,15 @@ impl Schedule {
         )
     }
 
-    fn macros(&self) -> [(&'static str, usize); 5] {
+    fn macros(&self) -> [(&'static str, usize); 7] {
         [
             ("BF16", usize::from(self.element == Element::Bf16)),
             ("DIM", self.head_dim),
             ("DIM_V", self.head_dim_v),
             ("GROUP", self.group),
             ("KEYS", self.keys()),
+            ("SELECT_THREADS", SELECT_THREADS),
+            ("SELECT_CTAS", SELECT_CTAS),
         ]
     }
 }

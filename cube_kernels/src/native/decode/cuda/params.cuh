@@ -8,10 +8,10 @@
 // Sums over many keys are split over CTAs, each of which leaves its own in the workspace; the next launch, or whichever CTA of a pair is the last to
 // come to its counter, adds them up in an order that does not change.
 //
-// Compile-time parameters: BF16, DIM, DIM_V (multiples of 16), GROUP (up to 16), KEYS (of a CTA at a time, 16 of each warp).
+// Compile-time parameters: BF16, DIM, DIM_V (multiples of 16), GROUP (up to 16), KEYS (of a CTA at a time, 16 of each warp), SELECT_THREADS and
+// SELECT_CTAS (of a CTA that selects, and of those that share a multiprocessor).
 
 constexpr int WARPS = KEYS / 16, THREADS = 32 * WARPS;
-constexpr int SELECT_THREADS = 256, SELECT_CTAS = 4;
 
 extern __shared__ __align__(128) u8 memory[];
 
@@ -31,12 +31,12 @@ template <typename T> DEVICE T* of_pair(T* tensor, const View& view, int batch, 
 }
 
 // The greatest score of a row and its sum of weights, of some keys. Those of no key are -inf and zero; what is no number stays that.
-DEVICE float weight_of(float most, float of_all) { return most == NEG_INF ? 0.f : exp2_approx(most - of_all); }
-// A logsumexp, -inf where nothing is seen.
-DEVICE float logsumexp(float most, float sum) { return sum == 0.f ? NEG_INF : most + log2_approx(sum); }
-
-// Statistics of a row over all splits, by LANES neighboring lanes; all of a warp come along.
 struct Row { float most, sum; };
+DEVICE float weight_of(float most, float of_all) { return most == NEG_INF ? 0.f : exp2_approx(most - of_all); }
+// Its logsumexp, -inf where nothing is seen.
+DEVICE float logsumexp(const Row& row) { return row.sum == 0.f ? NEG_INF : row.most + log2_approx(row.sum); }
+
+// The statistics over all splits, by LANES neighboring lanes; all of a warp come along.
 template <int LANES> DEVICE Row over_splits(const float* statistics, int splits, int row) {
   Row all = {NEG_INF, 0.f};
   for (int split = threadIdx.x % LANES; split < splits; split += LANES) {
@@ -126,7 +126,6 @@ DEVICE uint2 normalized(const Total& total) {
   const float factor = total.of.sum == 0.f ? 0.f : 1.f / total.of.sum;
   return make_uint2(pack(total.values.x * factor, total.values.y * factor), pack(total.values.z * factor, total.values.w * factor));
 }
-DEVICE float logsumexp(const Row& row) { return logsumexp(row.most, row.sum); }
 
 // Whether this CTA is the last of so many that come to a counter: then it sees what all of them have written. `before` is in shared memory.
 DEVICE bool is_last(int* counter, int ctas, int& before) {
