@@ -105,10 +105,17 @@ fn lists_for_each_query() {
 #[test]
 fn lists_with_a_block_that_all_have() {
     let Some(client) = device() else { return };
-    for (number, (group, dim, key_block)) in
-        [(4, 128, 64), (16, 128, 64), (8, 64, 32), (1, 64, 16), (32, 128, 32)]
-            .into_iter()
-            .enumerate()
+    for (number, (group, dim, key_block)) in [
+        (4, 128, 64),
+        (16, 128, 64),
+        (8, 64, 32),
+        (1, 64, 16),
+        (32, 128, 32),
+        (11, 96, 64),
+        (8, 64, 64),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let problem =
             Problem::new([Axis::dense(1111, 1111, true)], 2 * group, dim).with_heads_kv(2);

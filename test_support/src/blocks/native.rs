@@ -197,6 +197,17 @@ pub fn own_lists() -> Vec<Case> {
             .with_step(2)
             .with_lists(1, 2),
         ),
+        (
+            "12 heads, queries behind the keys, blocks that many list, long values",
+            BlockSparse::new(
+                problem(&[line(90, 100, true).with_origin(40)], 24, 48)
+                    .with_heads_kv(2)
+                    .with_head_dim_v(64),
+                [1],
+                [64],
+            )
+            .with_lists(2, 3),
+        ),
     ];
     laid(all, 700)
 }

@@ -118,7 +118,7 @@ fn boxes(schedule: &Schedule) -> launches::Boxes {
 /// No atomics on gradients: results repeat bit by bit. Workspace, until the kernels ran: 16 bytes for each query and head, what the
 /// forward pass takes for each of the two kernels, and for keys and values what [`invert`](crate::sparse::invert) takes; where queries
 /// have lists of their own, also sums of long inverse lists in f32, of 65,536 rows of queries or half as many each. Where groups have up
-/// to 8 heads, and blocks 64 keys, and gradients of queries as well as of keys or values are wanted: a row for each entry and head of the
+/// to 16 heads, and blocks 64 keys, and gradients of queries as well as of keys or values are wanted: a row for each entry and head of the
 /// group, 2 bytes for each element of a query vector and 4, for as many samples and key heads at once as the forward pass has, and sums
 /// of inverse lists of more than 2,048 entries.
 ///
@@ -156,7 +156,7 @@ pub fn backward_union(
     let device = hopper(client)?;
     union::check_backward(of, sparse, inputs, lists, outputs)?;
     let wants = outputs.query.is_some() && (outputs.key.is_some() || outputs.value.is_some());
-    if let Some(of) = of.visits(sparse).filter(|_| wants && sparse.key_blocks() > 0) {
+    if let Some(of) = of.visits_backward(sparse).filter(|_| wants && sparse.key_blocks() > 0) {
         let load = |kernel| Program::Union(of, kernel).load(&device);
         let programs = union::GradientPrograms {
             delta: Program::Delta(of.element, sparse.problem.head_dim_v, false).load(&device)?,

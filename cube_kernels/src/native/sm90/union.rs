@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Write};
 
+mod by_block;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -38,16 +39,6 @@ const MOST_STAGES: usize = 12;
 
 /// Parts of inverse lists that are longer than a part, of a sample and key head: each has memory for its sums.
 const MOST_LONG: usize = 1024;
-
-/// Heads of a group for which results of all entries in memory are cheaper than blocks for each query: for 16 they cost the same.
-const MOST_VISITING: usize = 8;
-/// Entries that name a block, on average, from which on they are.
-const LEAST_VISITORS: usize = 64;
-/// Entries that a CTA takes then: 32 tiles of 16 heads of four.
-const VISITORS_OF_PART: usize = 2048;
-/// Bytes of the results of a sample and key head. As many samples and heads at once as have results of [`RESULTS`].
-const MOST_RESULTS: usize = 5 << 30;
-const RESULTS: usize = 9 << 27;
 
 /// Rows of a step of the kernel for keys.
 const KEYS_ROWS: usize = 32;
@@ -91,12 +82,6 @@ impl UnionKernel {
         Self::MergeGradients,
         Self::VisitSums,
     ];
-
-    /// Whether it is of those that go from block to block.
-    const fn visits(self) -> bool {
-        use UnionKernel::{Merge, MergeGradients, VisitGradients, VisitSums, Visits};
-        matches!(self, Visits | Merge | VisitGradients | MergeGradients | VisitSums)
-    }
 }
 
 /// What the kernels are specialised by.
@@ -147,7 +132,7 @@ impl Union {
             part: (MOST_VISITORS / queries.min(axis.queries).saturating_mul(group).max(1))
                 .max((listed / MOST_LONG).next_power_of_two())
                 .max(1),
-            results: RESULTS,
+            results: by_block::RESULTS,
         };
         let rows = queries.min(axis.queries).saturating_mul(group);
         let longest = problem.head_dim.max(problem.head_dim_v);
@@ -182,41 +167,21 @@ impl Union {
         Ok(of)
     }
 
-    /// The same for passes that go from block to block, where that takes less time: each block is brought once for all rows that
-    /// list it, and results of all entries go through memory.
-    pub fn visits(&self, sparse: &BlockSparse) -> Option<Self> {
-        let [_, _, queries] = sparse.query_block;
-        let problem = &sparse.problem;
-        let listed = sparse.query_blocks().saturating_mul(sparse.entries);
-        // Blocks that few list are better brought by those.
-        let is_shared = listed >= LEAST_VISITORS * sparse.key_blocks();
-        let entries = problem.queries().saturating_mul(sparse.entries);
-        let most = self.bytes_of_visits(entries).max(self.bytes_of_gradients(entries));
-        let fits = most <= MOST_RESULTS && size_of::<u32>() * sparse.key_blocks() <= SHARED_MEMORY;
-        let is_one = self.has_visits() && queries.min(problem.queries()) == 1;
-        (is_one && is_shared && fits)
-            .then_some(Self { part: self.part.min(VISITORS_OF_PART), ..*self })
-    }
-
     /// The kernels that there are for it.
     pub fn kernels(&self) -> impl Iterator<Item = UnionKernel> {
-        let has_visits = self.has_visits();
-        UnionKernel::ALL.into_iter().filter(move |kernel| has_visits || !kernel.visits())
+        UnionKernel::ALL.into_iter().filter(|kernel| self.has(*kernel))
     }
 
-    /// Whether blocks and groups are those of kernels that go from block to block.
-    pub const fn has_visits(&self) -> bool {
-        self.keys == TILE && self.group <= MOST_VISITING
-    }
-
-    /// Bytes of the results of so many entries.
-    const fn bytes_of_visits(&self, entries: usize) -> usize {
-        entries.saturating_mul(self.group * (2 * self.head_dim_v + size_of::<f32>()))
-    }
-
-    /// Bytes of their rows of gradients, and of the scale of each.
-    const fn bytes_of_gradients(&self, entries: usize) -> usize {
-        entries.saturating_mul(self.group * (2 * self.head_dim + size_of::<f32>()))
+    /// Whether there is a kernel for its blocks and groups.
+    const fn has(&self, kernel: UnionKernel) -> bool {
+        use UnionKernel::{Merge, MergeGradients, VisitGradients, VisitSums, Visits};
+        match kernel {
+            Visits | Merge => self.keys == TILE && self.group <= by_block::MOST_GROUP,
+            VisitGradients | MergeGradients | VisitSums => {
+                self.keys == TILE && self.group <= by_block::MOST_GROUP_BACKWARD
+            }
+            _ => true,
+        }
     }
 
     /// Bytes of shared memory of the kernel that goes from block to block: the block, and two tiles of rows or results for each of two
@@ -300,7 +265,7 @@ impl Union {
         self.stage() + self.keys_stages() * self.keys_stage() + 8
     }
 
-    /// Blocks and parts of blocks of a sample and key head at most, and of those parts that are not alone.
+    /// Parts of a sample and key head at most, one at least for each block, and those of them that are not alone.
     #[cfg(feature = "cuda")]
     const fn most_parts(&self, blocks: usize, listed: usize) -> [usize; 2] {
         [blocks + listed.div_ceil(self.part), 2 * listed / self.part]
@@ -321,7 +286,7 @@ impl Union {
             ("PART_ENTRIES", self.part),
         ]);
         if matches!(kernel, UnionKernel::Sums | UnionKernel::VisitSums) {
-            let _ = writeln!(text, "#define VISITS {}", u8::from(kernel.visits()));
+            let _ = writeln!(text, "#define VISITS {}", u8::from(kernel == UnionKernel::VisitSums));
         }
         const RUNS: &str = concat!(
             include_str!("../cuda/device.cuh"),

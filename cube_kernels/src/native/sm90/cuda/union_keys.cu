@@ -51,13 +51,12 @@ struct Work {
   int pair, batch, head_kv, block, count, slot;
   const u32* visitors;           // of the part
   DEVICE Work(const Params& params) {
-    const int most = most_parts(params.inverse);
-    pair = blockIdx.x / most;
+    pair = blockIdx.x / params.inverse.parts;
     batch = pair / params.heads_kv;
     head_kv = pair % params.heads_kv;
     const int4 part = params.parts[blockIdx.x];
     block = part.x;
-    slot = part.w < 0 ? -1 : pair * most_slots(params.inverse) + part.w;
+    slot = part.w < 0 ? -1 : pair * params.inverse.slots + part.w;
     count = part.z - part.y;
     visitors = block < 0 ? nullptr : Visitors(params.inverse, pair, block).at + part.y;
   }

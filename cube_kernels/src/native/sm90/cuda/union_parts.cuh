@@ -6,6 +6,7 @@ struct Inverse {
   const u32* items;              // [pairs, listed]
   int listed;                    // entries of all lists of a pair of a sample and a key head
   int blocks;                    // of keys
+  int parts, slots;              // of a pair at most; slots are those of parts that do not write gradients themselves
 };
 
 struct Visitors {
@@ -18,7 +19,5 @@ struct Visitors {
   }
 };
 
-// Entries of a part, and what a pair has at most of parts and of those that do not write gradients themselves.
+// Parts of so many entries.
 DEVICE int parts_of(int count) { return count > PART_ENTRIES ? (count + PART_ENTRIES - 1) / PART_ENTRIES : 1; }
-DEVICE int most_parts(const Inverse& of) { return of.blocks + (of.listed + PART_ENTRIES - 1) / PART_ENTRIES; }
-DEVICE int most_slots(const Inverse& of) { return 2 * of.listed / PART_ENTRIES; }

@@ -43,13 +43,14 @@ extern "C" __global__ void __launch_bounds__(128, 4) attention_sums(const __grid
   if (token >= params.keys) return;
   const int batch = pair / params.heads_kv, head_kv = pair % params.heads_kv;
   const Visitors visitors(of, pair, block);
-  const int parts = parts_of(visitors.count);
+  const int* const slots = params.slots + (i64)pair * (of.blocks + 1) + block;
+  const int parts = slots[1] - slots[0];
   const i64 place = ((i64)batch * params.keys + token) * params.heads_kv + head_kv;
   u16* const dk = (u16*)params.dk + place * DIM;
   u16* const dv = (u16*)params.dv + place * DIM_V;
   Row sum = {};
-  if (parts > 1) {
-    const i64 first = (i64)own * most_slots(of) + params.slots[(i64)pair * of.blocks + block];
+  if (parts > 0) {
+    const i64 first = (i64)own * of.slots + slots[0];
 #pragma unroll 1
     for (int part = 0; part < parts; part++) {
       const float* from = params.sums + ((first + part) * KEYS + token % KEYS) * (DIM + DIM_V);
@@ -59,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) attention_sums(const __grid
       for (int i = 0; i < (DIM_V + 31) / 32; i++) sum.values_v[i] += i * 32 + lane < DIM_V ? from[DIM + i * 32 + lane] : 0.f;
     }
   }
-  const bool finite = store(dk, sum.values, DIM, params.scale, parts > 1, lane);
-  if (store(dv, sum.values_v, DIM_V, 1.f, parts > 1, lane) && finite) return;
+  const bool finite = store(dk, sum.values, DIM, params.scale, parts > 0, lane);
+  if (store(dv, sum.values_v, DIM_V, 1.f, parts > 0, lane) && finite) return;
   Row row;
   sum = {};
   load_row(row, vector(params.key, params.key_strides, batch, token, head_kv), vector(params.value, params.value_strides, batch, token, head_kv), lane);

@@ -11,14 +11,13 @@ struct Work {
   int own, batch, head_kv, block, count, slot;  // `own`: the pair's number in the launch
   const u32* visitors;           // of the part
   DEVICE Work(const Visits& of, const int4* parts, const Inverse& inverse) {
-    const int most = most_parts(inverse);
-    own = blockIdx.x / most;
+    own = blockIdx.x / inverse.parts;
     const int pair = of.first_pair + own;
     batch = pair / of.heads_kv;
     head_kv = pair % of.heads_kv;
-    const int4 part = parts[(i64)pair * most + blockIdx.x % most];
+    const int4 part = parts[(i64)pair * inverse.parts + blockIdx.x % inverse.parts];
     block = part.x;
-    slot = part.w < 0 ? -1 : own * most_slots(inverse) + part.w;
+    slot = part.w < 0 ? -1 : own * inverse.slots + part.w;
     count = part.z - part.y;
     visitors = block < 0 ? nullptr : Visitors(inverse, pair, block).at + part.y;
   }

@@ -2,6 +2,7 @@
 
 mod by_block;
 mod gradients;
+mod parts;
 mod quotient;
 mod visits;
 
@@ -26,6 +27,7 @@ use crate::view::KeyGradients;
 use crate::{
     BlockSparse, KernelError, KeyValue, MAX_RANK, Operands, Outputs, Pass, Problem, Saved, Strided,
 };
+use parts::Parts;
 
 /// The programs of a pass.
 pub(in crate::native::sm90) struct Programs {
@@ -300,24 +302,12 @@ struct QueryParams {
 
 const _: () = assert!(size_of::<QueryParams>() == 8 * (8 + 12) + 4 * 12);
 
-/// Those of the kernel that finds parts.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PartParams {
-    pointers: [u64; 4],
-    listed: i32,
-    blocks: i32,
-}
-
-const _: () = assert!(size_of::<PartParams>() == 8 * 4 + 4 * 2);
-
 /// Those of the kernels for keys and for their sums.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct KeyParams {
     pointers: [u64; 11],
-    listed: i32,
-    blocks: i32,
+    inverse: [i32; 4],
     strides: [[i64; 3]; 4],
     queries: i32,
     keys: i32,
@@ -331,10 +321,7 @@ struct KeyParams {
     first_pair: i32,
 }
 
-const _: () = assert!(size_of::<KeyParams>() == 8 * (11 + 12) + 4 * 12);
-
-/// Bytes of a part in the table.
-const PART: usize = 16;
+const _: () = assert!(size_of::<KeyParams>() == 8 * (11 + 12) + 4 * 14);
 
 /// Whether launches can read and write these tensors and lists.
 ///
@@ -455,19 +442,19 @@ impl Walk<'_> {
         launch(client, self.kernel(device, cubin, c"attention_backward"), buffers, arguments);
     }
 
-    /// Of lists with so many entries in all, each of a block of so many queries, or with an entry of a query each, of so many of its list.
+    /// Of lists of blocks of so many queries, or with an entry of a query each, of so many of its list.
     fn key_params(
         &self,
         tensors: [&Strided; 4],
-        [listed, query_block]: [usize; 2],
+        parts: &Parts,
+        query_block: usize,
         first_pair: usize,
     ) -> KeyParams {
         let problem = &self.sparse.problem;
         let [scale, scale_log2] = self.scales();
         KeyParams {
             pointers: [0; 11],
-            listed: listed as i32,
-            blocks: self.sparse.key_blocks() as i32,
+            inverse: parts.numbers(),
             strides: tensors.map(strides),
             queries: problem.queries() as i32,
             keys: problem.keys() as i32,
@@ -493,13 +480,10 @@ impl Walk<'_> {
     ) {
         let Self { of, sparse } = self;
         let problem = &sparse.problem;
-        let (pairs, blocks) = (problem.batch * problem.heads_kv, sparse.key_blocks());
-        let listed = sparse.query_blocks() * sparse.entries;
-        let [most, most_slots] = of.most_parts(blocks, listed);
+        let pairs = problem.batch * problem.heads_kv;
+        let parts = Parts::find(client, &programs.parts, self, inverse);
         let sum = size_of::<f32>() * of.keys * (problem.head_dim + problem.head_dim_v);
-        let parts = client.empty(PART * pairs * most);
-        let slots = client.empty(size_of::<i32>() * pairs * blocks);
-        let sums = client.empty((pairs * most_slots).max(1) * sum);
+        let sums = client.empty((pairs * parts.most_slots).max(1) * sum);
         let behind = size_of::<u32>() * inverse.starts;
         let kernel = |cubin: &Arc<Cubin>, entry, grid: usize, block: usize, shared: usize| Kernel {
             cubin: cubin.clone(),
@@ -509,11 +493,9 @@ impl Walk<'_> {
             shared_memory: shared as u32,
         };
 
-        find_parts(client, &programs.parts, inverse, [pairs, listed, blocks], [&parts, &slots]);
-
         let tensors = read(inputs);
         let query_block = sparse.query_block[MAX_RANK - 1].min(problem.queries());
-        let params = self.key_params(tensors, [listed, query_block], 0);
+        let params = self.key_params(tensors, &parts, query_block, 0);
         let run = |kernel: Kernel, table: &Handle, sums: Buffer| {
             let KeyValue { key, value } = outputs;
             let mut buffers = vec![Buffer::written(key), Buffer::written(value)];
@@ -526,34 +508,10 @@ impl Walk<'_> {
             launch(client, kernel, buffers, vec![params]);
         };
         let (keys, threads) = (c"attention_backward", of.threads());
-        let attend = kernel(&programs.keys, keys, pairs * most, threads, of.keys_memory());
-        run(attend, &parts, Buffer::written(&sums));
+        let attend = kernel(&programs.keys, keys, pairs * parts.most, threads, of.keys_memory());
+        run(attend, &parts.table, Buffer::written(&sums));
         let fours = pairs * problem.keys().div_ceil(4);
         let add = kernel(&programs.sums, c"attention_sums", fours, 128, 0);
-        run(add, &slots, Buffer::read(&sums));
+        run(add, &parts.slots, Buffer::read(&sums));
     }
-}
-
-/// Enqueues what finds the parts of inverse lists: of so many pairs of a sample and a key head, each with so many entries and blocks.
-fn find_parts(
-    client: &Client,
-    cubin: &Arc<Cubin>,
-    inverse: &Inverse,
-    [pairs, listed, blocks]: [usize; 3],
-    [parts, slots]: [&Handle; 2],
-) {
-    let params = PartParams { pointers: [0; 4], listed: listed as i32, blocks: blocks as i32 };
-    // SAFETY: the assertion at `PartParams` counts every byte.
-    let params = unsafe { parameters(params, &[0, 1, 2, 2]) };
-    let params = params.behind(3, size_of::<u32>() * inverse.starts);
-    let kernel = Kernel {
-        cubin: cubin.clone(),
-        entry: c"attention_parts",
-        grid: pairs as u32,
-        block: 256,
-        shared_memory: 2 * 256 * 4,
-    };
-    let buffers =
-        vec![Buffer::written(parts), Buffer::written(slots), Buffer::read(&inverse.handle)];
-    launch(client, kernel, buffers, vec![params]);
 }

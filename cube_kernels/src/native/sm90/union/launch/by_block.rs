@@ -6,8 +6,9 @@ use std::sync::Arc;
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
+use super::Walk;
+use super::parts::Parts;
 use super::quotient::quotient;
-use super::{PART, Walk, find_parts};
 use crate::KernelError;
 use crate::native::compile::Cubin;
 use crate::native::launch::{Argument, Buffer, Kernel, launch};
@@ -45,14 +46,8 @@ const _: () = assert!(size_of::<Visits>() == 4 * 14);
 pub(super) struct ByBlock<'a> {
     pub walk: Walk<'a>,
     pub inverse: Inverse,
-    pub parts: Handle,
-    /// Of the sums of parts.
-    pub slots: Handle,
-    /// Of a pair of a sample and a key head: parts and slots at most, and entries of all lists.
-    pub most: usize,
-    pub most_slots: usize,
-    pub listed: usize,
-    /// Of them there are so many.
+    pub parts: Parts,
+    /// Pairs of a sample and a key head.
     pub pairs: usize,
 }
 
@@ -68,16 +63,11 @@ impl<'a> ByBlock<'a> {
         walk: Walk<'a>,
         lists: &Handle,
     ) -> Result<Self, KernelError> {
-        let Walk { of, sparse } = walk;
-        let problem = &sparse.problem;
-        let (pairs, blocks) = (problem.batch * problem.heads_kv, sparse.key_blocks());
-        let listed = problem.queries() * sparse.entries;
+        let Walk { sparse, .. } = walk;
         let inverse = invert_lists(client, turn, sparse, lists, Items::Entries)?;
-        let [most, most_slots] = of.most_parts(blocks, listed);
-        let parts = client.empty(PART * pairs * most);
-        let slots = client.empty(size_of::<i32>() * pairs * blocks);
-        find_parts(client, cut, &inverse, [pairs, listed, blocks], [&parts, &slots]);
-        Ok(Self { walk, inverse, parts, slots, most, most_slots, listed, pairs })
+        let parts = Parts::find(client, cut, &walk, &inverse);
+        let pairs = sparse.problem.batch * sparse.problem.heads_kv;
+        Ok(Self { walk, inverse, parts, pairs })
     }
 
     /// The pairs of a launch, where one takes so many bytes of results: as few launches as need be, all about as long.
@@ -112,11 +102,6 @@ impl<'a> ByBlock<'a> {
             let pairs = (all.pairs - first_pair).min(at_once as i32);
             Visits { first_pair, pairs, ..all }
         })
-    }
-
-    /// The kernels' `Inverse` behind its addresses.
-    pub fn numbers(&self) -> [i32; 2] {
-        [self.listed as i32, self.walk.sparse.key_blocks() as i32]
     }
 
     /// Bytes of the inverse lists ahead of their items.

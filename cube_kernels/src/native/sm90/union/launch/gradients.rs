@@ -36,12 +36,12 @@ pub(in crate::native::sm90) struct GradientPrograms {
 #[derive(Clone, Copy)]
 struct BlockParams {
     pointers: [u64; 13],
-    inverse: [i32; 2],
+    inverse: [i32; 4],
     strides: [[i64; 3]; 4],
     of: Visits,
 }
 
-const _: () = assert!(size_of::<BlockParams>() == 8 * (13 + 1 + 12) + size_of::<Visits>());
+const _: () = assert!(size_of::<BlockParams>() == 8 * (13 + 2 + 12) + size_of::<Visits>());
 
 /// Those of the kernel that adds up rows.
 #[repr(C)]
@@ -82,15 +82,15 @@ pub(in crate::native::sm90) fn enqueue_gradients(
     let cubins = [&programs.inverse, &programs.parts];
     let by_block = ByBlock::new(client, cubins, Walk { of, sparse }, lists)?;
     let statistics = statistics(client, &programs.delta, problem, inputs);
-    let ByBlock { walk, inverse, parts, slots, most, listed, .. } = &by_block;
+    let ByBlock { walk, inverse, parts, .. } = &by_block;
 
-    let at_once = by_block.at_once(of.bytes_of_gradients(*listed));
+    let at_once = by_block.at_once(of.bytes_of_gradients(parts.listed));
     // And one for rows that are nobody's.
-    let rows = at_once * listed * of.group + 1;
+    let rows = at_once * parts.listed * of.group + 1;
     let partial = client.empty(2 * rows * problem.head_dim);
     let scales = client.empty(size_of::<f32>() * rows);
     let sum = size_of::<f32>() * of.keys * (problem.head_dim + problem.head_dim_v);
-    let sums = client.empty((at_once * by_block.most_slots).max(1) * sum);
+    let sums = client.empty((at_once * parts.most_slots).max(1) * sum);
 
     let tensors = read(inputs);
     let given = || tensors.into_iter().map(|tensor| Buffer::read(&tensor.handle));
@@ -98,14 +98,14 @@ pub(in crate::native::sm90) fn enqueue_gradients(
     for of_launch in by_block.launches(at_once) {
         let now = of_launch.pairs as usize;
         let params =
-            BlockParams { pointers: [0; 13], inverse: by_block.numbers(), strides, of: of_launch };
+            BlockParams { pointers: [0; 13], inverse: parts.numbers(), strides, of: of_launch };
         // SAFETY: the assertion at `BlockParams` counts every byte.
         let params = unsafe { parameters(params, &[0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 4, 11, 11]) };
         let params = params.behind(12, by_block.behind());
         let mut buffers = [&dk, &dv, &partial, &scales, &sums].map(Buffer::written).to_vec();
         buffers.extend(given());
-        buffers.extend([&statistics, parts, &inverse.handle].map(Buffer::read));
-        let cover = [now * most, VISITING, of.gradients_memory()];
+        buffers.extend([&statistics, &parts.table, &inverse.handle].map(Buffer::read));
+        let cover = [now * parts.most, VISITING, of.gradients_memory()];
         run(client, &programs.blocks, c"attention_backward", cover, buffers, params);
 
         let params = QueryParams { pointers: [0; 9], strides, of: of_launch };
@@ -117,14 +117,13 @@ pub(in crate::native::sm90) fn enqueue_gradients(
         let cover = [(now * problem.queries() * of.group).div_ceil(JOINING_WARPS), JOINING, 0];
         run(client, &programs.queries, c"attention_gradients", cover, buffers, params);
 
-        let params =
-            walk.key_params(tensors, [*listed, sparse.entries], of_launch.first_pair as usize);
+        let params = walk.key_params(tensors, parts, sparse.entries, of_launch.first_pair as usize);
         // SAFETY: the assertion at `KeyParams` counts every byte.
         let params = unsafe { parameters(params, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]) };
         let params = params.behind(10, by_block.behind());
         let mut buffers = [&dk, &dv].map(Buffer::written).to_vec();
         buffers.extend(given());
-        buffers.extend([&statistics, slots, &sums, &inverse.handle].map(Buffer::read));
+        buffers.extend([&statistics, &parts.slots, &sums, &inverse.handle].map(Buffer::read));
         let cover = [now * problem.keys().div_ceil(JOINING_WARPS), JOINING, 0];
         run(client, &programs.sums, c"attention_sums", cover, buffers, params);
     }

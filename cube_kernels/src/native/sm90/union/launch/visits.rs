@@ -30,12 +30,12 @@ pub(in crate::native::sm90) struct VisitPrograms {
 #[derive(Clone, Copy)]
 struct VisitParams {
     pointers: [u64; 8],
-    inverse: [i32; 2],
+    inverse: [i32; 4],
     strides: [[i64; 3]; 3],
     of: Visits,
 }
 
-const _: () = assert!(size_of::<VisitParams>() == 8 * (8 + 1 + 9) + size_of::<Visits>());
+const _: () = assert!(size_of::<VisitParams>() == 8 * (8 + 2 + 9) + size_of::<Visits>());
 
 /// Those of the kernel that puts results together.
 #[repr(C)]
@@ -68,8 +68,8 @@ pub(in crate::native::sm90) fn enqueue_visits(
     }
     let cubins = [&programs.inverse, &programs.parts];
     let by_block = ByBlock::new(client, cubins, Walk { of, sparse }, lists)?;
-    let at_once = by_block.at_once(of.bytes_of_visits(by_block.listed));
-    let rows = at_once * by_block.listed * of.group;
+    let at_once = by_block.at_once(of.bytes_of_visits(by_block.parts.listed));
+    let rows = at_once * by_block.parts.listed * of.group;
     let partial = client.empty(2 * rows * problem.head_dim_v);
     let partial_lse = client.empty(size_of::<f32>() * rows);
     let Operands { query, key, value, .. } = inputs;
@@ -78,15 +78,19 @@ pub(in crate::native::sm90) fn enqueue_visits(
     let strides = tensors.map(strides);
     for of_launch in by_block.launches(at_once) {
         let now = of_launch.pairs as usize;
-        let params =
-            VisitParams { pointers: [0; 8], inverse: by_block.numbers(), strides, of: of_launch };
+        let params = VisitParams {
+            pointers: [0; 8],
+            inverse: by_block.parts.numbers(),
+            strides,
+            of: of_launch,
+        };
         // SAFETY: the assertion at `VisitParams` counts every byte.
         let params = unsafe { parameters(params, &[0, 1, 2, 3, 4, 5, 6, 6]) };
         let params = params.behind(7, by_block.behind());
         let mut buffers = [&partial, &partial_lse].map(Buffer::written).to_vec();
         buffers.extend(given());
-        buffers.extend([&by_block.parts, &by_block.inverse.handle].map(Buffer::read));
-        let cover = [now * by_block.most, VISITING, of.visits_memory()];
+        buffers.extend([&by_block.parts.table, &by_block.inverse.handle].map(Buffer::read));
+        let cover = [now * by_block.parts.most, VISITING, of.visits_memory()];
         run(client, &programs.visits, c"attention_forward", cover, buffers, params);
 
         let params = MergeParams { pointers: [0; 8], strides, of: of_launch };
