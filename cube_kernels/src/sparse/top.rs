@@ -15,11 +15,10 @@ use crate::KernelError;
 use crate::cube::{addresses_with_room, buffer, check_type, grid_of_units};
 use crate::view::check_buffer;
 
-/// A score as it is compared: what is no number counts as `-inf`, which nothing is below.
+/// A score as it is compared: what is no number counts as `least`, which nothing is below.
 #[cube]
-fn comparable<F: Float>(score: F) -> f32 {
+fn comparable<F: Float>(score: F, least: f32) -> f32 {
     let score = f32::cast_from(score);
-    let least = f32::NEG_INFINITY.runtime();
     select(score > least, score, least)
 }
 
@@ -30,20 +29,21 @@ fn top_kernel<F: Float>(
     rows: usize,
     count: usize,
     entries: usize,
+    least: f32,
     #[define(F)] _dtype: ElemType,
 ) {
     let at = ABSOLUTE_POS;
     if at < rows * count {
         let (row, number) = (at / count, at % count);
-        let own = comparable::<F>(scores[at]);
+        let own = comparable::<F>(scores[at], least);
         let mut place = 0usize;
         for other in 0..count {
-            let score = comparable::<F>(scores[row * count + other]);
+            let score = comparable::<F>(scores[row * count + other], least);
             let is_before = score > own || (score == own && other < number);
             place += select(is_before, 1usize, 0usize);
         }
         if place < entries {
-            let is_there = own > f32::NEG_INFINITY.runtime();
+            let is_there = own > least;
             lists[row * entries + place] = select(is_there, number as i32, -1i32);
         }
     }
@@ -85,6 +85,8 @@ pub fn top(
             rows,
             count,
             entries,
+            // WGSL has no way to write it.
+            f32::NEG_INFINITY,
             dtype,
         );
     }
