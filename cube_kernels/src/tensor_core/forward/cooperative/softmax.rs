@@ -1,4 +1,7 @@
 //! Weights of scores that lie in shared memory. A row's columns are shared by a few units.
+//!
+//! A weight is the power of a difference, so that the largest one is 1: of two products, each of 1e9, a difference is off by a hundred. Where
+//! what is below the normal numbers is lost in products, and not in sums, such rows became zeros.
 
 // `#[cube]` adds a module beside each function, without docs.
 #![allow(missing_docs)]
@@ -26,10 +29,9 @@ pub(super) fn take_statistics(
         maximum = max(maximum, scores[first + turn * stripes]);
     }
     let mut sum = share.sum * ((share.maximum - maximum) * work.factor).exp();
-    let offset = -maximum * work.factor;
     for turn in 0..turns {
         let score = scores[first + turn * stripes];
-        let weight = fma(score, work.factor, offset).exp();
+        let weight = ((score - maximum) * work.factor).exp();
         sum += select(score == f32::min_value(), 0.0f32, weight);
     }
     share.maximum = maximum;
@@ -45,12 +47,11 @@ pub(super) fn weigh<F: Float, N: Size>(
     #[comptime] blueprint: Blueprint,
 ) {
     let stripes = comptime!(blueprint.stripes());
-    let offset = -share.maximum * work.factor;
     let inverse = 1.0 / share.sum;
     for turn in 0..comptime!(blueprint.columns() / stripes) {
         let column = share.place.stripe + turn * stripes;
         let score = tiles.scores[share.place.scores + column];
-        let weight = fma(score, work.factor, offset).exp() * inverse;
+        let weight = ((score - share.maximum) * work.factor).exp() * inverse;
         let weight = select(score == f32::min_value(), 0.0f32, weight);
         tiles.weights[share.place.weights + column] = narrow::<F>(weight);
     }
