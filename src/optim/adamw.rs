@@ -112,10 +112,13 @@ impl<const D: usize> RecordState for AdamWState<D> {
     }
 
     fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
-        // In the type that was written, which need not be the device's own.
+        // In the type that was written, which need not be the device's own, if the device has it at all.
         let on_device = |data: TensorData| {
-            let dtype = data.dtype();
-            Tensor::from_data(data, (device, dtype))
+            let dtype = match data.dtype() {
+                dtype if device.supports_dtype(dtype) => dtype,
+                _ => DType::F32,
+            };
+            Tensor::from_data(data.convert_dtype(dtype), (device, dtype))
         };
         Some(Self {
             steps: src.take_scalar(prefix, "steps")?.try_into().ok()?,

@@ -284,6 +284,9 @@ fn states_are_kept() {
                 (host(&next), host(&state.moment_1), host(&state.moment_2), weight, state.steps)
             };
             assert_eq!(on(read.expect("all of it")), on(state), "{}, {dtype:?}", device.name);
+            if !device.supports(DType::BF16) {
+                continue;
+            }
             // One that was kept in the parameter's own type goes on, too, from what is left of it.
             let mut narrow = steps_of(&device.device, dtype).1;
             (narrow.moment_1, narrow.moment_2) =
