@@ -5,7 +5,6 @@ use burn_cubecl::{
     kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
 };
 use burn_natten_kernels::{MAX_RANK, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
-use cubecl::server::MemoryLayoutDescriptor;
 
 /// Uninitialised outputs of a forward pass.
 pub(super) fn empty_outputs(query: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
@@ -33,12 +32,13 @@ pub(super) fn empty(like: &CubeTensor, shape: TensorShape, dtype: DType) -> Cube
 }
 
 /// The same of several, in one piece of memory, which takes as long as one.
+#[cfg(feature = "cuda")]
 pub(super) fn empty_together<const N: usize>(
     like: &CubeTensor,
     tensors: [(TensorShape, DType); N],
 ) -> [CubeTensor; N] {
     let descriptor = |(shape, dtype): &(TensorShape, DType)| {
-        MemoryLayoutDescriptor::contiguous(shape.clone(), dtype.size())
+        cubecl::server::MemoryLayoutDescriptor::contiguous(shape.clone(), dtype.size())
     };
     let layouts = like.client.empty_tensors(tensors.iter().map(descriptor).collect());
     let mut layouts = layouts.into_iter();
