@@ -20,6 +20,12 @@ pub fn device() -> Option<Client> {
     None
 }
 
+/// Whether what is under test is a device of wgpu's.
+pub fn is_webgpu() -> bool {
+    let asks = |name: &str, what: &str| std::env::var(name).is_ok_and(|value| value == what);
+    asks("BURN_NATTEN_DEVICE", "wgpu") || asks("BURN_NATTEN_TEST_WGPU", "1")
+}
+
 pub fn format(element: impl Into<Format>) -> Format {
     element.into()
 }

@@ -110,8 +110,8 @@ fn check<T: ForwardTier>(client: &Client, name: &str, problem: &Problem, element
 pub fn check_all<T: ForwardTier>(problems: isolated::Named) {
     let Some(client) = device() else { return };
     for (name, problem) in share(problems) {
-        for element in T::ELEMENTS {
-            check::<T>(&client, name, &problem, *element);
+        for element in T::elements(&client) {
+            check::<T>(&client, name, &problem, element);
         }
     }
 }

@@ -20,6 +20,12 @@ pub trait ForwardTier {
     const WIDE: &'static [Self::Element];
     const F16: Self::Element;
 
+    /// What they multiply on a device.
+    fn elements(client: &Client) -> Vec<Self::Element> {
+        let _ = client;
+        Self::ELEMENTS.to_vec()
+    }
+
     /// Output and logsumexp in every way that the tier would compute them, each with its name.
     fn computed(
         client: &Client,

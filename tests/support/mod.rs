@@ -99,12 +99,13 @@ struct NoFallback;
 
 /// What is no fallback on a Hopper GPU: block-sparse problems of tests, with few heads and rows, that its tiles of 64 rows are not made
 /// for, and vectors and a scale of 0 that its kernels do not take and those of the next tiers do. And where there are cooperative
-/// matrices, that they have to be allowed.
-const EXPECTED: [&str; 4] = [
+/// matrices, that they have to be allowed, and that they do not multiply TF32.
+const EXPECTED: [&str; 5] = [
     "rows of a tile of 64, fewer than",
     "not a multiple of 8 up to 256",
     "scale is 0, below 1e-6",
     "Context::with_allow_experimental allows them",
+    "matrix units have no TF32",
 ];
 
 impl log::Log for NoFallback {

@@ -33,6 +33,10 @@ impl ForwardTier for TensorCore {
     const WIDE: &'static [Element] = &[Element::Bf16, Element::Tf32];
     const F16: Element = Element::F16;
 
+    fn elements(client: &Client) -> Vec<Element> {
+        elements(client)
+    }
+
     fn computed(
         client: &Client,
         element: Element,

@@ -12,9 +12,9 @@ pub fn check<T: BackwardTier>(problems: Vec<Problem>) {
     let Some(client) = device() else { return };
     let mut cases = vec![];
     for problem in problems {
-        for element in T::ELEMENTS {
-            let plans = T::several(&problem, *element).into_iter();
-            cases.extend(plans.map(|plan| (problem, *element, plan)));
+        for element in T::elements(&client) {
+            let plans = T::several(&problem, element).into_iter();
+            cases.extend(plans.map(|plan| (problem, element, plan)));
         }
     }
     check_all::<T>(&client, &cases);
@@ -49,7 +49,7 @@ pub fn gradients_of_unseen_keys_are_zeros<T: BackwardTier>() {
             visible(&problem, query).into_iter().for_each(|key| is_seen[key] = true);
         }
         assert!(is_seen.contains(&true) && is_seen.contains(&false), "{problem:?}");
-        for &element in T::ELEMENTS {
+        for element in T::elements(&client) {
             let data = Data::random(&problem, 9, element.into().round);
             let exact = compute(&problem, &data, element.into().round);
             let inputs = upload_all(&client, element, &problem, &data, &exact);

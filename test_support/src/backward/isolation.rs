@@ -85,8 +85,8 @@ fn check<T: BackwardTier>(client: &Client, name: &str, problem: &Problem, elemen
 pub fn check_all<T: BackwardTier>(problems: isolated::Named) {
     let Some(client) = device() else { return };
     for (name, problem) in share(problems) {
-        for element in T::ELEMENTS {
-            check::<T>(&client, name, &problem, *element);
+        for element in T::elements(&client) {
+            check::<T>(&client, name, &problem, element);
         }
     }
 }

@@ -5,6 +5,7 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use crate::Data;
+use crate::compare::is_webgpu;
 use crate::format::{F32, Format};
 
 /// How tensors that may be views lie in memory.
@@ -66,6 +67,7 @@ pub fn view(
             ([z_step * z, z_step, y_step, x_step, head], y_step + x_step + head)
         }
     };
+    let offset = bound(client, offset * format.elem().size()) / format.elem().size();
     let mut memory = vec![f64::NAN; (offset + shape.extent(strides)).max(4)];
     assert_eq!(values.len(), shape.elements());
     for (place, value) in places(shape, strides).zip(values) {
@@ -73,6 +75,14 @@ pub fn view(
     }
     let handle = format.upload(client, &memory);
     Strided { handle: handle.offset_start((offset * format.elem().size()) as u64), strides }
+}
+
+/// Where memory may begin that is handed to kernels, from a number of bytes on: anywhere, but where WGSL binds buffers.
+fn bound(client: &Client, bytes: usize) -> usize {
+    match is_webgpu() && !cfg!(feature = "vulkan") {
+        true => bytes.next_multiple_of(client.properties().memory.alignment as usize),
+        false => bytes,
+    }
 }
 
 pub fn upload_lists(client: &Client, lists: &[i32]) -> Handle {
