@@ -14,6 +14,7 @@ use cubecl::server::Handle;
 
 use super::bias::{Bias, BiasParams};
 use super::compile::Cubin;
+use super::divisor::Divisor;
 use super::forward::{ELEMENT, check_layouts, more_strides, words};
 use super::grid::{COUNTERS, Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
@@ -227,17 +228,18 @@ const UNTRUSTED_SCORE: f64 = (1 << 23) as f64;
 struct DeltaParams {
     pointers: [u64; 6],
     strides: [[i64; 5]; 2],
+    heads: Divisor,
+    extent: [Divisor; 3],
+    pitch: [Divisor; 3],
     queries: [i32; 3],
     dilation: [i32; 3],
-    pitch: [i32; 3],
-    heads: i32,
     blocks: i32,
     counters: i32,
     untrusted: f32,
     padding: i32,
 }
 
-const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 4 * 14);
+const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 16 * 7 + 4 * 10);
 
 pub(super) fn launch_delta(
     client: &Client,
@@ -298,10 +300,11 @@ pub(super) fn delta_argument(
     let params = DeltaParams {
         pointers: [0; 6],
         strides: [words(&inputs.outputs.out), words(&inputs.gradients.out)],
+        heads: Divisor::new(problem.heads),
+        extent: places(problem).map(|extent| Divisor::new(extent.max(1))),
+        pitch: problem.axes.map(|axis| Divisor::new(pitch(&axis).max(1))),
         queries: problem.axes.map(|axis| axis.queries as i32),
         dilation: problem.axes.map(|axis| axis.dilation as i32),
-        pitch: problem.axes.map(|axis| pitch(&axis) as i32),
-        heads: problem.heads as i32,
         blocks: blocks as i32,
         counters: (COUNTERS * launches) as i32,
         untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,

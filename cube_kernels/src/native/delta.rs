@@ -17,6 +17,7 @@ pub(crate) fn source(
     let code = concat!(
         include_str!("cuda/device.cuh"),
         include_str!("cuda/sequences.cuh"),
+        include_str!("cuda/divisor.cuh"),
         include_str!("cuda/delta.cu"),
     );
     let suffix = if is_packed { "_packed" } else { "" };

@@ -1,6 +1,7 @@
 //! What no native kernel computes.
 
 use super::MAX_STEP;
+use super::statistics::places;
 use crate::{Axis, Problem};
 
 /// Why kernels for vectors of up to `longest` elements and scales from `least_scale` on cannot compute a problem, whatever else they
@@ -37,7 +38,9 @@ pub(super) fn unsupported(problem: &Problem, longest: usize, least_scale: f64) -
         ));
     }
     let tokens = problem.queries().max(problem.keys()).max(problem.additional);
-    if problem.queries().saturating_mul(problem.heads) >= 1 << 31 {
+    // Of their places in the statistics, in CTAs of up to 1,024 rows.
+    let rows = places(problem).iter().product::<usize>().saturating_mul(problem.heads);
+    if rows.saturating_add(1024) > 1 << 31 {
         return Some("a sample has 2^31 or more rows of queries".into());
     }
     if tokens.saturating_mul(problem.batch) >= 1 << 31 || problem.batch * problem.heads >= 1 << 24 {

@@ -23,6 +23,8 @@ mod cut;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub mod decode;
 mod delta;
+#[cfg(feature = "cuda")]
+mod divisor;
 mod element;
 #[cfg(feature = "cuda")]
 mod forward;

@@ -24,8 +24,9 @@ struct Params {
   const float *lse, *dlse;              // [batch, queries, heads]
   int* taken;
   i64 out_strides[5], dout_strides[5];  // elements: batch, z, y, x, head
-  int queries[3], dilation[3], pitch[3];
-  int heads, blocks;                   // CTAs of a sample
+  Divisor heads, extent[3], pitch[3];   // places along each axis, and those of a dilation group
+  int queries[3], dilation[3];
+  int blocks;                          // CTAs of a sample
   int counters;
   float untrusted;
 };
@@ -54,19 +55,17 @@ struct Row {
   i64 place, row, out, dout;     // where it lies in each, in elements
 
   // Of a sample's places, heads are the fastest, as in memory.
-  DEVICE void find(const Params& params, int batch, u32 rest) {
-    const int head = rest % params.heads;
-    rest /= params.heads;
+  DEVICE void find(const Params& params, int batch, int rest) {
+    const int head = split(rest, params.heads);
     int at[3], token[3];
     exists = true;
 #pragma unroll
     for (int a = 2; a >= 0; a--) {
-      const u32 extent = params.dilation[a] * params.pitch[a];
-      at[a] = rest % extent;
-      rest /= extent;
+      at[a] = split(rest, params.extent[a]);
       // Groups of an axis follow each other.
-      const int group = at[a] / params.pitch[a];
-      token[a] = (at[a] - group * params.pitch[a]) * params.dilation[a] + group;
+      int group = at[a];
+      const int member = split(group, params.pitch[a]);
+      token[a] = member * params.dilation[a] + group;
       exists = exists && token[a] < params.queries[a];
     }
     is_place = rest == 0;
@@ -74,12 +73,12 @@ struct Row {
     auto of = [&](const i64(&strides)[5]) {
       return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];
     };
-    const i64 extents[3] = {params.dilation[0] * params.pitch[0], params.dilation[1] * params.pitch[1], params.dilation[2] * params.pitch[2]};
-    place = ((((i64)batch * params.heads + head) * extents[0] + at[0]) * extents[1] + at[1]) * extents[2] + at[2];
+    const Divisor* const extent = params.extent;
+    place = ((((i64)batch * params.heads.value + head) * extent[0].value + at[0]) * extent[1].value + at[1]) * extent[2].value + at[2];
     // The first query is read where there is none, so that no load waits for a branch.
     out = exists ? of(params.out_strides) : 0;
     dout = exists ? of(params.dout_strides) : 0;
-    const i64 token_row = ((((i64)batch * params.queries[0] + token[0]) * params.queries[1] + token[1]) * params.queries[2] + token[2]) * params.heads + head;
+    const i64 token_row = ((((i64)batch * params.queries[0] + token[0]) * params.queries[1] + token[1]) * params.queries[2] + token[2]) * params.heads.value + head;
     row = exists ? token_row : 0;
   }
 };
@@ -103,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
     for (int i = threadIdx.x; i < params.counters; i += 256) params.taken[i] = 0;
   const int batch = block / params.blocks;
   const int lane = threadIdx.x % LANES;
-  u32 first = (block - batch * params.blocks) * (ROWS * 256 / LANES) + threadIdx.x / LANES;
+  const int first = (block - batch * params.blocks) * (ROWS * 256 / LANES) + threadIdx.x / LANES;
   Row rows[ROWS];
 #pragma unroll
   for (int i = 0; i < ROWS; i++) rows[i].find(params, batch, first + i * (256 / LANES));

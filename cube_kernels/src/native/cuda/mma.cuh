@@ -54,7 +54,5 @@ DEVICE void let_next_launch_begin() {}
 DEVICE void wait_for_launch_ahead() {}
 #endif
 
-// The upper word of a product of two words.
-DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
 // The address of shared memory, as instructions take it.
 DEVICE u32 address_of_shared(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }

@@ -9,6 +9,7 @@ use cubecl::server::Handle;
 use super::plan::{ELEMENT, MAX_SAMPLE, VECTOR, total_heads};
 use super::{Product, Schedule};
 use crate::native::compile::{self, CompileError, Cubin, Programs};
+use crate::native::divisor::Divisor;
 use crate::native::grid::parameters;
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::native::{Element, ampere};
@@ -213,25 +214,6 @@ fn load(schedule: Schedule, device: &DeviceInfo) -> Result<Arc<Cubin>, CompileEr
     compile::load(&KNOWN, (schedule, device.capability), device.driver, source)
 }
 
-/// The kernels' `Divisor`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Divisor {
-    value: u32,
-    magic: u32,
-    shift: u32,
-    unused: u32,
-}
-
-impl Divisor {
-    /// Of numbers below 2^31: with `shift` the logarithm of the divisor, rounded up, and `magic` what the multiplier is above 2^32.
-    fn new(value: usize) -> Self {
-        let shift = value.next_power_of_two().trailing_zeros();
-        let magic = ((((1u64 << shift) - value as u64) << 32) / value as u64 + 1) as u32;
-        Self { value: value as u32, magic, shift, unused: 0 }
-    }
-}
-
 /// The kernels' `Axis`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -335,24 +317,5 @@ impl Schedule {
         };
         // SAFETY: the assertion above counts every byte.
         unsafe { parameters(params, &[0, 1, 2, 3]) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Divisor;
-
-    #[test]
-    fn divisors_divide() {
-        for value in (1..70).chain([255, 256, 1000, 65_537, 1 << 20, (1 << 31) - 1]) {
-            let by = Divisor::new(value);
-            for n in [0, 1, value - 1, value, value + 1, 5 * value + 3, 12_345_678, (1 << 31) - 1] {
-                if n >= 1 << 31 {
-                    continue;
-                }
-                let high = ((n as u64 * u64::from(by.magic)) >> 32) + n as u64;
-                assert_eq!((high >> by.shift) as usize, n / value, "{n} / {value}");
-            }
-        }
     }
 }

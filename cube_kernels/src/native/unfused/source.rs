@@ -26,6 +26,7 @@ impl Schedule {
         text += include_str!("../cuda/device.cuh");
         text += include_str!("../cuda/window.cuh");
         text += include_str!("../cuda/mma.cuh");
+        text += include_str!("../cuda/divisor.cuh");
         text += include_str!("cuda/tile.cuh");
         if self.is_walking() {
             text += include_str!("cuda/walk.cuh");

@@ -209,7 +209,6 @@ DEVICE void named_arrive(int id, int threads) { m_named(id, threads, 0); }
 
 // ---- cuda/mma.cuh: what each lane holds goes to the others by exchanges
 
-DEVICE u32 multiply_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 DEVICE u32 address_of_shared(const void* pointer) { return m_shared_address(pointer); }
 #ifdef BF16
 DEVICE void mma(float* d, const u32* a, u32 b0, u32 b1) { m_mma_sync(d, a, b0, b1, BF16 ? KIND_BF16 : KIND_F16); }

@@ -260,8 +260,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "statistics are written one place further",
         On::Plane,
-        "at[1]) * extents[2] + at[2];",
-        "at[1]) * extents[2] + at[2] + 1;",
+        "at[1]) * extent[2].value + at[2];",
+        "at[1]) * extent[2].value + at[2] + 1;",
     ),
     // A taken tile that is taken again is written again, with the same bits: what is left of the counter in memory harms nobody.
 ];

@@ -12,18 +12,6 @@
 // ROW (the same of one position along the slowest axis in shared memory), PITCHED (whether there are gaps between rows of weights,
 // each of which begins at 16 bytes).
 
-// n / value for 0 <= n < 2^31.
-struct Divisor { u32 value, magic, shift, unused; };
-
-DEVICE int divide(int n, const Divisor& by) { return (int)((multiply_high((u32)n, by.magic) + (u32)n) >> by.shift); }
-
-// Takes the remainder of n, and leaves the quotient in it.
-DEVICE int split(int& n, const Divisor& by) {
-  const int quotient = divide(n, by), remainder = n - quotient * (int)by.value;
-  n = quotient;
-  return remainder;
-}
-
 struct Axis {
   int length, kernel, stride, unused;
   Divisor dilation, tiles;
