@@ -25,7 +25,7 @@ mod tests {
 
     /// As the kernels do it.
     fn divide(number: u32, by: Divisor) -> u32 {
-        let high = (u64::from(number) * u64::from(by.magic) >> 32) as u32;
+        let high = ((u64::from(number) * u64::from(by.magic)) >> 32) as u32;
         (high + number) >> by.shift
     }
 
