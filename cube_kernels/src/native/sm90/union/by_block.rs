@@ -14,7 +14,7 @@ pub(super) const RESULTS: usize = 9 << 27;
 
 /// Entries that name a block, on average, from which on they are.
 const LEAST_VISITORS: usize = 64;
-/// Entries that a CTA takes then: 128 tiles of 16 heads of four, or 512 of four heads of 16.
+/// Entries that a CTA takes then: 128 tiles in groups of 4 heads, and 512 in groups of 16.
 const VISITORS_OF_PART: usize = 2048;
 
 impl Union {
