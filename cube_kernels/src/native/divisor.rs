@@ -31,14 +31,18 @@ mod tests {
 
     #[test]
     fn quotients_are_exact() {
-        for divisor in (1..=4096).chain([65_535, 65_537, 1 << 20, (1 << 30) - 1, 1 << 30]) {
-            let by = Divisor::new(divisor as usize);
-            let most = (1u32 << 31) - 1;
-            let multiples =
-                [1, 2, 3, most / divisor / 2, most / divisor].map(|times| times * divisor);
-            let near = multiples.into_iter().flat_map(|m| [m.saturating_sub(1), m, m + 1]);
-            for number in near.filter(|number| *number <= most) {
-                assert_eq!(divide(number, by), number / divisor, "{number} / {divisor}");
+        const MOST: usize = (1 << 31) - 1;
+        let large = [65_535, 65_537, 1 << 20, (1 << 30) - 1, 1 << 30, MOST];
+        for divisor in (1..=4096).chain(large) {
+            let by = Divisor::new(divisor);
+            let times = [0, 1, 2, 3, 5, MOST / divisor / 2, MOST / divisor];
+            let near = times.into_iter().flat_map(|times| {
+                let multiple = times * divisor;
+                [multiple.saturating_sub(1), multiple, multiple + 1, multiple + 3]
+            });
+            for number in near.chain([12_345_678, MOST]).filter(|number| *number <= MOST) {
+                let quotient = divide(number as u32, by) as usize;
+                assert_eq!(quotient, number / divisor, "{number} / {divisor}");
             }
         }
     }

@@ -1,4 +1,4 @@
-// Division by a number that is the same for all, of numbers from 0 to 2^31: see divisor.rs.
+// Division by a number that is the same for all, of numbers below 2^31: see divisor.rs.
 
 struct Divisor { u32 value, magic, shift, unused; };
 
@@ -10,4 +10,3 @@ DEVICE int split(int& n, const Divisor& by) {
   n = quotient;
   return remainder;
 }
-

@@ -300,11 +300,15 @@ impl Union {
         const WORK: &str = concat!(
             include_str!("cuda/union_parts.cuh"),
             include_str!("cuda/finish.cuh"),
+            include_str!("../cuda/divisor.cuh"),
             include_str!("cuda/visits.cuh"),
             include_str!("cuda/visits_work.cuh"),
         );
-        const LISTS: &str =
-            concat!(include_str!("cuda/visits.cuh"), include_str!("cuda/visits_lists.cuh"));
+        const LISTS: &str = concat!(
+            include_str!("../cuda/divisor.cuh"),
+            include_str!("cuda/visits.cuh"),
+            include_str!("cuda/visits_lists.cuh")
+        );
         text += match kernel {
             UnionKernel::Forward
             | UnionKernel::Queries

@@ -1,15 +1,14 @@
 // What the kernels know that go from block to block, where each entry of a list has a result of its own, and those that put these together.
 
 struct Visits {
-  int queries, keys, heads_kv, entries, blocks;
-  u32 magic;                     // an entry's query is the entry times this, without the lowest `shift` bits
-  int shift;
+  int queries, keys, heads_kv;
+  Divisor entries;               // of a list
+  int blocks;
   int first_pair, pairs;         // of a sample and a key head, of the launch
   int origin, step;              // query i stands at i + origin, key j at j * step
   float scale, scale_log2;       // scale * log2(e)
-  int padding;
 
-  DEVICE int query_of(int entry) const { return (int)((u64)(u32)entry * magic >> shift); }
+  DEVICE int query_of(int entry) const { return divide(entry, entries); }
   DEVICE int seen_by(int query) const { return keys_before(query, keys, origin, step); }
 };
 

@@ -40,8 +40,8 @@ struct Query {
     head_kv = pair % of.heads_kv;
     head = head_kv * GROUP + member;
     row = ((i64)batch * of.queries + token) * (of.heads_kv * GROUP) + head;
-    first = list_number * of.entries * GROUP + member;
-    list = {lists + (((i64)batch * of.queries + token) * of.heads_kv + head_kv) * of.entries, of.entries, of.blocks, of.seen_by(token)};
+    first = list_number * of.entries.value * GROUP + member;
+    list = {lists + (((i64)batch * of.queries + token) * of.heads_kv + head_kv) * of.entries.value, (int)of.entries.value, of.blocks, of.seen_by(token)};
   }
   DEVICE i64 result(int entry) const { return first + (i64)entry * GROUP; }
 };

@@ -3,7 +3,6 @@
 mod by_block;
 mod gradients;
 mod parts;
-mod quotient;
 mod visits;
 
 pub(in crate::native::sm90) use gradients::{GradientPrograms, enqueue_gradients};

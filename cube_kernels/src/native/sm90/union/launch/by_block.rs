@@ -8,9 +8,9 @@ use cubecl::server::Handle;
 
 use super::Walk;
 use super::parts::Parts;
-use super::quotient::quotient;
 use crate::KernelError;
 use crate::native::compile::Cubin;
+use crate::native::divisor::Divisor;
 use crate::native::launch::{Argument, Buffer, Kernel, launch};
 use crate::native::sm90::inverse::{Items, invert_lists};
 use crate::sparse::Inverse;
@@ -27,17 +27,14 @@ pub(super) struct Visits {
     queries: i32,
     keys: i32,
     heads_kv: i32,
-    entries: i32,
+    entries: Divisor,
     blocks: i32,
-    magic: u32,
-    shift: i32,
     pub first_pair: i32,
     pub pairs: i32,
     origin: i32,
     step: i32,
     scale: f32,
     scale_log2: f32,
-    padding: i32,
 }
 
 const _: () = assert!(size_of::<Visits>() == 4 * 14);
@@ -80,23 +77,19 @@ impl<'a> ByBlock<'a> {
     pub fn launches(&self, at_once: usize) -> impl Iterator<Item = Visits> {
         let Walk { sparse, .. } = self.walk;
         let problem = &sparse.problem;
-        let (magic, shift) = quotient(sparse.entries as u32);
         let [scale, scale_log2] = self.walk.scales();
         let all = Visits {
             queries: problem.queries() as i32,
             keys: problem.keys() as i32,
             heads_kv: problem.heads_kv as i32,
-            entries: sparse.entries as i32,
+            entries: Divisor::new(sparse.entries),
             blocks: sparse.key_blocks() as i32,
-            magic,
-            shift,
             first_pair: 0,
             pairs: self.pairs as i32,
             origin: self.walk.origin(),
             step: self.walk.step() as i32,
             scale,
             scale_log2,
-            padding: 0,
         };
         (0..all.pairs).step_by(at_once).map(move |first_pair| {
             let pairs = (all.pairs - first_pair).min(at_once as i32);
