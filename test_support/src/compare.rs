@@ -10,10 +10,10 @@ use crate::format::Format;
 
 /// The device, unless tests on it are off.
 pub fn device() -> Option<Client> {
-    if std::env::var("BURN_NATTEN_TEST_CUDA").is_ok_and(|value| value == "1") {
+    if asks("BURN_NATTEN_TEST_CUDA", "1") {
         return Some(cubecl::Device::cuda(0).expect("a CUDA device").client());
     }
-    if std::env::var("BURN_NATTEN_TEST_WGPU").is_ok_and(|value| value == "1") {
+    if asks("BURN_NATTEN_TEST_WGPU", "1") {
         return Some(cubecl::Device::wgpu(Default::default()).expect("a WebGPU device").client());
     }
     println!("not run: neither BURN_NATTEN_TEST_CUDA nor BURN_NATTEN_TEST_WGPU is 1");
@@ -22,8 +22,12 @@ pub fn device() -> Option<Client> {
 
 /// Whether what is under test is a device of wgpu's.
 pub fn is_webgpu() -> bool {
-    let asks = |name: &str, what: &str| std::env::var(name).is_ok_and(|value| value == what);
     asks("BURN_NATTEN_DEVICE", "wgpu") || asks("BURN_NATTEN_TEST_WGPU", "1")
+}
+
+/// Whether a variable of the environment has this value.
+fn asks(name: &str, what: &str) -> bool {
+    std::env::var(name).is_ok_and(|value| value == what)
 }
 
 pub fn format(element: impl Into<Format>) -> Format {

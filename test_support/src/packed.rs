@@ -222,12 +222,10 @@ pub fn check_memory(client: &Client, format: Format, launch: impl Fn(&Unwritten)
         numbers.for_each(|number| launch(&Unwritten::new(client, format, &lengths(number))));
         reserved()
     };
-    let first = if is_webgpu() { 1000 } else { 250 };
-    let before = launch_all(0..first);
-    let after = launch_all(first % 1000..1000);
-    println!(
-        "{before} bytes reserved after {first} sets of lengths, {after} after the rest, or all again"
-    );
+    let [first, second] = if is_webgpu() { [0..1000, 0..1000] } else { [0..250, 250..1000] };
+    let sets = format!("after sets of lengths {first:?}, and after {second:?}");
+    let (before, after) = (launch_all(first), launch_all(second));
+    println!("{before} and {after} bytes reserved {sets}");
     assert!(before > 0 && after <= before, "{after} bytes, {before} before");
 }
 

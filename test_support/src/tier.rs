@@ -21,8 +21,7 @@ pub trait ForwardTier {
     const F16: Self::Element;
 
     /// What they multiply on a device.
-    fn elements(client: &Client) -> Vec<Self::Element> {
-        let _ = client;
+    fn elements(_client: &Client) -> Vec<Self::Element> {
         Self::ELEMENTS.to_vec()
     }
 
