@@ -142,27 +142,18 @@ pub(super) fn compressed(
         let output = try_block_sparse1d(query, key, value, lists, sparse.with_edge(edge))?;
         return Ok(AttentionOutput { out: output.out, logsumexp: output.logsumexp });
     }
-    let seeing = query.clone().narrow(1, unseeing, rows - unseeing);
-    let at = offset + unseeing - first;
-    let output = slanted([seeing, key, value], at, options)?;
-    if unseeing == 0 {
-        return Ok(output);
-    }
-    let before = blind(&query, unseeing, head_dim_v);
-    Ok(AttentionOutput {
-        out: Tensor::cat(vec![before.out, output.out], 1),
-        logsumexp: Tensor::cat(vec![before.logsumexp, output.logsumexp], 1),
-    })
+    slanted([query, key, value], offset as isize - first as isize, options)
 }
 
-/// Attention of rows that each see a block at least: row `i` the first `(at + i) / cmp_stride + 1`, and the last one all.
+/// Attention of rows that see more and more blocks: row `i` the first `(at + i) / cmp_stride + 1`, none where that is negative, and the last
+/// one all.
 ///
 /// The `cmp_stride` rows that see the same blocks are an axis of their own, along which there is one key: the other axis is
 /// that of ordinary causal attention, which every tier has. Flex is given that one as the last axis, though its queries are apart in
 /// memory: its loops run along the keys of the last axis.
 fn slanted(
     [query, key, value]: [Tensor<4>; 3],
-    at: usize,
+    at: isize,
     options: &NativeSparseAttentionOptions,
 ) -> Result<AttentionOutput, AttentionError> {
     let ([batch, rows, heads, dim], stride) = (query.dims(), options.sizes.cmp_stride);
@@ -170,7 +161,8 @@ fn slanted(
     if stride == 1 {
         return try_attention(query, key, value, options.branch().with_causal(true));
     }
-    let before = at % stride;
+    // Rows that see nothing are in groups before all keys.
+    let before = at.rem_euclid(stride as isize) as usize;
     let groups = (before + rows).div_ceil(stride);
     if groups == 1 {
         return try_attention(query, key, value, options.branch());

@@ -266,8 +266,9 @@ impl NativeSparse<'_> {
         let blocks = sizes.compressed(self.tokens);
         let Some(top) = sizes.cmp_top else {
             let pairs = self.pairs(|query| sizes.compressed(query + 1));
-            let (stride, first) = (sizes.cmp_stride, sizes.cmp_block - 1);
-            let groups = self.tokens.saturating_sub(first).div_ceil(stride);
+            let stride = sizes.cmp_stride;
+            let before = (1 - sizes.cmp_block as isize).rem_euclid(stride as isize) as usize;
+            let groups = (before + self.tokens).div_ceil(stride);
             let axes = [Axis::dense(groups, blocks, true), Axis::dense(stride, 1, false)];
             return self.planner.dense("compressed", self.dense.with_axes(axes), pairs);
         };
