@@ -10,7 +10,8 @@ use burn_natten_kernels::{Axis, BlockSparse, Problem};
 use cubecl::client::Client;
 use test_support::Data;
 use test_support::blocks::{
-    Case, Layout, compute, native_cases, own_lists, random_native, saved, upload_lists,
+    Case, Layout, blocks_that_all_list, compute, native_cases, own_lists, random_native, saved,
+    upload_lists,
 };
 use test_support::compare::{differs, format, half_ulp, magnitude};
 
@@ -160,12 +161,36 @@ fn lists_that_are_visited_in_portions() {
     }
 }
 
-/// With heads that share lists, and with heads that fill tiles.
+/// Those of every kind that have these words in their names.
+pub fn named(words: &[&str]) -> Vec<Case> {
+    let cases = native_cases().into_iter();
+    let cases: Vec<_> =
+        cases.filter(|case| words.iter().any(|word| case.name.contains(word))).collect();
+    assert_eq!(cases.len(), words.len(), "{words:?}");
+    cases
+}
+
 #[test]
 fn gradients() {
-    let cases = native_cases();
-    let [first, second] = [3, 6].map(|number| cases[number].clone());
-    check(Policy::Early, Passes::Both, &[first, second]);
+    let shared = "lists of each head of a group, short values, blocks of 32";
+    check(Policy::Early, Passes::Both, &named(&[shared, "a list for 4 queries"]));
+}
+
+/// Blocks of one box, or three: the warpgroups of a CTA have the same rows, and take steps in turn.
+#[test]
+fn gradients_of_shared_rows() {
+    let cases = named(&[
+        "1d causal, blocks of 64, two heads",
+        "three heads that share lists",
+        "blocks of 64, lists of each head",
+    ]);
+    for case in &cases {
+        let plan = planned_blocks_backward(&case.sparse, Element::Bf16).expect("is supported");
+        assert!(plan.schedules().all(|schedule| schedule.shares_rows), "{}", case.name);
+    }
+    for policy in [Policy::Late, Policy::Random(6)] {
+        check(policy, Passes::Both, &cases);
+    }
 }
 
 #[test]
@@ -182,12 +207,28 @@ fn random_problems() {
     check(Policy::Random(4), Passes::Both, &supported(40, 8));
 }
 
+/// Long inverse lists are taken first.
+#[test]
+fn gradients_of_blocks_that_all_list() {
+    check(Policy::Random(7), Passes::Both, &blocks_that_all_list());
+}
+
 /// What is not finite reaches the rows and columns that see it, and no others: those of other blocks that boxes bring, behind a
 /// causal edge, or of another sample.
 #[test]
 fn what_is_not_finite_stays_where_it_is() {
     let problem = Problem::new([Axis::dense(70, 70, true)], 2, 64).with_heads_kv(1);
     let sparse = BlockSparse::new(problem, [20], [20]).with_lists(1, 3);
+    spoil(&sparse, &[0, 3, 0, 1, 0, -1, 2, 0, 1, 3, 1, 2]);
+}
+
+/// The same where warpgroups share rows.
+#[test]
+fn what_is_not_finite_stays_in_rows_that_are_shared() {
+    let problem = Problem::new([Axis::dense(70, 70, true)], 2, 128).with_heads_kv(1);
+    let sparse = BlockSparse::new(problem, [20], [20]).with_lists(1, 3);
+    let plan = planned_blocks_backward(&sparse, Element::Bf16).expect("is supported");
+    assert!(plan.schedules().any(|schedule| schedule.shares_rows));
     spoil(&sparse, &[0, 3, 0, 1, 0, -1, 2, 0, 1, 3, 1, 2]);
 }
 
@@ -220,8 +261,8 @@ fn spoil(sparse: &BlockSparse, lists: &[i32]) {
     let near = |exact: &[f64]| 4.0 * half_ulp(element) * magnitude(exact).max(1e-2);
     for (token, poison) in [(25, f64::NAN), (45, f64::INFINITY)] {
         let mut data = Data::random(&problem, 7, format(element).round);
-        data.value[token * 64 + 5] = poison;
-        data.key[66 * 64] = f64::NAN;
+        data.value[token * problem.head_dim + 5] = poison;
+        data.key[66 * problem.head_dim] = f64::NAN;
         let exact = compute(sparse, lists, &data, format(element).round);
         let format = format(element);
         let handle = upload_lists(&client, lists);

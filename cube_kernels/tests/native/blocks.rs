@@ -10,8 +10,8 @@ use cubecl::client::Client;
 use rand::{SeedableRng, rngs::StdRng};
 use test_support::Data;
 use test_support::blocks::{
-    Case, Layout, native_cases, operands, own_lists, random_lists, random_native, saved,
-    upload_lists,
+    Case, Layout, blocks_that_all_list, native_cases, operands, own_lists, random_lists,
+    random_native, saved, upload_lists,
 };
 use test_support::compare::{device, format};
 use test_support::problems::seed;
@@ -39,7 +39,7 @@ fn check_all(client: &Client, cases: &[(Element, Case)]) {
 #[test]
 fn every_kind() {
     let Some(client) = device() else { return };
-    let cases = || native_cases().into_iter();
+    let cases = || native_cases().into_iter().chain(blocks_that_all_list());
     let all: Vec<_> =
         ELEMENTS.into_iter().flat_map(|element| cases().map(move |case| (element, case))).collect();
     check_all(&client, &all);

@@ -10,7 +10,7 @@ use rand::{Rng, rngs::StdRng};
 
 pub use check::Case;
 pub use device::{LAYOUTS, Layout, operands, places, saved, upload_lists, view};
-pub use native::{native_cases, own_lists, random_native};
+pub use native::{blocks_that_all_list, native_cases, own_lists, random_native};
 pub use oracle::{Sparse, compute, times};
 
 /// Lists of any numbers, most of them blocks: unsorted, with repeats, a few of them empty or full of nothing.

@@ -34,8 +34,26 @@ pub fn native_cases() -> Vec<Case> {
                 .with_lists(2, 3),
         ),
         (
-            "1d causal, blocks of 64",
+            "1d causal, blocks of 64, two heads",
             BlockSparse::new(problem(&[line(200, 200, true)], 2, 128), [64], [64]).with_lists(2, 3),
+        ),
+        (
+            "1d causal, blocks of 64, three heads that share lists, short keys",
+            BlockSparse::new(
+                problem(&[line(130, 330, true)], 3, 72).with_heads_kv(1).with_head_dim_v(128),
+                [64],
+                [64],
+            )
+            .with_lists(1, 4),
+        ),
+        (
+            "1d, blocks of 64, lists of each head of a group, short values",
+            BlockSparse::new(
+                problem(&[line(100, 200, false)], 2, 128).with_heads_kv(1).with_head_dim_v(8),
+                [64],
+                [64],
+            )
+            .with_lists(2, 5),
         ),
         (
             "1d causal, long blocks, heads that share lists",
@@ -43,7 +61,7 @@ pub fn native_cases() -> Vec<Case> {
                 .with_lists(2, 4),
         ),
         (
-            "1d causal, lists of each head of a group, short values",
+            "1d causal, lists of each head of a group, short values, blocks of 32",
             BlockSparse::new(
                 problem(&[line(130, 130, true)], 4, 64).with_heads_kv(2).with_head_dim_v(32),
                 [64],
@@ -123,6 +141,39 @@ pub fn native_cases() -> Vec<Case> {
         ),
     ];
     laid(all, 600)
+}
+
+/// Blocks of keys that most queries list, and one that few do: inverse lists some times as long as others.
+pub fn blocks_that_all_list() -> Vec<Case> {
+    let of = |name: &str, sparse: BlockSparse, layout, seed| {
+        let mut case = case(name, sparse, layout, seed);
+        for (list, entries) in case.lists.chunks_mut(sparse.entries).enumerate() {
+            entries[0] = 7;
+            entries[1] = if list % 3 > 0 { 0 } else { -1 };
+        }
+        case
+    };
+    let line = |queries, keys, is_causal| Axis::dense(queries, keys, is_causal);
+    vec![
+        of(
+            "1d causal, blocks of 64 that all list, shared rows",
+            BlockSparse::new(
+                problem(&[line(700, 900, true)], 2, 128).with_batch(1).with_heads_kv(1),
+                [32],
+                [64],
+            )
+            .with_lists(1, 3),
+            Layout::Swapped,
+            900,
+        ),
+        of(
+            "1d, blocks of 32 that all list, lists of each head of a group",
+            BlockSparse::new(problem(&[line(650, 520, false)], 2, 64).with_heads_kv(1), [32], [32])
+                .with_lists(2, 3),
+            Layout::Aligned,
+            901,
+        ),
+    ]
 }
 
 /// Queries that have lists of their own, or share them with few.

@@ -21,6 +21,8 @@ const ENTRY: usize = 16;
 const ITEM: usize = 8;
 /// Warps of a CTA that makes items, each of which has a list.
 const WARPS: usize = 4;
+/// How many times as long as others a list is that is taken first.
+const LONG: usize = 4;
 
 /// How a kernel cuts block-sparse attention into boxes.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +33,7 @@ pub(in crate::native) struct Boxes {
     /// Heads of a box of columns.
     pub column_heads: usize,
     /// Boxes of rows that a CTA has.
-    pub warpgroups: usize,
+    pub row_tiles: usize,
     /// Columns of a step.
     pub columns: usize,
 }
@@ -116,13 +118,26 @@ struct ListParams {
     padding: i32,
 }
 
+/// The `Order` of the kernel that says in which order lists are taken.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Order {
+    pointers: [u64; 2],
+    pairs: i32,
+    row_blocks: i32,
+    lists_of_pair: i32,
+    longest: i32,
+}
+
+const _: () = assert!(size_of::<Order>() == 8 * 2 + 4 * 4);
+
 const _: () = assert!(size_of::<ListParams>() == 8 * 5 + 4 * (33 + 5));
 
 /// The kernels' `Listed`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Listed {
-    pointers: [u64; 3],
+    pointers: [u64; 4],
     tiles: i32,
     parts: i32,
     blocks: [i32; MAX_RANK],
@@ -137,7 +152,7 @@ struct Listed {
     padding: i32,
 }
 
-const _: () = assert!(size_of::<Listed>() == 8 * 3 + 4 * 22);
+const _: () = assert!(size_of::<Listed>() == 8 * 4 + 4 * 22);
 
 impl<'a> Walk<'a> {
     /// Fails where numbers of items have no room in 32 bits.
@@ -191,7 +206,7 @@ impl<'a> Walk<'a> {
 
     /// Tiles of CTAs that share a list.
     fn parts(&self) -> usize {
-        self.members().div_ceil(self.boxes.warpgroups)
+        self.members().div_ceil(self.boxes.row_tiles)
     }
 
     fn tiles(&self) -> usize {
@@ -227,7 +242,48 @@ impl<'a> Walk<'a> {
     ) -> Made {
         let behind = size_of::<u32>() * inverse.starts;
         let entries = self.sparse.query_blocks() * self.sparse.entries;
-        self.make_of(client, cubin, &inverse.handle, [behind, 0], entries)
+        let mut made = self.make_of(client, cubin, &inverse.handle, [behind, 0], entries);
+        made.order = Some(self.order(client, cubin, &made.table));
+        made
+    }
+
+    /// Steps of a list that is not long: some times as many as lists have that are all alike.
+    fn longest(&self) -> usize {
+        let blocks = self.rows.blocks.iter().product::<usize>().max(1);
+        let listed = self.sparse.query_blocks() * self.sparse.entries;
+        let boxes = (listed * self.columns.boxes_of_block()).div_ceil(blocks);
+        LONG * boxes.div_ceil(self.boxes_of_step()).max(1)
+    }
+
+    /// The order in which blocks of rows are taken, by the table of their lists.
+    fn order(&self, client: &Client, cubin: &Arc<Cubin>, table: &Handle) -> Handle {
+        let row_blocks = self.rows.blocks.iter().product::<usize>();
+        let pairs = self.problem().batch * self.pairs()[0];
+        let order = client.empty(size_of::<i32>() * (pairs * row_blocks).max(1));
+        let params = Order {
+            pointers: [0; 2],
+            pairs: pairs as i32,
+            row_blocks: row_blocks as i32,
+            lists_of_pair: self.lists_of_pair() as i32,
+            longest: self.longest().min(i32::MAX as usize) as i32,
+        };
+        // SAFETY: the assertion above counts every byte.
+        let params = unsafe { parameters(params, &[0, 1]) };
+        let kernel = Kernel {
+            cubin: cubin.clone(),
+            entry: c"attention_order",
+            grid: 1,
+            block: 1024,
+            shared_memory: 0,
+        };
+        let buffers = vec![Buffer::read(table), Buffer::written(&order)];
+        launch(client, kernel, buffers, vec![params]);
+        order
+    }
+
+    /// Lists of the rows of a pair, one for each pass over their columns or one for all.
+    fn lists_of_pair(&self) -> usize {
+        self.sparse.list_heads / self.pairs()[0]
     }
 
     /// From memory with lists and their starts so many bytes from its begin.
@@ -243,6 +299,7 @@ impl<'a> Walk<'a> {
             table: client.empty(ENTRY * self.lists),
             items: client.empty(ITEM * self.items),
             taken: client.empty(size_of::<i32>()),
+            order: None,
         };
         let origin = self.origin();
         let (rows, columns) = (&self.rows, &self.columns);
@@ -297,7 +354,7 @@ impl<'a> Walk<'a> {
     /// Hands what was made to a kernel, as the last of its buffers and of its parameters.
     fn hand(&self, made: &Made, buffers: &mut Vec<Buffer>, arguments: &mut [Argument]) {
         let listed = Listed {
-            pointers: [0; 3],
+            pointers: [0; 4],
             tiles: self.tiles() as i32,
             parts: self.parts() as i32,
             blocks: ints(self.rows.blocks),
@@ -306,7 +363,7 @@ impl<'a> Walk<'a> {
             members: self.members() as i32,
             pairs: self.pairs()[0] as i32,
             heads: self.pairs()[1] as i32,
-            lists_of_pair: (self.sparse.list_heads / self.pairs()[0]) as i32,
+            lists_of_pair: self.lists_of_pair() as i32,
             origin: self.origin(),
             step: ints(self.sparse.steps),
             padding: 0,
@@ -317,8 +374,13 @@ impl<'a> Walk<'a> {
             Buffer::read(&made.items),
             Buffer::written(&made.taken),
         ]);
+        // Rows that are queries are taken in their order, and their kernels read none.
+        let order = made.order.as_ref().map_or(first, |order| {
+            buffers.push(Buffer::read(order));
+            first + 3
+        });
         // SAFETY: the assertion above counts every byte.
-        let listed = unsafe { parameters(listed, &[first, first + 1, first + 2]) };
+        let listed = unsafe { parameters(listed, &[first, first + 1, first + 2, order]) };
         let (
             Some(Argument::Struct { words, pointers }),
             Argument::Struct { words: more, pointers: places },
@@ -370,6 +432,7 @@ pub(in crate::native) struct Made {
     table: Handle,
     items: Handle,
     taken: Handle,
+    order: Option<Handle>,
 }
 
 /// Boxes of what has the query's heads, with so many of them.

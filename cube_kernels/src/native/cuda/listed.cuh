@@ -2,13 +2,14 @@
 // has made of it, ahead of the kernel, its items: the boxes of columns that some of the block's rows see, first those that all of
 // them see whole, in steps. So a kernel knows from a tile's start how many steps there are, and from which one on there is something to mask.
 //
-// A tile is WARPGROUPS boxes of rows that share a list: boxes of its block, and of heads. Each warpgroup has a Tile of its own. A box of
+// A tile is ROW_TILES boxes of rows that share a list: boxes of its block, and of heads. Each of them has a Tile of its own. A box of
 // rows has ROW_H heads, one of columns COLUMN_H: the heads of a group fill what few tokens leave of 64.
 
 struct Listed {
   const uint4* table;            // of each list: its first item, its steps, those of them without a mask
   const u64* items;              // see `Item`
   int* taken;                    // tiles that the forward pass has handed out, beyond the first of each CTA
+  const int* order;              // with INVERSE: in which blocks of rows, of all pairs, are taken
   int tiles;                     // of CTAs
   int parts;                     // of those, of a list
   int blocks[3];                 // of rows, along each axis
@@ -44,16 +45,17 @@ DEVICE uint4 list_of(const Listed& listed, int list, int pass) {
   return listed.table[list];
 }
 
-// Finds the tiles of a CTA's warpgroups. Parts of a list follow each other, then blocks; of a causal problem the queries that see most come first.
+// Finds the tiles of a CTA. Parts of a list follow each other, then blocks; of a causal problem the queries that see most come first, and
+// of all problems the keys that are listed most.
 DEVICE void decode_listed(const Space& space, const Listed& listed, int index, Tile* tiles) {
   // The producer has few registers: what is known is written, and read again where it is needed. `column` is nobody's: it has
   // whether there are rows, what is left of the block's number and what is left of the box'.
 #pragma unroll 1
-  for (int w = 0; w < WARPGROUPS; w++) {
+  for (int w = 0; w < ROW_TILES; w++) {
     volatile Tile& tile = tiles[w];
-    tile.column[0] = index % listed.parts * WARPGROUPS + w;
+    tile.column[0] = index % listed.parts * ROW_TILES + w;
     {
-      const int count = listed.blocks[0] * listed.blocks[1] * listed.blocks[2], row = index / listed.parts, pair = row / count, number = row % count;
+      const int count = listed.blocks[0] * listed.blocks[1] * listed.blocks[2], row = INVERSE ? listed.order[index / listed.parts] : index / listed.parts, pair = row / count, number = row % count;
       const int block = CAUSAL && !INVERSE ? count - 1 - number : number;
       tile.column[1] = block;
       tile.list = pair * listed.lists_of_pair * count + block;

@@ -65,6 +65,52 @@ DEVICE int classify(const Params& params, int row_block, int column_block, int b
   return !some ? NONE : whole ? WHOLE : PART;
 }
 
+#if TURNED
+// The order in which blocks of rows are taken: first those whose lists are long, for a CTA that begins with one when others end is alone
+// with it. Both kinds stay in their order. One CTA looks at all of them twice.
+struct Order {
+  const uint4* table;
+  int* order;                    // [pairs, row blocks]
+  int pairs, row_blocks;
+  int lists_of_pair;             // one behind the other, each of all row blocks
+  int longest;                   // steps of a list that is not long
+};
+
+extern "C" __global__ void __launch_bounds__(1024) attention_order(const __grid_constant__ Order params) {
+  __shared__ int of_warps[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = params.pairs * params.row_blocks;
+  int longs = 0, all_longs = 0;  // ahead of a portion
+#pragma unroll 1
+  for (int writes = 0; writes < 2; writes++) {
+    longs = 0;
+#pragma unroll 1
+    for (int base = 0; base < count; base += 1024) {
+      const int row = base + threadIdx.x;
+      int steps = 0;
+      if (row < count) {
+        const int list = row / params.row_blocks * params.lists_of_pair * params.row_blocks + row % params.row_blocks;
+#pragma unroll 1
+        for (int i = 0; i < params.lists_of_pair; i++) steps = max_(steps, (int)params.table[list + i * params.row_blocks].y);
+      }
+      const bool is_long = steps > params.longest;
+      const u32 lanes = __ballot_sync(~0u, is_long);
+      if (lane == 0) of_warps[warp] = __popc(lanes);
+      __syncthreads();
+      int before = longs + __popc(lanes & ((1u << lane) - 1));
+#pragma unroll 1
+      for (int w = 0; w < 32; w++) {
+        const int more = of_warps[w];
+        before += w < warp ? more : 0;
+        longs += more;
+      }
+      if (writes && row < count) params.order[is_long ? before : all_longs + row - before] = row;
+      __syncthreads();
+    }
+    all_longs = longs;
+  }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(128) attention_lists(const __grid_constant__ Params params) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *params.taken = 0;
   const int list = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -6,12 +6,17 @@
 // shifted, see window.cuh), INVERSE, ROW_Z
 // ROW_Y ROW_X (the rows of a warpgroup), COLUMN_Z COLUMN_Y COLUMN_X (the columns of a block), STACK
 // (the axis along which the tiles of the warpgroups of a CTA are stacked), WARPGROUPS (consumers), BLOCKS (of a step). LISTED: columns are
-// those of listed blocks, see listed.cuh, with ROW_H and COLUMN_H heads of a box of rows and of columns.
+// those of listed blocks, see listed.cuh, with ROW_H and COLUMN_H heads of a box of rows and of columns. SHARED_ROWS: all warpgroups have the
+// same rows, and take steps in turn.
 
 #if !defined LISTED
 #define LISTED 0
 constexpr int ROW_H = 1, COLUMN_H = 1;
 #endif
+#if !defined SHARED_ROWS
+#define SHARED_ROWS 0
+#endif
+constexpr int ROW_TILES = SHARED_ROWS ? 1 : WARPGROUPS;  // of a CTA
 constexpr int PLACE = LISTED ? 4 : 3;                 // numbers that say where a row is: its position, and its head if tiles have several
 constexpr int ROW_BOX = ROW_H * ROW_Z * ROW_Y * ROW_X;  // rows of a box, which fill those of a warpgroup, or all but a few of them
 
@@ -39,12 +44,12 @@ struct Space {
 
 DEVICE constexpr int row_extent(int a) { return a == 0 ? ROW_Z : a == 1 ? ROW_Y : ROW_X; }
 DEVICE constexpr int column_extent(int a) { return a == 0 ? COLUMN_Z : a == 1 ? COLUMN_Y : COLUMN_X; }
-DEVICE constexpr int cta_extent(int a) { return row_extent(a) * (a == STACK ? WARPGROUPS : 1); }
+DEVICE constexpr int cta_extent(int a) { return row_extent(a) * (a == STACK ? ROW_TILES : 1); }
 
 // Blocks of columns are visited with the stacking axis slowest, so that what a warpgroup sees is one range.
 constexpr int SLOW = STACK, MIDDLE = STACK == 0 ? 1 : 0, FAST = STACK == 2 ? 1 : 2;
 
-// What a CTA works on: 64 * WARPGROUPS rows of one head and the blocks of columns they see.
+// What a CTA works on: 64 * ROW_TILES rows of one head and the blocks of columns they see.
 struct __align__(128) Tile {
   int batch, head;
   int group[3];                  // dilation group

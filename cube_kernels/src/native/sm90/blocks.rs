@@ -107,7 +107,7 @@ fn boxes(schedule: &Schedule) -> launches::Boxes {
         cut: schedule.cut(),
         row_heads: heads.row_heads,
         column_heads: heads.column_heads,
-        warpgroups: schedule.warpgroups,
+        row_tiles: schedule.row_tiles(),
         columns: schedule.columns(),
     }
 }

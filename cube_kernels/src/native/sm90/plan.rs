@@ -208,6 +208,7 @@ fn schedules(
                 stages: 0,
                 ctas: shape.ctas,
                 splits: 1,
+                shares_rows: false,
                 mask: Mask::None,
                 is_late: shape.is_late,
                 is_packed: false,

@@ -105,6 +105,8 @@ pub struct Schedule {
     pub ctas: usize,
     /// CTAs that share the heads of a group in a kernel for keys, whose gradients one more kernel adds up then: a divisor of the group.
     pub splits: usize,
+    /// Whether the warpgroups of a CTA have the same rows, and take steps in turn, in place of rows of their own: where blocks are listed.
+    pub shares_rows: bool,
     /// How windows are enforced.
     pub mask: Mask,
     /// Of a backward pass, whether dP of a step is begun only when its scores are there, which saves
@@ -152,8 +154,13 @@ impl Schedule {
     /// Rows of a CTA along each axis.
     pub fn cta_tile(&self) -> [usize; MAX_RANK] {
         let mut tile = self.row_tile();
-        tile[self.stack] *= self.warpgroups;
+        tile[self.stack] *= self.row_tiles();
         tile
+    }
+
+    /// Tiles of rows of a CTA's pipeline.
+    pub fn row_tiles(&self) -> usize {
+        if self.shares_rows { 1 } else { self.warpgroups }
     }
 
     /// Columns of a step.
@@ -223,12 +230,13 @@ impl Schedule {
         let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
         let (columns, of) =
             (blocks * TILE, if self.pass == Pass::Keys { "queries" } else { "keys" });
+        let shared = if self.shares_rows { ", which share rows" } else { "" };
         let splits = match self.splits {
             1 => String::new(),
             splits => format!(", heads of a group in {splits} splits"),
         };
         format!(
-            "{ctas} x {warpgroups} warpgroups{joined} along the {axis}, {stages} x {columns} {of}, {mask}{splits}"
+            "{ctas} x {warpgroups} warpgroups{joined}{shared} along the {axis}, {stages} x {columns} {of}, {mask}{splits}"
         )
     }
 
@@ -374,7 +382,10 @@ impl Schedule {
         let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
         // Query; or query and its output's gradient; or key and value.
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
-        let rows = self.row_buffers() * self.warpgroups * rows * TILE * self.swizzle();
+        let rows = self.row_tiles() * rows * TILE * self.swizzle();
+        // Sums of a warpgroup lie where rows were.
+        let sums = size_of::<f32>() * TILE * self.head_dim.max(self.head_dim_v);
+        let rows = self.row_buffers() * if self.shares_rows { rows.max(sums) } else { rows };
         let row_barriers = 2 * self.row_buffers();
         // Logsumexp and delta of columns that are queries.
         let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 16 } else { 0 };
@@ -388,8 +399,8 @@ impl Schedule {
         // Warpgroups have tiles of their own where blocks are listed.
         let tiles = match (self.listed, self.pass) {
             (None, _) => tiles,
-            (Some(_), Pass::Forward) => 2 * self.warpgroups,
-            (Some(_), _) => tiles * self.warpgroups,
+            (Some(_), Pass::Forward) => 2 * self.row_tiles(),
+            (Some(_), _) => tiles * self.row_tiles(),
         };
         let pipeline = rows + stages * (step + statistics) + 128 * tiles + 8 * barriers;
         self.teams * (pipeline + self.bias_bytes()) + one_hot
@@ -407,14 +418,15 @@ impl Schedule {
         (SHARED_MEMORY_OF_SM / self.ctas - RESERVED).min(SHARED_MEMORY)
     }
 
-    /// The same with as many stages as fit, up to four; `None` if not even two do. Slots for the sums of a bias are one where all of them
+    /// The same with as many stages as fit, up to four, or to five for warpgroups that take them in turn; `None` if not even two do. Slots for the sums of a bias are one where all of them
     /// leave no room: some would be shared by steps that have little in common.
     pub(super) fn with_stages(mut self) -> Option<Self> {
         let room = self.room();
         for slots in [self.sum_slots, 1] {
             self.sum_slots = slots;
             let fits = |stages: &usize| self.shared_memory_with(*stages) <= room;
-            if let Some(stages) = (2..=4).rev().find(fits) {
+            let most = if self.shares_rows { 5 } else { 4 };
+            if let Some(stages) = (2..=most).rev().find(fits) {
                 self.stages = stages;
                 return Some(self);
             }
@@ -513,6 +525,9 @@ impl Schedule {
         if self.splits > 1 {
             macros.push(("SPLITS", self.splits));
         }
+        if self.shares_rows {
+            macros.push(("SHARED_ROWS", 1));
+        }
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
@@ -573,6 +588,7 @@ impl fmt::Display for Schedule {
         if self.splits > 1 {
             write!(f, "_{}splits", self.splits)?;
         }
+        f.write_str(if self.shares_rows { "_shared" } else { "" })?;
         f.write_str(match self.mask {
             Mask::None => "_whole",
             Mask::Linear => "_linear",

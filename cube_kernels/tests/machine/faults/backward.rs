@@ -7,7 +7,7 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "columns are multiplied before they have arrived",
         On::Plane,
-        "      if (i + 1 < high) wait_columns(step + i + 1);\n",
+        "      if (i + TURN < high) wait_columns(step + i + TURN);\n",
         "",
     ),
     fault(
@@ -50,13 +50,13 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "columns are freed before they are multiplied",
         On::Plane,
-        "      aim(i + 1);\n      wgmma_wait<is_early ? 1 : 0>();\n      pin(scores);\n      if (!is_first) release_columns(step + i - 1);",
-        "      aim(i + 1);\n      if (!is_first) release_columns(step + i - 1);\n      wgmma_wait<is_early ? 1 : 0>();\n      pin(scores);",
+        "      aim(i + 1);\n      wgmma_wait<is_early ? 1 : 0>();\n      pin(scores);\n      if (!is_first) release_columns(step + i - TURN);",
+        "      aim(i + 1);\n      if (!is_first) release_columns(step + i - TURN);\n      wgmma_wait<is_early ? 1 : 0>();\n      pin(scores);",
     ),
     fault(
         "lanes have not read the rows that their warp frees",
         On::LongLine,
-        "lane, row_second_fragments);\n    __syncwarp();",
+        "lane, row_second_fragments);\n    if constexpr (SHARED_ROWS) return;\n    __syncwarp();",
         "lane, row_second_fragments);",
     ),
     fault(
@@ -74,7 +74,7 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "a stage is not freed at the end of a pass",
         On::Plane,
-        "        release_columns(step + high - 1);\n      }",
+        "        release_columns(step + last);\n      }",
         "      }",
     ),
     // Fences and groups.
@@ -111,8 +111,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "slopes are written while a product reads them",
         On::Plane,
-        "      if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);\n      begin_scores(step + i);",
-        "      if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);\n      if constexpr (WITH_FIRST) slopes[0] = 0;\n      begin_scores(step + i);",
+        "      if (WITH_FIRST && !is_first) accumulate_first(step + i - TURN);\n      begin_scores(step + i);",
+        "      if (WITH_FIRST && !is_first) accumulate_first(step + i - TURN);\n      if constexpr (WITH_FIRST) slopes[0] = 0;\n      begin_scores(step + i);",
     ),
     // Descriptors and layouts.
     fault(
@@ -136,8 +136,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "rows of both tensors overlap",
         On::Plane,
-        "SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE;",
-        "SECOND_TILE_OFFSET = WARPGROUPS * FIRST_TILE - 1024;",
+        "SECOND_TILE_OFFSET = ROW_TILES * FIRST_TILE;",
+        "SECOND_TILE_OFFSET = ROW_TILES * FIRST_TILE - 1024;",
     ),
     fault(
         "the statistics are one stage too few",

@@ -6,6 +6,7 @@
 mod backward;
 mod blackwell_backward;
 mod blackwell_forward;
+mod blocks_of_rows;
 mod decode;
 mod forward;
 mod lists;
@@ -19,7 +20,7 @@ use std::path::Path;
 use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, Problem};
 use cubecl::client::Client;
-use test_support::blocks::own_lists;
+use test_support::blocks::{blocks_that_all_list, own_lists};
 use test_support::compare::format;
 use test_support::{Data, axis, problem};
 
@@ -60,6 +61,10 @@ enum On {
     HeadsOfLists,
     /// The same of four, whose blocks many list.
     Visits,
+    /// Blocks of one tile, whose warpgroups share rows.
+    SharedRows,
+    /// Blocks that all list.
+    LongLists,
     /// One more token, of which CTAs have several steps.
     Decode,
     /// The selection of blocks: a warp has several lists.
@@ -89,6 +94,8 @@ impl On {
             | Self::Lists
             | Self::HeadsOfLists
             | Self::Visits
+            | Self::SharedRows
+            | Self::LongLists
             | Self::Decode
             | Self::Selection
             | Self::SharedSelection => {
@@ -136,13 +143,19 @@ impl Chip {
         let (client, element) = (client(), Element::Bf16);
         let check = || match (on, of) {
             (On::OneSlot, _) => check_one_slot(machine, &client),
-            (On::Lists | On::HeadsOfLists | On::Visits, of) => {
+            (On::Lists | On::HeadsOfLists | On::Visits | On::SharedRows | On::LongLists, of) => {
+                let mut cases = match on {
+                    On::SharedRows => blocks::named(&["three heads that share lists"]),
+                    On::LongLists => blocks_that_all_list(),
+                    _ => own_lists(),
+                };
                 let number = match on {
                     On::Lists => 5,
                     On::HeadsOfLists => 2,
-                    _ => 6,
+                    On::Visits => 6,
+                    _ => 0,
                 };
-                let case = own_lists().swap_remove(number);
+                let case = cases.swap_remove(number);
                 match of {
                     Direction::Forward => blocks::forward(machine, &client, element, &case),
                     Direction::Backward => blocks::backward(machine, &client, element, &case),
@@ -219,6 +232,8 @@ fn nothing_is_found_where_there_is_no_fault() {
             On::Lists,
             On::HeadsOfLists,
             On::Visits,
+            On::SharedRows,
+            On::LongLists,
             On::Decode,
             On::Selection,
             On::SharedSelection,
@@ -265,7 +280,7 @@ fn look_for<'a>(chip: Chip, of: Direction, faults: impl IntoIterator<Item = &'a 
 
 /// One of waiting, one of order in memory, one of a descriptor, one of a fence; of Blackwell, one of a commit, and fences of tensor memory; one
 /// of copies, one of each other kind of kernel.
-const SAMPLE: [&str; 13] = [
+const SAMPLE: [&str; 14] = [
     "keys are multiplied before they have arrived",
     "the producer does not wait for free rows",
     "the descriptor's stride is that of four rows",
@@ -274,6 +289,7 @@ const SAMPLE: [&str; 13] = [
     "sm_100: no fence behind rescaling",
     "sm_100: statistics are read before they have arrived",
     "sm_100: no fence when slopes are written",
+    "shared rows: sums are added up before they are there",
     "lists: blocks are multiplied before they have arrived",
     "lists: rows are handed over while they are copied",
     "selection: scores are taken of what others still write",
@@ -282,11 +298,12 @@ const SAMPLE: [&str; 13] = [
 ];
 
 /// Each table, with whose faults they are.
-const TABLES: [(Chip, Direction, &[Fault]); 10] = [
+const TABLES: [(Chip, Direction, &[Fault]); 11] = [
     (Chip::Hopper, Direction::Forward, forward::FAULTS),
     (Chip::Hopper, Direction::Backward, backward::FAULTS),
     (Chip::Blackwell, Direction::Forward, blackwell_forward::FAULTS),
     (Chip::Blackwell, Direction::Backward, blackwell_backward::FAULTS),
+    (Chip::Hopper, Direction::Backward, blocks_of_rows::FAULTS),
     (Chip::Hopper, Direction::Forward, lists::FORWARD),
     (Chip::Hopper, Direction::Backward, lists::BACKWARD),
     (Chip::Hopper, Direction::Forward, selection::FAULTS),
@@ -358,6 +375,7 @@ fn all_faults_of_blackwells_backward_kernels_are_found() {
 #[test]
 #[ignore = "minutes"]
 fn all_faults_of_lists_are_found() {
+    look_for(Chip::Hopper, Direction::Backward, blocks_of_rows::FAULTS);
     look_for(Chip::Hopper, Direction::Forward, lists::FORWARD);
     look_for(Chip::Hopper, Direction::Backward, lists::BACKWARD);
     look_for(Chip::Hopper, Direction::Forward, visits::FORWARD);

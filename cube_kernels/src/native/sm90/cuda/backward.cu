@@ -19,11 +19,17 @@
 // together with S and dP of the next; while it computes P and dS, others have the tensor cores. CTAs take
 // tiles as they come to them, so that those of unequal length end together.
 //
+// With SHARED_ROWS a tile is 64 rows for both consumers, who take steps in turn. The second one's sums go through shared memory to the first one.
+//
 // Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
 // and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
 
 constexpr int K_STEPS = (DIM + 15) / 16;      // wgmma k steps of S
 constexpr int K_STEPS_V = (DIM_V + 15) / 16;  // and of dP
+constexpr int TURN = SHARED_ROWS ? WARPGROUPS : 1;                        // steps from one of a warpgroup to its next
+constexpr int STEP_WARPS = SHARED_ROWS ? 4 : CONSUMER_WARPS;              // that wait for a step
+constexpr int SUMS_BARRIER = 1;
+static_assert(!SHARED_ROWS || LISTED && WARPGROUPS == 2 && ROW_BUFFERS == 1, "sums of two warpgroups are added up, where rows were");
 
 struct Barriers {
   u32 base;
@@ -39,7 +45,7 @@ DEVICE u32 parity_of_rows(u32 slot) { return slot / ROW_BUFFERS & 1; }
 DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u32 rows, u32 full) {
   barrier_expect(full, ROWS_LOADED);
 #pragma unroll
-  for (int w = 0; w < WARPGROUPS; w++) {
+  for (int w = 0; w < ROW_TILES; w++) {
     const Tile& own = LISTED ? (&tile)[w] : tile;
     int at[3];
     row_box(space, own, LISTED ? 0 : w, at);
@@ -188,6 +194,7 @@ struct Consumer {
   DEVICE u32 rows() const { return base() + (u32)slot % ROW_BUFFERS * ROWS_BYTES; }
   // Found again where it is needed: registers are short.
   DEVICE int warpgroup() const { return WARPGROUPS == 1 ? 0 : uniform(threadIdx.x / 128) - 1; }
+  DEVICE int row_tile() const { return SHARED_ROWS ? 0 : warpgroup(); }
 
   DEVICE void start(u32 shared_, const Barriers& barriers_) {
     shared = shared_;
@@ -205,16 +212,17 @@ struct Consumer {
   }
 
   DEVICE void keep_rows() {
-    const int warpgroup = this->warpgroup();
-    load_fragments(rows() + warpgroup * FIRST_TILE, warp * 16 + lane / 4, lane, row_first_fragments);
-    load_fragments(rows() + SECOND_TILE_OFFSET + warpgroup * SECOND_TILE, warp * 16 + lane / 4, lane, row_second_fragments);
+    const int tile = row_tile();
+    load_fragments(rows() + tile * FIRST_TILE, warp * 16 + lane / 4, lane, row_first_fragments);
+    load_fragments(rows() + SECOND_TILE_OFFSET + tile * SECOND_TILE, warp * 16 + lane / 4, lane, row_second_fragments);
+    if constexpr (SHARED_ROWS) return;
     __syncwarp();
     release(barriers.rows_empty(slot));
   }
 
   // scores = mask + S, or are added to with BIAS_FIRST.
   DEVICE void begin_scores(int step) {
-    const Matrix row_first = swizzled(rows() + warpgroup() * FIRST_TILE, 16, 8 * SWIZZLE);
+    const Matrix row_first = swizzled(rows() + row_tile() * FIRST_TILE, 16, 8 * SWIZZLE);
     const Matrix column_first = swizzled(base() + FIRST_OFFSET, 16, 8 * SWIZZLE).behind(stage_of(step) * (FIRST_STAGE >> 4));
     wgmma_fence();
     if constexpr (MASK == ONE_HOT)
@@ -234,7 +242,7 @@ struct Consumer {
 
   // products = dP
   DEVICE void begin_products(int step) {
-    const Matrix row_second = swizzled(rows() + SECOND_TILE_OFFSET + warpgroup() * SECOND_TILE, 16, 8 * SWIZZLE);
+    const Matrix row_second = swizzled(rows() + SECOND_TILE_OFFSET + row_tile() * SECOND_TILE, 16, 8 * SWIZZLE);
     const Matrix column_second = swizzled(base() + SECOND_OFFSET, 16, 8 * SWIZZLE).behind(stage_of(step) * (SECOND_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
@@ -318,13 +326,12 @@ struct Consumer {
   DEVICE void consume(const Params& params, const Tile& tile) {
     const Space& space = params.space;
     const float scale_log2 = params.scale_log2;
-    const int warpgroup = this->warpgroup();
+    const int warpgroup = row_tile();
     int row_at[2][PLACE];
     rows_of_lane(tile, warpgroup, warp, lane, row_at);
 #if LISTED
-    // Each pass has a list, whose steps are for all of the warpgroup or, without rows, for none.
-    constexpr int low = 0;
-    int pass = 0, steps, high, whole;
+    // Each pass has a list, whose steps are for all of the warpgroup or, without rows, for none; or, with SHARED_ROWS, every second one.
+    int low = 0, pass = 0, steps, high, whole;
 #else
     const int steps = uniform(tile.steps) + additional_steps(params.additional);
     const Range visible = visible_steps(space, tile, warpgroup);
@@ -358,7 +365,7 @@ struct Consumer {
     // Comes between exponentials and the wait for dP: a branch, over which the compiler does not move that wait.
     // Else it moves it ahead of the exponentials, which then do not overlap.
     auto wait_next_columns = [&](int i) {
-      if (i + 1 < high) wait_columns(step + i + 1);
+      if (i + TURN < high) wait_columns(step + i + TURN);
     };
     // From masked scores and dP, which may still be on its way, to what the gradients are summed from, and the
     // sum of `second`.
@@ -399,7 +406,7 @@ struct Consumer {
         if (has_bias(i)) bias.load(table, block_entry, scores);
         else clear(scores);
       }
-      if (WITH_FIRST && !is_first) accumulate_first(step + i - 1);
+      if (WITH_FIRST && !is_first) accumulate_first(step + i - TURN);
       begin_scores(step + i);
       if constexpr (is_early) begin_products(step + i);
       sums_slot = coming_slot;
@@ -407,7 +414,7 @@ struct Consumer {
       aim(i + 1);
       wgmma_wait<is_early ? 1 : 0>();
       pin(scores);
-      if (!is_first) release_columns(step + i - 1);
+      if (!is_first) release_columns(step + i - TURN);
       mask_step(scores, linear, tile, i, params.additional, lane);
 #if LISTED
       if (i >= whole) mask_items(scores, params.listed, tile, params.listed.items + list_of(params.listed, tile.list, pass).x + i * BOXES, warp, lane);
@@ -424,6 +431,7 @@ struct Consumer {
       steps = uniform(entry.y);
       high = uniform(tile.rows[2]) > 0 ? steps : 0;
       whole = uniform(entry.z);
+      if constexpr (SHARED_ROWS) low = (step + this->warpgroup()) % TURN;
 #else
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
@@ -437,7 +445,7 @@ struct Consumer {
         }
         find_bias(params, table, head);
       }
-      for (int i = 0; i < low; i++) skip(step + i);
+      for (int i = 0; !SHARED_ROWS && i < low; i++) skip(step + i);
       if (low < high) {
 #if LISTED
         walk.start(tile, 0);
@@ -450,24 +458,46 @@ struct Consumer {
         begin(low, true);
         weigh(low);
 #pragma unroll 1
-        for (int i = low + 1; i < high; i++) {
+        for (int i = low + TURN; i < high; i += TURN) {
           begin(i, false);
           weigh(i);
         }
+        const int last = high - 1 - (high - 1 - low) % TURN;
         if constexpr (WITH_FIRST) {
-          accumulate_first(step + high - 1);
+          accumulate_first(step + last);
           wgmma_wait<0>();
           pin(first);
         }
-        release_columns(step + high - 1);
+        release_columns(step + last);
       }
-      for (int i = high; i < steps; i++) skip(step + i);
+      for (int i = high; !SHARED_ROWS && i < steps; i++) skip(step + i);
     }
-    if constexpr (!ROWS_IN_REGISTERS) {
+    if constexpr (SHARED_ROWS) {
+      if constexpr (WITH_FIRST) add_up(first);
+      if constexpr (WITH_SECOND) add_up(second);
+      shared_proxy_fence();
+    }
+    if constexpr (SHARED_ROWS || !ROWS_IN_REGISTERS) {
       __syncwarp();
       release(barriers.rows_empty(slot));
     }
-    finish(params, tile);
+    if (!SHARED_ROWS || this->warpgroup() == 0) finish(params, tile);
+  }
+
+  // Adds the second warpgroup's sums to those of the first one.
+  template <int N> DEVICE void add_up(float (&sums)[N]) {
+    float* const at = (float*)memory + threadIdx.x % 128;
+    // Nobody reads the rows, or other sums, any more.
+    named_sync(SUMS_BARRIER, 32 * CONSUMER_WARPS);
+    if (warpgroup() > 0) {
+#pragma unroll
+      for (int i = 0; i < N; i++) at[i * 128] = sums[i];
+    }
+    named_sync(SUMS_BARRIER, 32 * CONSUMER_WARPS);
+    if (warpgroup() == 0) {
+#pragma unroll
+      for (int i = 0; i < N; i++) sums[i] += at[i * 128];
+    }
   }
 
   DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][PLACE]) {
@@ -487,7 +517,7 @@ struct Consumer {
   // Writes the rows, and computes those again that became infinite or NaN.
   DEVICE void finish(const Params& params, const Tile& tile) {
     int row_at[2][PLACE];
-    rows_of_lane(tile, warpgroup(), warp, lane, row_at);
+    rows_of_lane(tile, row_tile(), warp, lane, row_at);
     bool broken[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -524,7 +554,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(barriers.full(i), 1);
-      barrier_init(barriers.empty(i), CONSUMER_WARPS);
+      barrier_init(barriers.empty(i), STEP_WARPS);
     }
     for (int i = 0; i < ROW_BUFFERS; i++) {
       barrier_init(barriers.rows_full(i), 1);
@@ -564,7 +594,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
-      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[LISTED ? consumer.slot * TILES + consumer.warpgroup() : consumer.slot];
+      const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[LISTED ? consumer.slot * TILES + consumer.row_tile() : consumer.slot];
       if (uniform(tile.steps) == 0) break;
       consumer.consume(launch.params(tile), tile);
     }

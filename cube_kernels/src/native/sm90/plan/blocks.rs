@@ -15,6 +15,8 @@ const LEAST_BOX: usize = 8;
 const MOST_BOXES_OF_STEP: u64 = (2 * TILE / LEAST_BOX) as u64;
 /// Least share of a tile's rows, and of a step's columns, that a block fills.
 const LEAST_FILL: usize = 8;
+/// Time of a step, where two warpgroups share rows, relative to that of one for both: each loads its columns for itself.
+const SHARED: f64 = 1.15;
 /// Time of a box of columns besides its columns, in columns: several loads are one by one.
 const BOX: usize = 4;
 
@@ -196,7 +198,7 @@ fn timed_shapes(dim: usize, pass: Pass) -> Vec<([usize; 3], bool, f64)> {
         (Pass::Forward, 65..=128) => vec![([2, 2, 1], false, 1.0), ([1, 1, 2], false, 1.6)],
         (Pass::Forward, _) => vec![([2, 1, 1], false, 1.0)],
         (Pass::Queries, ..=64) => vec![([1, 2, 2], false, 1.0)],
-        // Two CTAs of one warpgroup, for blocks of 64 queries or keys, have too few registers.
+        // Two CTAs of one warpgroup, for blocks of 64 queries or keys, have too few registers; one of two that share rows has not.
         (Pass::Queries, 65..=128) => vec![([2, 1, 1], false, 1.0)],
         (Pass::Keys, ..=64) => vec![([1, 1, 2], true, 1.0)],
         (Pass::Keys, 65..=128) => vec![([2, 1, 1], true, 1.0)],
@@ -219,43 +221,49 @@ pub fn block_candidates(
         Pass::Forward | Pass::Queries => (rows.tokens, columns.tokens),
         Pass::Keys => (columns.tokens, rows.tokens),
     };
-    let mut timed: Vec<(f64, Schedule)> =
-        timed_shapes(problem.head_dim.max(problem.head_dim_v), pass)
-            .into_iter()
-            .filter_map(|([warpgroups, blocks, ctas], is_late, time)| {
-                let schedule = Schedule {
-                    pass,
-                    gradients,
-                    element,
-                    head_dim: problem.head_dim,
-                    head_dim_v: problem.head_dim_v,
-                    rank: problem.rank(),
-                    is_causal: problem.axes.map(|axis| axis.is_causal),
-                    is_strided: false,
-                    is_dilated: false,
-                    has_origin: false,
-                    has_additional: false,
-                    bias: None,
-                    q_tile,
-                    kv_tile,
-                    stack: MAX_RANK - 1,
-                    warpgroups,
-                    teams: 1,
-                    blocks,
-                    stages: 0,
-                    ctas,
-                    splits: 1,
-                    mask: Mask::ByItem,
-                    is_late,
-                    is_packed: false,
-                    sum_slots: 1,
-                    listed: Some(Listed { row_heads: rows.heads, column_heads: columns.heads }),
-                };
-                // Warpgroups without rows.
-                let idle = members.next_multiple_of(warpgroups) as f64 / members as f64;
-                schedule.with_stages().map(|schedule| (time * idle, schedule))
-            })
-            .collect();
+    let shapes = timed_shapes(problem.head_dim.max(problem.head_dim_v), pass).into_iter();
+    // Two warpgroups can share their rows, where results are sums.
+    let ways = |shape: ([usize; 3], bool, f64)| {
+        let can_share = pass != Pass::Forward && shape.0[0] == 2;
+        [false, true].into_iter().take(1 + usize::from(can_share)).map(move |way| (shape, way))
+    };
+    let of = |(shape, shares_rows): (([usize; 3], bool, f64), bool)| {
+        let ([warpgroups, blocks, ctas], is_late, time) = shape;
+        let schedule = Schedule {
+            pass,
+            gradients,
+            element,
+            head_dim: problem.head_dim,
+            head_dim_v: problem.head_dim_v,
+            rank: problem.rank(),
+            is_causal: problem.axes.map(|axis| axis.is_causal),
+            is_strided: false,
+            is_dilated: false,
+            has_origin: false,
+            has_additional: false,
+            bias: None,
+            q_tile,
+            kv_tile,
+            stack: MAX_RANK - 1,
+            warpgroups,
+            teams: 1,
+            blocks,
+            stages: 0,
+            ctas,
+            splits: 1,
+            shares_rows,
+            mask: Mask::ByItem,
+            is_late,
+            is_packed: false,
+            sum_slots: 1,
+            listed: Some(Listed { row_heads: rows.heads, column_heads: columns.heads }),
+        };
+        // Warpgroups without rows.
+        let idle = members.next_multiple_of(schedule.row_tiles()) as f64 / members as f64;
+        let shared = if shares_rows { SHARED } else { 1.0 };
+        schedule.with_stages().map(|schedule| (time * idle * shared, schedule))
+    };
+    let mut timed: Vec<(f64, Schedule)> = shapes.flat_map(ways).filter_map(of).collect();
     timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     timed.into_iter().map(|(_, schedule)| schedule).collect()
 }
