@@ -10,7 +10,7 @@ use crate::native::compile::Cubin;
 use crate::native::grid::{Grid, parameters};
 use crate::native::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
 use crate::native::{backward, forward};
-use crate::sparse::{Inverse, check_lists, invert};
+use crate::sparse::{Inverse, check_lists};
 use crate::view::KeyGradients;
 use crate::{
     BlockSparse, KernelError, KeyValue, MAX_RANK, Operands, Outputs, Pass, Saved, Strided,
@@ -502,7 +502,8 @@ pub(in crate::native) struct Makers {
     pub turned: Arc<Cubin>,
 }
 
-/// Enqueues a backward pass on tensors that are [checked](check_backward). `queries` and `keys` are the walks of the parts' kernels.
+/// Enqueues a backward pass on tensors that are [checked](check_backward). `queries` and `keys` are the walks of the parts' kernels; `turn`
+/// turns the lists around.
 ///
 /// # Errors
 ///
@@ -516,6 +517,7 @@ pub(in crate::native) fn enqueue_backward(
     [queries, keys]: [&[Walk<'_>]; 2],
     inputs: &Saved<Strided>,
     lists: &Handle,
+    turn: impl FnOnce() -> Result<Inverse, KernelError>,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let Some(any) = queries.iter().chain(keys).next() else { return Ok(()) };
@@ -531,7 +533,7 @@ pub(in crate::native) fn enqueue_backward(
         return Ok(());
     }
     // What can fail comes first.
-    let inverse = (!of_key.is_empty()).then(|| invert(client, any.sparse, lists)).transpose()?;
+    let inverse = (!of_key.is_empty()).then(turn).transpose()?;
     let bytes = crate::native::statistics::statistics_bytes(problem);
     let workspace = backward::Workspace::new(client, bytes, count, None);
     backward::launch_delta(client, &parts.delta, problem, inputs, &workspace);

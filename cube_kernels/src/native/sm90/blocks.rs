@@ -5,6 +5,7 @@ use cubecl::server::Handle;
 
 use super::backward::load;
 use super::forward::hopper;
+use super::inverse::{Items, invert_lists};
 use super::program::Program;
 use super::{
     BackwardPlan, Element, Listed, Schedule, Union, UnionKernel, planned_blocks,
@@ -116,11 +117,11 @@ fn boxes(schedule: &Schedule) -> launches::Boxes {
 /// wanted, one that has a buffer, is not launched.
 ///
 /// No atomics on gradients: results repeat bit by bit. Workspace, until the kernels ran: 16 bytes for each query and head, what the
-/// forward pass takes for each of the two kernels, and for keys and values what [`invert`](crate::sparse::invert) takes; where queries
-/// have lists of their own, also sums of long inverse lists in f32, of 65,536 rows of queries or half as many each. Where groups have up
-/// to 16 heads, and blocks 64 keys, and gradients of queries as well as of keys or values are wanted: a row for each entry and head of the
-/// group, 2 bytes for each element of a query vector and 4, for as many samples and key heads at once as the forward pass has, and sums
-/// of inverse lists of more than 2,048 entries.
+/// forward pass takes for each of the two kernels, and for keys and values 4 bytes for each entry of a list, and 4 for each block of keys
+/// and each 1,024 entries; where queries have lists of their own, also sums of long inverse lists in f32, of 65,536 rows of queries or
+/// half as many each. Where groups have up to 16 heads, and blocks 64 keys, and gradients of queries as well as of keys or values are
+/// wanted: a row for each entry and head of the group, 2 bytes for each element of a query vector and 4, for as many samples and key
+/// heads at once as the forward pass has, and sums of inverse lists of more than 2,048 entries.
 ///
 /// # Errors
 ///
@@ -224,5 +225,9 @@ pub fn backward_blocks_with(
         turned: Program::Lists(true).load(&device)?,
     };
     let walks = [&queries[..], &keys[..]];
-    launches::enqueue_backward(client, &device, &parts, &makers, walks, inputs, lists, outputs)
+    let inverse = Program::Inverse.load(&device)?;
+    let turn = || invert_lists(client, &inverse, sparse, lists, Items::Lists);
+    launches::enqueue_backward(
+        client, &device, &parts, &makers, walks, inputs, lists, turn, outputs,
+    )
 }
