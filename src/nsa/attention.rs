@@ -6,7 +6,6 @@ use super::compress::{check_compressed, compress};
 use super::select::select;
 use super::window::window;
 use super::{BranchTokens, PerBranch, Pooling, SelectedBlocks};
-use crate::backend::accumulator;
 use crate::backend::gate::{GateOps, OfBranches};
 use crate::functional::AttentionOutput;
 use crate::functional::inputs::{is_float, is_on, matches};
@@ -169,7 +168,7 @@ pub(super) fn one_sequence(
         check_compressed((name, &tokens.tokens.compressed), pooling, given.as_ref(), sizes)?;
     }
     let dtype = query.dtype();
-    let (key, value) = (summed_widely(key), summed_widely(value));
+    let (key, value) = (of_branches(key), of_branches(value));
     let pooled = |given: Option<Tensor<4>>, tokens: Tensor<4>, pooling: &Pooling| {
         given.unwrap_or_else(|| compress(tokens, pooling, sizes).cast(dtype))
     };
@@ -184,18 +183,12 @@ pub(super) fn one_sequence(
     attend(query, tokens, count, gates, options)
 }
 
-/// Tokens for each branch. Those that all of them share take part in half types by way of a wide one where gradients are wanted, as
-/// these are then summed in it, and rounded once.
-fn summed_widely(tokens: BranchTokens) -> PerBranch<Tensor<4>> {
-    let (is_shared, tokens) = (tokens.is_shared(), tokens.tokens);
-    let dtype = tokens.selected.dtype();
-    let sums = accumulator(dtype);
-    if !is_shared || sums == dtype || !tokens.selected.device().is_autodiff() {
-        return tokens;
+/// Tokens for each branch.
+fn of_branches(tokens: BranchTokens) -> PerBranch<Tensor<4>> {
+    match tokens.is_shared() {
+        true => for_each_branch(tokens.tokens.selected),
+        false => tokens.tokens,
     }
-    let wide = tokens.selected.cast(sums);
-    let narrow = || wide.clone().cast(dtype);
-    PerBranch { compressed: wide.clone(), selected: narrow(), window: narrow() }
 }
 
 /// The three branches and their sum, of rows that are the last ones of `count` tokens: compressed tokens, raw ones, and those of the
@@ -255,10 +248,10 @@ pub(super) fn attend(
     Ok(NativeSparseOutput { out, branches, blocks, cmp_blocks })
 }
 
-/// The queries of each branch, whose gradients are summed in a wide type, and rounded once.
-fn for_each_branch(query: Tensor<4>) -> PerBranch<Tensor<4>> {
+/// A tensor that all branches read, whose gradients are summed in a wide type, and rounded once.
+fn for_each_branch(tensor: Tensor<4>) -> PerBranch<Tensor<4>> {
     let OfBranches { compressed, selected, window } =
-        Dispatch::gate_branches(query.into_dispatch());
+        Dispatch::gate_branches(tensor.into_dispatch());
     PerBranch { compressed, selected, window }.map(Tensor::from_dispatch)
 }
 

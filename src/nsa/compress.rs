@@ -154,7 +154,10 @@ pub(super) fn compress(tokens: Tensor<4>, pooling: &Pooling, sizes: &Sizes) -> T
     let dtype = tokens.dtype();
     let reach = sizes.cmp_block / sizes.cmp_stride;
     let segments = blocks + reach - 1;
-    let tokens = tokens.narrow(1, 0, segments * sizes.cmp_stride).cast(accumulator(dtype));
+    // What is narrowed to all of it has zeros and a copy in the backward pass.
+    let whole = segments * sizes.cmp_stride;
+    let tokens = if whole < count { tokens.narrow(1, 0, whole) } else { tokens };
+    let tokens = tokens.cast(accumulator(dtype));
     let tokens = tokens.reshape([batch, segments, sizes.cmp_stride, heads, dim]);
     let compressed = match pooling {
         Pooling::Mean => mean(tokens, blocks),
