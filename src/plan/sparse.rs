@@ -267,7 +267,9 @@ impl NativeSparse<'_> {
         let Some(top) = sizes.cmp_top else {
             let pairs = self.pairs(|query| sizes.compressed(query + 1));
             let stride = sizes.cmp_stride;
-            let before = (1 - sizes.cmp_block as isize).rem_euclid(stride as isize) as usize;
+            // The first token that sees a block; MSLK's see the one that they are in.
+            let first = if self.options.mslk.is_some() { 0 } else { sizes.cmp_block as isize - 1 };
+            let before = (-first).rem_euclid(stride as isize) as usize;
             let groups = (before + self.tokens).div_ceil(stride);
             let axes = [Axis::dense(groups, blocks, true), Axis::dense(stride, 1, false)];
             return self.planner.dense("compressed", self.dense.with_axes(axes), pairs);

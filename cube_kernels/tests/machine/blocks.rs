@@ -210,7 +210,9 @@ fn random_problems() {
 /// Long inverse lists are taken first.
 #[test]
 fn gradients_of_blocks_that_all_list() {
-    check(Policy::Random(7), Passes::Both, &blocks_that_all_list());
+    for policy in [Policy::Late, Policy::Random(7)] {
+        check(policy, Passes::Both, &blocks_that_all_list());
+    }
 }
 
 /// What is not finite reaches the rows and columns that see it, and no others: those of other blocks that boxes bring, behind a

@@ -46,7 +46,7 @@ DEVICE uint4 list_of(const Listed& listed, int list, int pass) {
 }
 
 // Finds the tiles of a CTA. Parts of a list follow each other, then blocks; of a causal problem the queries that see most come first, and
-// of all problems the keys that are listed most.
+// of all problems the keys with long lists.
 DEVICE void decode_listed(const Space& space, const Listed& listed, int index, Tile* tiles) {
   // The producer has few registers: what is known is written, and read again where it is needed. `column` is nobody's: it has
   // whether there are rows, what is left of the block's number and what is left of the box'.

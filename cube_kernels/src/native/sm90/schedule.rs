@@ -418,15 +418,16 @@ impl Schedule {
         (SHARED_MEMORY_OF_SM / self.ctas - RESERVED).min(SHARED_MEMORY)
     }
 
-    /// The same with as many stages as fit, up to four, or to five for warpgroups that take them in turn; `None` if not even two do. Slots for the sums of a bias are one where all of them
+    /// The same with as many stages as fit, up to four; `None` if not even two do, or four for warpgroups that take them in turn. Slots for the sums of a bias are one where all of them
     /// leave no room: some would be shared by steps that have little in common.
     pub(super) fn with_stages(mut self) -> Option<Self> {
         let room = self.room();
         for slots in [self.sum_slots, 1] {
             self.sum_slots = slots;
             let fits = |stages: &usize| self.shared_memory_with(*stages) <= room;
-            let most = if self.shares_rows { 5 } else { 4 };
-            if let Some(stages) = (2..=most).rev().find(fits) {
+            // With two in turn a warpgroup would wait for a step that needs the stage it holds; with an odd number, see `backward.cu`.
+            let least = if self.shares_rows { 4 } else { 2 };
+            if let Some(stages) = (least..=4).rev().find(fits) {
                 self.stages = stages;
                 return Some(self);
             }

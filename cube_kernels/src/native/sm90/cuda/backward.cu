@@ -29,6 +29,9 @@ constexpr int K_STEPS_V = (DIM_V + 15) / 16;  // and of dP
 constexpr int TURN = SHARED_ROWS ? WARPGROUPS : 1;                        // steps from one of a warpgroup to its next
 constexpr int STEP_WARPS = SHARED_ROWS ? 4 : CONSUMER_WARPS;              // that wait for a step
 constexpr int SUMS_BARRIER = 1;
+// A stage belongs to one warpgroup: a wait for a phase of a barrier ends at once while the phase before is still open, so that who waits has to have waited for
+// all phases ahead.
+static_assert(STAGES % TURN == 0 && STAGES > TURN, "a warpgroup waits for each phase of its stages");
 static_assert(!SHARED_ROWS || LISTED && WARPGROUPS == 2 && ROW_BUFFERS == 1, "sums of two warpgroups are added up, where rows were");
 
 struct Barriers {

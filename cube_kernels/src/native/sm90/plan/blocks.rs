@@ -392,8 +392,8 @@ mod tests {
                 grouped(1, 64),
                 [
                     "sm90_forward_bf16_d128_q1_k64_1w1b3s2c_x_listed_rh16_causal_x",
-                    "sm90_queries_bf16_d128_q1_k64_2w1b5s1c_x_shared_listed_rh16_causal_x",
-                    "sm90_keys_bf16_d128_q1_k64_2w1b5s1c_x_late_shared_listed_ch16_causal_x",
+                    "sm90_queries_bf16_d128_q1_k64_2w1b4s1c_x_shared_listed_rh16_causal_x",
+                    "sm90_keys_bf16_d128_q1_k64_2w1b4s1c_x_late_shared_listed_ch16_causal_x",
                 ],
             ),
             (
