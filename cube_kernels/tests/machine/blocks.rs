@@ -170,10 +170,11 @@ pub fn named(words: &[&str]) -> Vec<Case> {
     cases
 }
 
+/// With heads that share lists, and with heads that fill tiles.
 #[test]
 fn gradients() {
-    let shared = "lists of each head of a group, short values, blocks of 32";
-    check(Policy::Early, Passes::Both, &named(&[shared, "a list for 4 queries"]));
+    let words = ["short values, blocks of 32", "a list for 4 queries"];
+    check(Policy::Early, Passes::Both, &named(&words));
 }
 
 /// Blocks of one box, or three: the warpgroups of a CTA have the same rows, and take steps in turn.

@@ -71,6 +71,11 @@ impl Side {
     fn boxes_of_block(&self) -> usize {
         self.boxes().iter().product()
     }
+
+    /// All blocks.
+    fn count(&self) -> usize {
+        self.blocks.iter().product()
+    }
 }
 
 /// What a kernel's lists come to.
@@ -118,6 +123,8 @@ struct ListParams {
     padding: i32,
 }
 
+const _: () = assert!(size_of::<ListParams>() == 8 * 5 + 4 * (33 + 5));
+
 /// The `Order` of the kernel that says in which order lists are taken.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -130,8 +137,6 @@ struct Order {
 }
 
 const _: () = assert!(size_of::<Order>() == 8 * 2 + 4 * 4);
-
-const _: () = assert!(size_of::<ListParams>() == 8 * 5 + 4 * (33 + 5));
 
 /// The kernels' `Listed`.
 #[repr(C)]
@@ -166,7 +171,7 @@ impl<'a> Walk<'a> {
             Pass::Keys => (keys, queries),
         };
         let pairs = sparse.problem.batch * sparse.list_heads;
-        let lists = pairs * rows.blocks.iter().product::<usize>();
+        let lists = pairs * rows.count();
         let listed = pairs * sparse.query_blocks() * sparse.entries * columns.boxes_of_block();
         let mut walk = Self { sparse, boxes, rows, columns, lists, items: 0 };
         // Each list may have a step that is not full.
@@ -210,8 +215,7 @@ impl<'a> Walk<'a> {
     }
 
     fn tiles(&self) -> usize {
-        let blocks: usize = self.rows.blocks.iter().product();
-        self.problem().batch * self.pairs()[0] * blocks * self.parts()
+        self.problem().batch * self.pairs()[0] * self.rows.count() * self.parts()
     }
 
     /// Where query 0 stands. Beyond the first and the last key it makes no difference.
@@ -249,15 +253,14 @@ impl<'a> Walk<'a> {
 
     /// Steps of a list that is not long: some times as many as lists have that are all alike.
     fn longest(&self) -> usize {
-        let blocks = self.rows.blocks.iter().product::<usize>().max(1);
         let listed = self.sparse.query_blocks() * self.sparse.entries;
-        let boxes = (listed * self.columns.boxes_of_block()).div_ceil(blocks);
+        let boxes = (listed * self.columns.boxes_of_block()).div_ceil(self.rows.count().max(1));
         LONG * boxes.div_ceil(self.boxes_of_step()).max(1)
     }
 
     /// The order in which blocks of rows are taken, by the table of their lists.
     fn order(&self, client: &Client, cubin: &Arc<Cubin>, table: &Handle) -> Handle {
-        let row_blocks = self.rows.blocks.iter().product::<usize>();
+        let row_blocks = self.rows.count();
         let pairs = self.problem().batch * self.pairs()[0];
         let order = client.empty(size_of::<i32>() * (pairs * row_blocks).max(1));
         let params = Order {

@@ -116,12 +116,13 @@ fn boxes(schedule: &Schedule) -> launches::Boxes {
 /// Its [gradients](crate::portable::blocks::backward), by the schedules that are [`planned_blocks_backward`]. What sums none that is
 /// wanted, one that has a buffer, is not launched.
 ///
-/// No atomics on gradients: results repeat bit by bit. Workspace, until the kernels ran: 16 bytes for each query and head, what the
-/// forward pass takes for each of the two kernels, and for keys and values 4 bytes for each entry of a list, and 4 for each block of keys
-/// and each 1,024 entries; where queries have lists of their own, also sums of long inverse lists in f32, of 65,536 rows of queries or
-/// half as many each. Where groups have up to 16 heads, and blocks 64 keys, and gradients of queries as well as of keys or values are
-/// wanted: a row for each entry and head of the group, 2 bytes for each element of a query vector and 4, for as many samples and key
-/// heads at once as the forward pass has, and sums of inverse lists of more than 2,048 entries.
+/// No atomics on gradients: results repeat bit by bit. Workspace, until the kernels ran: 16 bytes for each query and head, what the forward
+/// pass takes for each of the two kernels, and for keys and values 4 bytes for each entry of a list, 4 for each block of keys and each
+/// 1,024 entries, and 4 for each block of keys, or, above 58,112 blocks of keys, what [`invert`](crate::sparse::invert) takes; where
+/// queries have lists of their own, also sums of long inverse lists in f32, of 65,536 rows of queries or half as many each. Where groups
+/// have up to 16 heads, and blocks 64 keys, and gradients of queries as well as of keys or values are wanted: a row for each entry and head
+/// of the group, 2 bytes for each element of a query vector and 4, for as many samples and key heads at once as the forward pass has, and
+/// sums of inverse lists of more than 2,048 entries.
 ///
 /// # Errors
 ///

@@ -181,38 +181,27 @@ fn schedules(
     gradients: Gradients,
     shapes: &[Shape],
 ) -> Vec<Schedule> {
-    let rank = problem.rank();
+    let plain = Schedule {
+        is_strided: problem.axes.iter().any(|axis| axis.stride > 1),
+        is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
+        has_origin: problem.has_origin(),
+        has_additional: problem.additional > 0 && pass != Pass::Keys,
+        bias: problem.has_bias.then(|| problem.bias_extents()),
+        ..Schedule::plain(problem, element, pass, gradients)
+    };
     let mut schedules = vec![];
     for shape in shapes {
         for (q_tile, kv_tile, stack) in tiles(problem, pass) {
             let schedule = Schedule {
-                pass,
-                gradients,
-                element,
-                head_dim: problem.head_dim,
-                head_dim_v: problem.head_dim_v,
-                rank,
-                is_causal: problem.axes.map(|axis| axis.is_causal),
-                is_strided: problem.axes.iter().any(|axis| axis.stride > 1),
-                is_dilated: problem.axes.iter().any(|axis| axis.dilation > 1),
-                has_origin: problem.has_origin(),
-                has_additional: problem.additional > 0 && pass != Pass::Keys,
-                bias: problem.has_bias.then(|| problem.bias_extents()),
-                sum_slots: 1,
                 q_tile,
                 kv_tile,
                 stack,
                 warpgroups: shape.warpgroups,
                 teams: shape.teams,
                 blocks: shape.blocks,
-                stages: 0,
                 ctas: shape.ctas,
-                splits: 1,
-                shares_rows: false,
-                mask: Mask::None,
                 is_late: shape.is_late,
-                is_packed: false,
-                listed: None,
+                ..plain
             };
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);

@@ -120,6 +120,44 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// Of one warpgroup, one tile and one block, with none of what a problem may have besides vectors and causal axes, and with no stages yet.
+    pub(super) fn plain(
+        problem: &Problem,
+        element: Element,
+        pass: Pass,
+        gradients: Gradients,
+    ) -> Self {
+        Self {
+            pass,
+            gradients,
+            element,
+            head_dim: problem.head_dim,
+            head_dim_v: problem.head_dim_v,
+            rank: problem.rank(),
+            is_causal: problem.axes.map(|axis| axis.is_causal),
+            is_strided: false,
+            is_dilated: false,
+            has_origin: false,
+            has_additional: false,
+            bias: None,
+            sum_slots: 1,
+            q_tile: [1; MAX_RANK],
+            kv_tile: [1; MAX_RANK],
+            stack: MAX_RANK - 1,
+            warpgroups: 1,
+            teams: 1,
+            blocks: 1,
+            stages: 0,
+            ctas: 1,
+            splits: 1,
+            shares_rows: false,
+            mask: Mask::None,
+            is_late: false,
+            is_packed: false,
+            listed: None,
+        }
+    }
+
     /// Whether it is one for block-sparse attention: sizes and flags fit.
     pub fn fits_blocks(&self, sparse: &BlockSparse) -> bool {
         let problem = &sparse.problem;
@@ -418,8 +456,8 @@ impl Schedule {
         (SHARED_MEMORY_OF_SM / self.ctas - RESERVED).min(SHARED_MEMORY)
     }
 
-    /// The same with as many stages as fit, up to four; `None` if not even two do, or four for warpgroups that take them in turn. Slots for the sums of a bias are one where all of them
-    /// leave no room: some would be shared by steps that have little in common.
+    /// The same with as many stages as fit, up to four; `None` if not even two do, or four for warpgroups that take them in turn. Slots for
+    /// the sums of a bias are one where all of them leave no room: some would be shared by steps that have little in common.
     pub(super) fn with_stages(mut self) -> Option<Self> {
         let room = self.room();
         for slots in [self.sum_slots, 1] {

@@ -18,14 +18,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "shared rows: both warpgroups take the same steps",
         On::SharedRows,
-        "low = (step + this->warpgroup()) % TURN;",
+        "low = (step + warpgroup()) % TURN;",
         "low = step % TURN;",
     ),
     fault(
         "shared rows: each pass begins with the first warpgroup",
         On::SharedRows,
-        "low = (step + this->warpgroup()) % TURN;",
-        "low = this->warpgroup();",
+        "low = (step + warpgroup()) % TURN;",
+        "low = warpgroup();",
     ),
     fault(
         "shared rows: a step is free when all warpgroups are done with it",

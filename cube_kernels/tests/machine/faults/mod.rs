@@ -144,16 +144,12 @@ impl Chip {
         let check = || match (on, of) {
             (On::OneSlot, _) => check_one_slot(machine, &client),
             (On::Lists | On::HeadsOfLists | On::Visits | On::SharedRows | On::LongLists, of) => {
-                let mut cases = match on {
-                    On::SharedRows => blocks::named(&["three heads that share lists"]),
-                    On::LongLists => blocks_that_all_list(),
-                    _ => own_lists(),
-                };
-                let number = match on {
-                    On::Lists => 5,
-                    On::HeadsOfLists => 2,
-                    On::Visits => 6,
-                    _ => 0,
+                let (mut cases, number) = match on {
+                    On::Lists => (own_lists(), 5),
+                    On::HeadsOfLists => (own_lists(), 2),
+                    On::Visits => (own_lists(), 6),
+                    On::SharedRows => (blocks::named(&["three heads that share lists"]), 0),
+                    _ => (blocks_that_all_list(), 0),
                 };
                 let case = cases.swap_remove(number);
                 match of {

@@ -27,7 +27,7 @@
 constexpr int K_STEPS = (DIM + 15) / 16;      // wgmma k steps of S
 constexpr int K_STEPS_V = (DIM_V + 15) / 16;  // and of dP
 constexpr int TURN = SHARED_ROWS ? WARPGROUPS : 1;                        // steps from one of a warpgroup to its next
-constexpr int STEP_WARPS = SHARED_ROWS ? 4 : CONSUMER_WARPS;              // that wait for a step
+constexpr int STEP_WARPS = CONSUMER_WARPS / TURN;                         // that wait for a step
 constexpr int SUMS_BARRIER = 1;
 // A stage belongs to one warpgroup: a wait for a phase of a barrier ends at once while the phase before is still open, so that who waits has to have waited for
 // all phases ahead.
@@ -329,22 +329,22 @@ struct Consumer {
   DEVICE void consume(const Params& params, const Tile& tile) {
     const Space& space = params.space;
     const float scale_log2 = params.scale_log2;
-    const int warpgroup = row_tile();
+    const int own = row_tile();
     int row_at[2][PLACE];
-    rows_of_lane(tile, warpgroup, warp, lane, row_at);
+    rows_of_lane(tile, own, warp, lane, row_at);
 #if LISTED
     // Each pass has a list, whose steps are for all of the warpgroup or, without rows, for none; or, with SHARED_ROWS, every second one.
     int low = 0, pass = 0, steps, high, whole;
 #else
     const int steps = uniform(tile.steps) + additional_steps(params.additional);
-    const Range visible = visible_steps(space, tile, warpgroup);
+    const Range visible = visible_steps(space, tile, own);
     const int low = visible.low, high = steps > tile.steps && visible.low < visible.high ? steps : visible.high;
 #endif
     if constexpr (!INVERSE) read_statistics(params, tile, row_at);
     if constexpr (ROWS_IN_REGISTERS) keep_rows();
 
     LinearRows linear;
-    if constexpr (MASK == LINEAR) linear.start_tile(space, tile, warpgroup, row_at);
+    if constexpr (MASK == LINEAR) linear.start_tile(space, tile, own, row_at);
     BiasRows bias;
     const BiasTable table = {memory + TABLE_OFFSET};
     int first_entry = 0;         // of the bias, of the warp's first row
@@ -434,7 +434,7 @@ struct Consumer {
       steps = uniform(entry.y);
       high = uniform(tile.rows[2]) > 0 ? steps : 0;
       whole = uniform(entry.z);
-      if constexpr (SHARED_ROWS) low = (step + this->warpgroup()) % TURN;
+      if constexpr (SHARED_ROWS) low = (step + warpgroup()) % TURN;
 #else
 #pragma unroll 1
     for (int pass = 0; pass < passes(params); pass++, step += steps) {
@@ -453,7 +453,7 @@ struct Consumer {
 #if LISTED
         walk.start(tile, 0);
 #else
-        walk = visible_walk(space, tile, warpgroup, low);
+        walk = visible_walk(space, tile, own, low);
 #endif
         aim(low);
         fire();
@@ -484,7 +484,7 @@ struct Consumer {
       __syncwarp();
       release(barriers.rows_empty(slot));
     }
-    if (!SHARED_ROWS || this->warpgroup() == 0) finish(params, tile);
+    if (!SHARED_ROWS || warpgroup() == 0) finish(params, tile);
   }
 
   // Adds the second warpgroup's sums to those of the first one.
@@ -580,7 +580,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     shared_proxy_fence();
   }
   if constexpr (ROW_BOX < 64) {
-    // Rows that no box fills.
+    // Rows that no box fills. They belong to nobody: where sums lay in between, they have what is left of these.
     for (int i = threadIdx.x; i < ROW_BUFFERS * ROWS_BYTES / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
     shared_proxy_fence();
   }

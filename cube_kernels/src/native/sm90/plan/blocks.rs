@@ -221,49 +221,27 @@ pub fn block_candidates(
         Pass::Forward | Pass::Queries => (rows.tokens, columns.tokens),
         Pass::Keys => (columns.tokens, rows.tokens),
     };
-    let shapes = timed_shapes(problem.head_dim.max(problem.head_dim_v), pass).into_iter();
-    // Two warpgroups can share their rows, where results are sums.
-    let ways = |shape: ([usize; 3], bool, f64)| {
-        let can_share = pass != Pass::Forward && shape.0[0] == 2;
-        [false, true].into_iter().take(1 + usize::from(can_share)).map(move |way| (shape, way))
+    let plain = Schedule {
+        q_tile,
+        kv_tile,
+        mask: Mask::ByItem,
+        listed: Some(Listed { row_heads: rows.heads, column_heads: columns.heads }),
+        ..Schedule::plain(problem, element, pass, gradients)
     };
-    let of = |(shape, shares_rows): (([usize; 3], bool, f64), bool)| {
-        let ([warpgroups, blocks, ctas], is_late, time) = shape;
-        let schedule = Schedule {
-            pass,
-            gradients,
-            element,
-            head_dim: problem.head_dim,
-            head_dim_v: problem.head_dim_v,
-            rank: problem.rank(),
-            is_causal: problem.axes.map(|axis| axis.is_causal),
-            is_strided: false,
-            is_dilated: false,
-            has_origin: false,
-            has_additional: false,
-            bias: None,
-            q_tile,
-            kv_tile,
-            stack: MAX_RANK - 1,
-            warpgroups,
-            teams: 1,
-            blocks,
-            stages: 0,
-            ctas,
-            splits: 1,
-            shares_rows,
-            mask: Mask::ByItem,
-            is_late,
-            is_packed: false,
-            sum_slots: 1,
-            listed: Some(Listed { row_heads: rows.heads, column_heads: columns.heads }),
-        };
-        // Warpgroups without rows.
-        let idle = members.next_multiple_of(schedule.row_tiles()) as f64 / members as f64;
-        let shared = if shares_rows { SHARED } else { 1.0 };
-        schedule.with_stages().map(|schedule| (time * idle * shared, schedule))
-    };
-    let mut timed: Vec<(f64, Schedule)> = shapes.flat_map(ways).filter_map(of).collect();
+    let mut timed: Vec<(f64, Schedule)> = vec![];
+    for ([warpgroups, blocks, ctas], is_late, time) in
+        timed_shapes(problem.head_dim.max(problem.head_dim_v), pass)
+    {
+        // Two warpgroups can share their rows, where results are sums.
+        let can_share = pass != Pass::Forward && warpgroups == 2;
+        for shares_rows in [false, true].into_iter().filter(|shares| can_share || !shares) {
+            let schedule = Schedule { warpgroups, blocks, ctas, shares_rows, is_late, ..plain };
+            // Warpgroups without rows.
+            let idle = members.next_multiple_of(schedule.row_tiles()) as f64 / members as f64;
+            let shared = if shares_rows { SHARED } else { 1.0 };
+            timed.extend(schedule.with_stages().map(|schedule| (time * idle * shared, schedule)));
+        }
+    }
     timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     timed.into_iter().map(|(_, schedule)| schedule).collect()
 }
