@@ -167,10 +167,9 @@ pub(super) fn one_sequence(
     ] {
         check_compressed((name, &tokens.tokens.compressed), pooling, given.as_ref(), sizes)?;
     }
-    let dtype = query.dtype();
     let (key, value) = (of_branches(key), of_branches(value));
     let pooled = |given: Option<Tensor<4>>, tokens: Tensor<4>, pooling: &Pooling| {
-        given.unwrap_or_else(|| compress(tokens, pooling, sizes).cast(dtype))
+        given.unwrap_or_else(|| compress(tokens, pooling, sizes))
     };
     let pooled_key = pooled(given_key, key.compressed, &options.pool_key);
     let pooled_value = pooled(given_value, value.compressed, &options.pool_value);

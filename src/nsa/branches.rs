@@ -120,11 +120,9 @@ pub(super) fn compressed(
 ) -> Result<AttentionOutput, AttentionError> {
     let ([_, rows, _, _], [_, blocks, _, _]) = (query.dims(), key.dims());
     let (sizes, head_dim_v) = (options.sizes, value.dims()[3]);
-    // The first token that sees a block. MSLK's see the one that they are in.
-    let first = if options.mslk.is_some() { 0 } else { sizes.cmp_block - 1 };
-    let offset = tokens - rows;
-    let unseeing = first.saturating_sub(offset).min(rows);
-    if blocks == 0 || unseeing == rows {
+    // Where the first row stands, from the first token that sees a block on.
+    let at = (tokens - rows) as isize - options.first_seeing() as isize;
+    if blocks == 0 || rows == 0 || at + rows as isize <= 0 {
         Inputs::try_new(query.clone(), key.clone(), value.clone(), (None, None))?;
         let (queries, keys, values) = (query.dims(), key.dims(), value.dims());
         let shapes =
@@ -136,13 +134,13 @@ pub(super) fn compressed(
         return try_attention(query, key, value, options.branch());
     }
     if let Some(lists) = lists {
-        let edge = Edge { origin: offset as isize - first as isize, step: sizes.cmp_stride };
+        let edge = Edge { origin: at, step: sizes.cmp_stride };
         let mut sparse = BlockSparseOptions::<1>::new(sizes.query_tile, sizes.cmp_group);
         sparse.common = options.branch();
         let output = try_block_sparse1d(query, key, value, lists, sparse.with_edge(edge))?;
         return Ok(AttentionOutput { out: output.out, logsumexp: output.logsumexp });
     }
-    slanted([query, key, value], offset as isize - first as isize, options)
+    slanted([query, key, value], at, options)
 }
 
 /// Attention of rows that see more and more blocks: row `i` the first `(at + i) / cmp_stride + 1`, none where that is negative, and the last

@@ -291,6 +291,11 @@ impl NativeSparseAttentionOptions {
         self.sizes.compressed(tokens)
     }
 
+    /// The first token that sees a compressed block. MSLK's see the one that they are in.
+    pub(crate) fn first_seeing(&self) -> usize {
+        if self.mslk.is_some() { 0 } else { self.sizes.cmp_block - 1 }
+    }
+
     /// The factor on the scores.
     pub(crate) fn scale(&self, head_dim: usize) -> f64 {
         self.common.scale.unwrap_or_else(|| (head_dim as f64).powf(-0.5))

@@ -264,18 +264,16 @@ impl NativeSparse<'_> {
     fn compressed(&self) -> Result<SparseStep, AttentionError> {
         let sizes = &self.options.sizes;
         let blocks = sizes.compressed(self.tokens);
+        let origin = -(self.options.first_seeing() as isize);
         let Some(top) = sizes.cmp_top else {
             let pairs = self.pairs(|query| sizes.compressed(query + 1));
             let stride = sizes.cmp_stride;
-            // The first token that sees a block; MSLK's see the one that they are in.
-            let first = if self.options.mslk.is_some() { 0 } else { sizes.cmp_block as isize - 1 };
-            let before = (-first).rem_euclid(stride as isize) as usize;
+            let before = origin.rem_euclid(stride as isize) as usize;
             let groups = (before + self.tokens).div_ceil(stride);
             let axes = [Axis::dense(groups, blocks, true), Axis::dense(stride, 1, false)];
             return self.planner.dense("compressed", self.dense.with_axes(axes), pairs);
         };
         let pairs = self.pairs(|query| sizes.compressed(query + 1).min(top * sizes.cmp_group));
-        let origin = 1 - sizes.cmp_block as isize;
         let axis = Axis::dense(self.tokens, blocks, true).with_origin(origin);
         let sparse =
             BlockSparse::new(self.dense.with_axes([axis]), [sizes.query_tile], [sizes.cmp_group])
