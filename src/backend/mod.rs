@@ -13,6 +13,7 @@ pub(crate) mod extension;
 mod flex;
 pub(crate) mod gate;
 mod log;
+pub(crate) mod means;
 pub(crate) mod merge;
 mod operands;
 #[cfg(feature = "optim")]

@@ -3,6 +3,7 @@ use burn::tensor::Tensor;
 
 use super::span;
 use crate::backend::accumulator;
+use crate::backend::means::{BlockMeanOps, BlockPlan};
 use crate::backend::tokens::TokenOps;
 use crate::backend::unfused::Optional;
 use crate::functional::inputs::{is_float, matches};
@@ -143,8 +144,7 @@ impl Pooling {
 
 /// Compresses tokens, after the checks.
 ///
-/// A block is `cmp_block / cmp_stride` segments of `cmp_stride` tokens, and a segment is in as many blocks: each segment is
-/// summed up once, and blocks add them.
+/// A block is `cmp_block / cmp_stride` segments of `cmp_stride` tokens, and a segment is in as many blocks.
 pub(super) fn compress(tokens: Tensor<4>, pooling: &Pooling, sizes: &Sizes) -> Tensor<4> {
     let [batch, count, heads, dim] = tokens.dims();
     let blocks = sizes.compressed(count);
@@ -152,22 +152,24 @@ pub(super) fn compress(tokens: Tensor<4>, pooling: &Pooling, sizes: &Sizes) -> T
         return span(tokens, 0, 0);
     }
     let dtype = tokens.dtype();
-    let reach = sizes.cmp_block / sizes.cmp_stride;
-    let segments = blocks + reach - 1;
-    // What is narrowed to all of it has zeros and a copy in the backward pass.
-    let whole = segments * sizes.cmp_stride;
-    let tokens = if whole < count { tokens.narrow(1, 0, whole) } else { tokens };
-    let tokens = tokens.cast(accumulator(dtype));
-    let tokens = tokens.reshape([batch, segments, sizes.cmp_stride, heads, dim]);
+    let wide = |tokens: Tensor<4>| tokens.cast(accumulator(dtype));
+    let segmented = |tokens: Tensor<4>| {
+        let reach = sizes.cmp_block / sizes.cmp_stride;
+        let segments = blocks + reach - 1;
+        // What is narrowed to all of it has zeros and a copy in the backward pass.
+        let whole = segments * sizes.cmp_stride;
+        let tokens = if whole < count { tokens.narrow(1, 0, whole) } else { tokens };
+        wide(tokens).reshape([batch, segments, sizes.cmp_stride, heads, dim])
+    };
     let compressed = match pooling {
-        Pooling::Mean => mean(tokens, blocks),
-        Pooling::Weighted(weights) => weighted(tokens, weights.clone(), blocks),
+        Pooling::Mean => means(tokens, sizes),
+        Pooling::Weighted(weights) => weighted(segmented(tokens), weights.clone(), blocks),
         Pooling::MeanProjected(weights) => {
-            let means = mean(tokens, blocks).swap_dims(1, 2);
+            let means = means(wide(tokens), sizes).swap_dims(1, 2);
             let weights = weights.clone().cast(accumulator(dtype));
             projected(means, weights).swap_dims(1, 2)
         }
-        Pooling::Linear(weights) => linear(tokens, weights.clone(), blocks),
+        Pooling::Linear(weights) => linear(segmented(tokens), weights.clone(), blocks),
     };
     compressed.cast(dtype)
 }
@@ -181,15 +183,12 @@ fn sum_of_segments<const D: usize>(
     (1..reach).fold(first, |sum, segment| sum + part(segment))
 }
 
-/// `tokens` are `[batch, segments, cmp_stride, heads, dim]`.
-fn mean(tokens: Tensor<5>, blocks: usize) -> Tensor<4> {
-    let [_, segments, stride, _, _] = tokens.dims();
-    let reach = segments - blocks + 1;
-    let sums = tokens.sum_dim(2).squeeze_dim::<4>(2);
-    let sums = sum_of_segments(reach, |segment| sums.clone().narrow(1, segment, blocks));
-    sums / (reach * stride) as f64
+fn means(tokens: Tensor<4>, sizes: &Sizes) -> Tensor<4> {
+    let plan = BlockPlan { size: sizes.cmp_block, stride: sizes.cmp_stride };
+    Tensor::from_dispatch(Dispatch::block_means(tokens.into_dispatch(), plan))
 }
 
+/// `tokens` are `[batch, segments, cmp_stride, heads, dim]`.
 fn weighted(tokens: Tensor<5>, weights: Tensor<2>, blocks: usize) -> Tensor<4> {
     let [_, segments, stride, heads, _] = tokens.dims();
     // [1, 1, cmp_block, heads, 1]

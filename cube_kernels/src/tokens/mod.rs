@@ -1,5 +1,5 @@
 //! What stands between two attentions of a model: tokens, each a row of channels, are normalised, pass through a GELU, come from patches of
-//! a map, or are summed over branches, and gradients of parameters are sums over all of them.
+//! a map, are summed over branches or averaged over blocks, and gradients of parameters are sums over all of them.
 //!
 //! A training step of an image model has some hundred thousand rows of fewer than a thousand channels. What is computed of a
 //! row is shared out among its units; sums over rows are shared out among cubes and added up in a fixed order, so that results
@@ -14,6 +14,8 @@ mod gelu;
 mod grid;
 #[cfg(feature = "cube")]
 mod matrix;
+#[cfg(feature = "cube")]
+mod means;
 #[cfg(feature = "cube")]
 mod norm;
 #[cfg(feature = "cube")]
@@ -31,6 +33,8 @@ pub use gelu::{gelu, gelu_backward};
 pub use grid::PatchGrid;
 #[cfg(feature = "cube")]
 pub use matrix::Matrix;
+#[cfg(feature = "cube")]
+pub use means::TokenBlocks;
 #[cfg(feature = "cube")]
 pub use norm::{NormInputs, layer_norm, layer_norm_backward};
 #[cfg(feature = "cube")]

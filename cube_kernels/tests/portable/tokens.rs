@@ -1,8 +1,8 @@
 //! Layer normalization and sums over tokens, against their definitions.
 
 use burn_natten_kernels::tokens::{
-    GateInputs, Maps, Matrix, NormInputs, PatchGrid, branch_sum, column_sums, gated_sum,
-    gated_sum_backward, gelu, gelu_backward, layer_norm, layer_norm_backward,
+    GateInputs, Maps, Matrix, NormInputs, PatchGrid, TokenBlocks, branch_sum, column_sums,
+    gated_sum, gated_sum_backward, gelu, gelu_backward, layer_norm, layer_norm_backward,
 };
 use test_support::compare::{differs, half_ulp};
 use test_support::format::{BF16, F16, F32, Format};
@@ -277,6 +277,59 @@ fn patches_are_taken_and_given_back() {
                 "{grid:?}, {:?}",
                 format.elem()
             );
+        }
+    }
+}
+
+/// Blocks side by side, that overlap, that leave tokens out, and no block at all.
+#[test]
+fn blocks_have_means_and_tokens_gradients() {
+    let client = client();
+    for (tokens, size, stride) in
+        [(16, 4, 4), (23, 4, 2), (23, 5, 2), (20, 2, 3), (9, 1, 1), (3, 4, 2)]
+    {
+        for (format, channels) in [(F32, 3), (F32, 8), (BF16, 8), (F16, 6)] {
+            if !client.properties().supports_type(format.elem()) {
+                continue;
+            }
+            let (batch, dtype) = (2, format.elem());
+            let of = TokenBlocks { client: &client, batch, tokens, channels, dtype, size, stride };
+            let blocks = of.blocks();
+            assert_eq!(
+                blocks,
+                (0..tokens).step_by(stride).filter(|at| at + size <= tokens).count()
+            );
+            let case = format!("{size} of {tokens} tokens every {stride}, {channels} of {dtype:?}");
+            let share = |token: usize, block: usize| {
+                let is_inside = (block * stride..block * stride + size).contains(&token);
+                if is_inside { 1.0 / size as f64 } else { 0.0 }
+            };
+            // Sums over one axis of `count` places, by the share that each has in one of `of`.
+            let expected =
+                |values: &[f64], [of, count]: [usize; 2], share: &dyn Fn(usize, usize) -> f64| {
+                    let at = |place: usize| {
+                        let (channel, row) = (place % channels, place / channels);
+                        let (sample, row) = (row / of, row % of);
+                        let value = |i: usize| values[(sample * count + i) * channels + channel];
+                        (0..count).map(|i| share(row, i) * value(i)).sum::<f64>()
+                    };
+                    (0..batch * of * channels).map(at).collect::<Vec<_>>()
+                };
+            let [of_tokens, of_means] = [tokens, blocks].map(|rows| batch * rows * channels);
+
+            let values = numbers(of_tokens, 1, 0.5, format);
+            let exact = expected(&values, [blocks, tokens], &|block, token| share(token, block));
+            let to = format.poisoned(&client, of_means.max(1));
+            of.means(&format.upload(&client, &values), &to).expect("launched");
+            let actual = format.download(&client, &to, of_means);
+            assert_eq!(differs(&actual, &exact, allowed(format, 1.0)), None, "means, {case}");
+
+            let values = numbers(of_means.max(1), 2, 0.1, format);
+            let exact = expected(&values, [tokens, blocks], &share);
+            let to = format.poisoned(&client, of_tokens);
+            of.gradient(&format.upload(&client, &values), &to).expect("launched");
+            let actual = format.download(&client, &to, of_tokens);
+            assert_eq!(differs(&actual, &exact, allowed(format, 1.0)), None, "gradients, {case}");
         }
     }
 }

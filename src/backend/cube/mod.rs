@@ -10,6 +10,7 @@ mod gate;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod linear;
+mod means;
 mod memory;
 #[cfg(feature = "optim")]
 mod optim;

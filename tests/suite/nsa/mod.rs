@@ -3,6 +3,7 @@
 mod agreement;
 mod cases;
 mod causality;
+mod compress;
 mod decode;
 #[cfg(all(feature = "cpu", feature = "cuda"))]
 mod decode_launches;

@@ -1,0 +1,194 @@
+//! Means of blocks of tokens, one of which begins every so many tokens: what native sparse attention makes of a block.
+//!
+//! An operator of its own, so that no tokens are kept for the backward pass, nor written in a wide type: sums are held in f32, or f64 for
+//! f64, and rounded once.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::{FloatDType, Shape, Slice};
+
+use super::wide;
+
+/// The axis of tokens.
+const TOKENS: usize = 1;
+
+/// Which blocks there are: `size` tokens, a multiple of `stride`, from every `stride`-th token on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockPlan {
+    pub(crate) size: usize,
+    pub(crate) stride: usize,
+}
+
+impl BlockPlan {
+    /// Whole blocks of so many tokens.
+    pub(crate) fn count(&self, tokens: usize) -> usize {
+        tokens.checked_sub(self.size).map_or(0, |behind| behind / self.stride + 1)
+    }
+
+    /// Blocks are made of segments of `stride` tokens.
+    fn segments_of_block(&self) -> usize {
+        self.size / self.stride
+    }
+}
+
+/// The operator, which is differentiable.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    Autodiff: cfg(feature = "autodiff"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait BlockMeanOps: Backend {
+    /// Means of the blocks of `[batch, tokens, heads, dim]`: `[batch, blocks, heads, dim]`. Tokens behind the last block are in none.
+    #[fusion(meta = meta::means)]
+    fn block_means(tokens: FloatTensor<Self>, plan: BlockPlan) -> FloatTensor<Self> {
+        means::<Self>(tokens, plan)
+    }
+}
+
+/// What only gradients need. Asked of the inner backend only: first derivatives.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait BlockMeanGradientOps: Backend {
+    /// The gradient of so many tokens from that of their blocks' means.
+    #[fusion(meta = meta::gradient)]
+    fn block_means_gradient(
+        means: FloatTensor<Self>,
+        tokens: usize,
+        plan: BlockPlan,
+    ) -> FloatTensor<Self> {
+        gradient::<Self>(means, tokens, plan)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl BlockMeanOps for burn::backend::flex::Flex {}
+
+#[cfg(feature = "flex")]
+impl BlockMeanGradientOps for burn::backend::flex::Flex {}
+
+/// `[batch, count, heads, dim]` from one that has such axes.
+pub(crate) fn with_rows(shape: &Shape, count: usize) -> Shape {
+    let mut shape = shape.clone();
+    shape[TOKENS] = count;
+    shape
+}
+
+/// `[batch, segments, stride, heads, dim]`
+fn segmented(shape: &Shape, segments: usize, stride: usize) -> Shape {
+    Shape::new([shape[0], segments, stride, shape[2], shape[3]])
+}
+
+/// Rows of the axis of tokens.
+fn rows(range: std::ops::Range<usize>) -> [Slice; 2] {
+    [Slice::from(..), Slice::from(range)]
+}
+
+/// The operator by tensor operations. Each segment is summed up once, and blocks add them.
+pub(crate) fn means<B: Backend>(tokens: FloatTensor<B>, plan: BlockPlan) -> FloatTensor<B> {
+    let (dtype, shape): (FloatDType, _) = (tokens.dtype().into(), tokens.shape());
+    let blocks = plan.count(shape[TOKENS]);
+    if blocks == 0 {
+        return B::float_slice(tokens, &rows(0..0));
+    }
+    let reach = plan.segments_of_block();
+    let segments = blocks + reach - 1;
+    let tokens = wide::<B>(B::float_slice(tokens, &rows(0..segments * plan.stride)));
+    let sums = B::float_reshape(tokens, segmented(&shape, segments, plan.stride));
+    let sums = B::float_reshape(B::float_sum_dim(sums, TOKENS + 1), with_rows(&shape, segments));
+    let of_segment = |first: usize| B::float_slice(sums.clone(), &rows(first..first + blocks));
+    let sum = (1..reach).map(of_segment).fold(of_segment(0), B::float_add);
+    B::float_cast(B::float_div_scalar(sum, plan.size.into()), dtype)
+}
+
+/// The gradient of [`means`].
+pub(crate) fn gradient<B: Backend>(
+    means: FloatTensor<B>,
+    tokens: usize,
+    plan: BlockPlan,
+) -> FloatTensor<B> {
+    let (dtype, shape): (FloatDType, _) = (means.dtype().into(), means.shape());
+    let device = means.device();
+    let blocks = shape[TOKENS];
+    let wide_type = super::accumulator(means.dtype()).into();
+    let whole = B::float_zeros(with_rows(&shape, tokens), &device, dtype);
+    if blocks == 0 {
+        return whole;
+    }
+    let share = B::float_div_scalar(wide::<B>(means), plan.size.into());
+    let reach = plan.segments_of_block();
+    let segments = blocks + reach - 1;
+    let zeros = B::float_zeros(with_rows(&shape, segments), &device, wide_type);
+    let sums = (0..reach).fold(zeros, |sums, first| {
+        let range = rows(first..first + blocks);
+        let sum = B::float_add(B::float_slice(sums.clone(), &range), share.clone());
+        B::float_slice_assign(sums, &range, sum)
+    });
+    let sums = B::float_reshape(sums, segmented(&shape, segments, 1));
+    let each = B::float_expand(sums, segmented(&shape, segments, plan.stride));
+    let count = segments * plan.stride;
+    let each = B::float_cast(B::float_reshape(each, with_rows(&shape, count)), dtype);
+    B::float_slice_assign(whole, &rows(0..count), each)
+}
+
+#[cfg(feature = "autodiff")]
+mod autodiff {
+    use burn::backend::autodiff::Autodiff;
+    use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+
+    use super::*;
+    use crate::backend::unfused::{Product, record};
+
+    #[derive(Debug)]
+    struct Means {
+        tokens: usize,
+        plan: BlockPlan,
+    }
+
+    impl<B: BlockMeanGradientOps> Product<B> for Means {
+        fn kept(&self, _tracked: [bool; 4]) -> [bool; 4] {
+            [false; 4]
+        }
+
+        fn gradients(
+            &self,
+            _inputs: [Option<FloatTensor<B>>; 4],
+            gradient: FloatTensor<B>,
+            _wanted: [bool; 4],
+        ) -> [Option<FloatTensor<B>>; 4] {
+            [Some(B::block_means_gradient(gradient, self.tokens, self.plan)), None, None, None]
+        }
+    }
+
+    impl<B, C> BlockMeanOps for Autodiff<B, C>
+    where
+        B: BlockMeanOps + BlockMeanGradientOps,
+        C: CheckpointStrategy,
+    {
+        fn block_means(tokens: FloatTensor<Self>, plan: BlockPlan) -> FloatTensor<Self> {
+            let inner = tokens.primitive().clone();
+            let means = Means { tokens: inner.shape()[TOKENS], plan };
+            record::<B, C, _>(means, &tokens, [None; 3], B::block_means(inner, plan))
+        }
+    }
+}
+
+/// What fusion must know of an output before it is computed.
+#[cfg(feature = "fusion")]
+mod meta {
+    use burn::backend::fusion::custom::TensorSpec;
+
+    use super::{BlockPlan, TOKENS, with_rows};
+
+    pub fn means(tokens: &TensorSpec, plan: &BlockPlan) -> TensorSpec {
+        let blocks = plan.count(tokens.shape[TOKENS]);
+        TensorSpec::new(with_rows(&tokens.shape, blocks), tokens.dtype)
+    }
+
+    pub fn gradient(means: &TensorSpec, tokens: &usize, _plan: &BlockPlan) -> TensorSpec {
+        TensorSpec::new(with_rows(&means.shape, *tokens), means.dtype)
+    }
+}
