@@ -124,6 +124,7 @@ fn time(
             lse: Strided::contiguous(outputs.lse, lse),
         },
         gradients: Outputs { out: tensor(out), lse: Strided::contiguous(zeros, lse) },
+        has_out: true,
     };
     let outputs = Operands::new((), (), ())
         .map(|operand, ()| client.empty(4 * operand.shape(problem).elements()));
@@ -193,6 +194,7 @@ fn time_matrices(client: &Client, name: &str, problem: &Problem) {
             out: tensor(out),
             lse: Strided::contiguous(client.create_from_slice(&vec![0; 4 * lse.elements()]), lse),
         },
+        has_out: true,
     };
     let gradients = || {
         let empty = |shape: Shape| client.empty(2 * shape.elements());

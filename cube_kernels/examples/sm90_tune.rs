@@ -115,7 +115,7 @@ fn tune_backward(client: &Client, name: &str, problem: &Problem, tensors: &Tenso
         out: Strided::contiguous(outputs.out, Shape::out(problem)),
         lse: Strided::contiguous(outputs.lse, Shape::lse(problem)),
     };
-    let inputs = Saved { operands: inputs, outputs, gradients };
+    let inputs = Saved { operands: inputs, outputs, gradients, has_out: true };
     let plan = plan_backward(problem, Element::Bf16, None).expect("a plan");
     let run = |plan: &BackwardPlan| {
         let seconds = seconds(client, || {

@@ -95,6 +95,7 @@ fn tune_backward(
             out: Strided::contiguous(random(client, out.elements(), dtype, 4), out),
             lse: Strided::contiguous(zeros, lse),
         },
+        has_out: true,
     };
     let outputs = Operands::new((), (), ())
         .map(|operand, ()| Some(client.empty(size(dtype) * operand.shape(problem).elements())));

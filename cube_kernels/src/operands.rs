@@ -335,6 +335,9 @@ pub struct Saved<T> {
     pub outputs: Outputs<T>,
     /// The gradients of what it gave.
     pub gradients: Outputs<T>,
+    /// Whether the output counts. Where it does not, it is as if it were zero: the gradient of the logsumexp is then `-rowsum(dout * out)` of
+    /// an output that the caller has multiplied already, and nobody has to read twice.
+    pub has_out: bool,
 }
 
 #[cfg(test)]

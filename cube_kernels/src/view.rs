@@ -145,6 +145,18 @@ pub(crate) fn check_outputs(
     check_buffer("lse", &outputs.lse, size_of::<f32>() * Shape::lse(problem).elements())
 }
 
+/// [`check_saved`] for kernels that read the output whatever it counts.
+pub(crate) fn check_saved_with_out(
+    problem: &Problem,
+    saved: &Saved<Strided>,
+    size: usize,
+) -> Result<(), KernelError> {
+    match saved.has_out {
+        true => check_saved(problem, saved, size),
+        false => Err(KernelError::Layout { name: "out", reason: "it has to be there, if zero" }),
+    }
+}
+
 /// Checks the extents of what a backward pass reads.
 pub(crate) fn check_saved(
     problem: &Problem,
@@ -261,7 +273,7 @@ mod tests {
             strides: operand.strides(&problem()),
             ..tensor(2)(operand.shape(&problem()))
         });
-        Saved { operands, outputs: pair(), gradients: pair() }
+        Saved { operands, outputs: pair(), gradients: pair(), has_out: true }
     }
 
     fn culprit(result: Result<(), KernelError>) -> &'static str {

@@ -12,6 +12,16 @@
 //! runs by decreasing depth, so the joint node runs after every tap that was reached, and finds in
 //! the slots what arrived.
 //!
+//! # Weighed sums
+//!
+//! Where attentions are weighed row by row, and summed up, `out = sum over c of g_c out_c`, an attention's own gradient, `g_c dout`, need
+//! not be written: with weights `p` of its keys, it is `dv = (g_c p)^T dout` and `ds = g_c p (dout v^T - dout . out_c)`. That is the
+//! backward pass of an attention with the gradient `dout`, the logsumexp `lse_c - ln g_c`, whose weights are `g_c p`, and
+//! `delta = dout . out_c`, which is also the gradient of `g_c`. So the joint node has three more taps, and what arrives by these are no
+//! gradients of them, but `dout`, that logsumexp, and `-delta` in place of the gradient of `lse`, with no `out`.
+//!
+//! # Inputs
+//!
 //! An operator has as many places for inputs as it can have inputs, and some of them may be empty: a constant then stands
 //! in for them on the tape. Integers, such as lists of blocks, are part of the operator itself.
 
@@ -27,7 +37,7 @@ use burn_natten_kernels::{KeyValue, Operand, Operands, Outputs};
 
 use super::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
-    Gradient, Plan,
+    Gradient, Plan, Weighed, WeighedResults,
 };
 
 /// The gradients of `N` outputs, as far as they have arrived.
@@ -36,6 +46,12 @@ pub(super) type Slots<B, const N: usize> = Arc<Mutex<[Option<FloatTensor<B>>; N]
 /// A pair of outputs.
 pub(super) type Pair<B> = Outputs<FloatTensor<B>>;
 
+/// The outputs of an attention that a weighed sum takes, see above: `out` and twice `lse`.
+pub(super) const WEIGHED: usize = 3;
+
+/// All taps of a joint node: the pair of outputs, and those of a weighed sum.
+const TAPS: usize = 2 + WEIGHED;
+
 /// The tensors, or gradients, of `N` places.
 pub(super) type Places<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
@@ -43,11 +59,11 @@ pub(super) type Places<B, const N: usize> = [Option<FloatTensor<B>>; N];
 pub(super) trait PairBackward<B: Backend, const N: usize>:
     std::fmt::Debug + Send + 'static
 {
-    /// The gradients of the inputs that are `wanted`, or of more of them.
+    /// The gradients of the inputs that are `wanted`, or of more of them, by outputs and whether `out` counts.
     fn gradients(
         &self,
         inputs: Places<B, N>,
-        outputs: Pair<B>,
+        outputs: (Pair<B>, bool),
         gradients: Pair<B>,
         wanted: [bool; N],
     ) -> Places<B, N>;
@@ -57,7 +73,7 @@ pub(super) trait PairBackward<B: Backend, const N: usize>:
 struct Joint<K>(K);
 
 impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint<K> {
-    type State = ([Option<NodeId>; N], Pair<B>, Slots<B, 2>);
+    type State = ([Option<NodeId>; N], Pair<B>, Slots<B, TAPS>);
 
     fn backward(
         self,
@@ -71,23 +87,32 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
         let inputs = ids.map(|id: Option<NodeId>| {
             id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id))
         });
-        let [grad_out, grad_lse] = arrived(&slots);
-        let or_zeros = |gradient: Option<FloatTensor<B>>, like: &FloatTensor<B>| {
-            gradient.unwrap_or_else(|| {
-                B::float_zeros(like.shape(), &like.device(), like.dtype().into())
-            })
-        };
-        let gradients = Outputs {
-            out: or_zeros(grad_out, &outputs.out),
-            lse: or_zeros(grad_lse, &outputs.lse),
-        };
         let is_wanted = |place: usize| ops.parents[place].is_some() && ids[place].is_some();
-        let wanted = std::array::from_fn(is_wanted);
-        let gradients = self.0.gradients(inputs, outputs, gradients, wanted);
-        for ((parent, gradient), is_wanted) in ops.parents.into_iter().zip(gradients).zip(wanted) {
-            if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
-                grads.register::<B>(parent.id, gradient);
+        let wanted: [bool; N] = std::array::from_fn(is_wanted);
+        let mut register = |gradients: Places<B, N>| {
+            let places = ops.parents.iter().zip(gradients).zip(wanted);
+            for ((parent, gradient), is_wanted) in places {
+                if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
+                    grads.register::<B>(parent.id, gradient);
+                }
             }
+        };
+        let [out, lse, weighed_out, weighed_lse, delta] = arrived(&slots);
+        if let (Some(gradient), Some(lse), Some(delta)) = (weighed_out, weighed_lse, delta) {
+            // Only its shape counts.
+            let outputs = Outputs { out: outputs.out.clone(), lse };
+            let gradients = Outputs { out: gradient, lse: delta };
+            register(self.0.gradients(inputs.clone(), (outputs, false), gradients, wanted));
+        }
+        if out.is_some() || lse.is_some() {
+            let or_zeros = |gradient: Option<FloatTensor<B>>, like: &FloatTensor<B>| {
+                gradient.unwrap_or_else(|| {
+                    B::float_zeros(like.shape(), &like.device(), like.dtype().into())
+                })
+            };
+            let gradients =
+                Outputs { out: or_zeros(out, &outputs.out), lse: or_zeros(lse, &outputs.lse) };
+            register(self.0.gradients(inputs, (outputs, true), gradients, wanted));
         }
     }
 }
@@ -142,19 +167,71 @@ where
     C: CheckpointStrategy,
     K: PairBackward<B, N>,
 {
+    match join::<B, C, K, N>(kind, first, inputs, &outputs) {
+        Some((joint, slots)) => pair::<B, C>(&joint, &slots, outputs),
+        None => outputs.map(Autodiff::<B, C>::from_inner),
+    }
+}
+
+/// The same, with outputs for a weighed sum besides.
+pub(super) fn record_weighed<B, C, K, const N: usize>(
+    kind: K,
+    first: &FloatTensor<Autodiff<B, C>>,
+    inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
+    outputs: Pair<B>,
+) -> WeighedResults<Autodiff<B, C>>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    K: PairBackward<B, N>,
+{
+    let Some((joint, slots)) = join::<B, C, K, N>(kind, first, inputs, &outputs) else {
+        let outputs = outputs.map(Autodiff::<B, C>::from_inner);
+        return WeighedResults::new(AttentionResults::new(outputs));
+    };
+    let Outputs { out, lse } = outputs.clone();
+    let weighed = Weighed {
+        out: tap::<B, C, 2, TAPS>(&joint, slots.clone(), out),
+        lse: tap::<B, C, 3, TAPS>(&joint, slots.clone(), lse.clone()),
+        delta: tap::<B, C, 4, TAPS>(&joint, slots.clone(), lse),
+    };
+    let results = AttentionResults::new(pair::<B, C>(&joint, &slots, outputs));
+    WeighedResults { results, weighed }
+}
+
+/// The joint node of an operator that is tracked, and its slots.
+fn join<B, C, K, const N: usize>(
+    kind: K,
+    first: &FloatTensor<Autodiff<B, C>>,
+    inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
+    outputs: &Pair<B>,
+) -> Option<(FloatTensor<Autodiff<B, C>>, Slots<B, TAPS>)>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    K: PairBackward<B, N>,
+{
     let nodes = on_tape::<B, C, N>(first, inputs).map(|input| input.node());
     match Joint(kind).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));
-            let slots = Slots::<B, 2>::default();
+            let slots = Slots::<B, TAPS>::default();
             let state = (ids, outputs.clone(), slots.clone());
-            let joint = prep.finish(state, outputs.lse.clone());
-            Outputs {
-                out: tap::<B, C, 0, 2>(&joint, slots.clone(), outputs.out),
-                lse: tap::<B, C, 1, 2>(&joint, slots, outputs.lse),
-            }
+            Some((prep.finish(state, outputs.lse.clone()), slots))
         }
-        OpsKind::UnTracked(_) => outputs.map(Autodiff::<B, C>::from_inner),
+        OpsKind::UnTracked(_) => None,
+    }
+}
+
+/// The pair of outputs of a joint node.
+fn pair<B: Backend, C: CheckpointStrategy>(
+    joint: &FloatTensor<Autodiff<B, C>>,
+    slots: &Slots<B, TAPS>,
+    outputs: Pair<B>,
+) -> Pair<Autodiff<B, C>> {
+    Outputs {
+        out: tap::<B, C, 0, TAPS>(joint, slots.clone(), outputs.out),
+        lse: tap::<B, C, 1, TAPS>(joint, slots.clone(), outputs.lse),
     }
 }
 
@@ -205,7 +282,7 @@ impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
     fn gradients(
         &self,
         inputs: Places<B, OPERANDS>,
-        outputs: Pair<B>,
+        (outputs, has_out): (Pair<B>, bool),
         gradients: Pair<B>,
         wanted: [bool; OPERANDS],
     ) -> Places<B, OPERANDS> {
@@ -215,6 +292,7 @@ impl<B: AttentionBackwardOps> PairBackward<B, OPERANDS> for Attention {
             AttentionInputs::new(operands),
             AttentionResults::new(outputs),
             AttentionResults::new(gradients),
+            has_out,
             wanted,
             self.0.clone(),
         ))
@@ -228,7 +306,7 @@ impl<B: AttentionBackwardOps> PairBackward<B, 2> for Merge {
     fn gradients(
         &self,
         inputs: Places<B, 2>,
-        Outputs { out, lse }: Pair<B>,
+        (Outputs { out, lse }, _): (Pair<B>, bool),
         gradients: Pair<B>,
         _wanted: [bool; 2],
     ) -> Places<B, 2> {
@@ -255,6 +333,21 @@ where
             places(operands.as_ref()),
             results.outputs(),
         ))
+    }
+
+    fn attention_forward_weighed(
+        inputs: AttentionInputs<Self>,
+        plan: Plan,
+    ) -> WeighedResults<Self> {
+        let operands = inputs.operands();
+        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
+        let results = B::attention_forward(AttentionInputs::new(inner), plan.clone());
+        record_weighed::<B, C, _, OPERANDS>(
+            Attention(plan),
+            &operands.query,
+            places(operands.as_ref()),
+            results.outputs(),
+        )
     }
 
     fn merge_forward(

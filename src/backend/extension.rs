@@ -1,10 +1,12 @@
 //! The operators as an extension of Burn's backends.
 
-use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
-use burn_natten_kernels::{Operands, Saved};
+use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::Shape;
+use burn_natten_kernels::{Operands, Outputs, Saved};
 
 use super::{
-    AttentionGradients, AttentionInputs, AttentionResults, Plan, merge, packed, reference,
+    AttentionGradients, AttentionInputs, AttentionResults, Plan, WeighedResults, merge, packed,
+    reference,
 };
 
 /// Forward operators.
@@ -27,6 +29,16 @@ pub trait AttentionOps: Backend {
         })
     }
 
+    /// The same where the results are weighed and summed up with others, by
+    /// [`gate_weighed`](super::gate::GateOps::gate_weighed).
+    #[fusion(meta = meta::forward_weighed)]
+    fn attention_forward_weighed(
+        #[extension_type] inputs: AttentionInputs<Self>,
+        plan: Plan,
+    ) -> WeighedResults<Self> {
+        WeighedResults::new(Self::attention_forward(inputs, plan))
+    }
+
     /// Merges `outs` `[parts, rows, head_dim]` by their `lses` `[parts, rows]`: `(out [rows,
     /// head_dim], lse [rows])`.
     #[fusion(meta = meta::merge)]
@@ -45,16 +57,18 @@ pub trait AttentionOps: Backend {
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait AttentionBackwardOps: Backend {
-    /// Gradients of the inputs that are `wanted`, from the forward pass' inputs and results and the gradients of the latter.
+    /// Gradients of the inputs that are `wanted`, from the forward pass' inputs and results and the gradients of the latter, where `out`
+    /// [counts](Saved::has_out) or does not.
     #[fusion(meta = meta::backward)]
     fn attention_backward(
         #[extension_type] inputs: AttentionInputs<Self>,
         #[extension_type] results: AttentionResults<Self>,
         #[extension_type] gradients: AttentionResults<Self>,
+        has_out: bool,
         wanted: Operands<bool>,
         plan: Plan,
     ) -> AttentionGradients<Self> {
-        let saved = saved(inputs, results, gradients);
+        let saved = saved(inputs, results, gradients, has_out);
         AttentionGradients::new(match &plan.parts {
             Some(parts) => packed::backward::<Self>(saved, wanted, parts),
             None => reference::backward::<Self>(saved, wanted, &plan),
@@ -75,17 +89,34 @@ pub trait AttentionBackwardOps: Backend {
     }
 }
 
-/// All that a backward pass reads.
+/// All that a backward pass reads; `out` [counts](Saved::has_out) or does not.
 pub(crate) fn saved<B: Backend>(
     inputs: AttentionInputs<B>,
     results: AttentionResults<B>,
     gradients: AttentionResults<B>,
+    has_out: bool,
 ) -> Saved<FloatTensor<B>> {
     Saved {
+        has_out,
         operands: inputs.operands(),
         outputs: results.outputs(),
         gradients: gradients.outputs(),
     }
+}
+
+/// The same with zeros for an output that does not count: a vector for all rows.
+pub(crate) fn with_out<B: Backend>(saved: Saved<FloatTensor<B>>) -> Saved<FloatTensor<B>> {
+    if saved.has_out {
+        return saved;
+    }
+    let Outputs { out: like, .. } = &saved.gradients;
+    let shape = like.shape();
+    let last = shape.num_dims() - 1;
+    let mut vector = vec![1; last + 1];
+    vector[last] = shape[last];
+    let zeros = B::float_zeros(Shape::from(vector), &like.device(), like.dtype().into());
+    let out = B::float_expand(zeros, shape);
+    Saved { outputs: Outputs { out, lse: saved.outputs.lse }, has_out: true, ..saved }
 }
 
 /// What fusion must know of an output before it is computed.
@@ -95,7 +126,8 @@ pub(crate) mod meta {
     use crate::backend::accumulator;
     use crate::backend::operands::{
         AdditionalKvMetadata, AttentionGradientsMetadata, AttentionInputsMetadata,
-        AttentionResultsMetadata, GradientMetadata, PositionBiasMetadata,
+        AttentionResultsMetadata, GradientMetadata, PositionBiasMetadata, WeighedMetadata,
+        WeighedResultsMetadata,
     };
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
@@ -117,10 +149,25 @@ pub(crate) mod meta {
         }
     }
 
+    pub fn forward_weighed(
+        inputs: &AttentionInputsMetadata,
+        _plan: &Plan,
+    ) -> WeighedResultsMetadata {
+        weighed(results(inputs))
+    }
+
+    /// Of an attention with such results.
+    pub fn weighed(results: AttentionResultsMetadata) -> WeighedResultsMetadata {
+        let AttentionResultsMetadata { out, lse } = &results;
+        let weighed = WeighedMetadata { out: out.clone(), lse: lse.clone(), delta: lse.clone() };
+        WeighedResultsMetadata { results, weighed }
+    }
+
     pub fn backward(
         inputs: &AttentionInputsMetadata,
         _results: &AttentionResultsMetadata,
         _gradients: &AttentionResultsMetadata,
+        _has_out: &bool,
         wanted: &Operands<bool>,
         _plan: &Plan,
     ) -> AttentionGradientsMetadata {

@@ -1,7 +1,6 @@
 //! Means of blocks of tokens, one of which begins every so many tokens: what native sparse attention makes of a block.
 //!
-//! An operator of its own, so that no tokens are kept for the backward pass, nor written in a wide type: sums are held in f32, or f64 for
-//! f64, and rounded once.
+//! An operator of its own, so that tokens are not written in a wide type: sums are held in f32, or f64 for f64, and rounded once.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
@@ -114,23 +113,31 @@ pub(crate) fn gradient<B: Backend>(
     let device = means.device();
     let blocks = shape[TOKENS];
     let wide_type = super::accumulator(means.dtype()).into();
-    let whole = B::float_zeros(with_rows(&shape, tokens), &device, dtype);
     if blocks == 0 {
-        return whole;
+        return B::float_zeros(with_rows(&shape, tokens), &device, dtype);
     }
     let share = B::float_div_scalar(wide::<B>(means), plan.size.into());
     let reach = plan.segments_of_block();
     let segments = blocks + reach - 1;
-    let zeros = B::float_zeros(with_rows(&shape, segments), &device, wide_type);
-    let sums = (0..reach).fold(zeros, |sums, first| {
-        let range = rows(first..first + blocks);
-        let sum = B::float_add(B::float_slice(sums.clone(), &range), share.clone());
-        B::float_slice_assign(sums, &range, sum)
-    });
+    let sums = match reach {
+        1 => share,
+        _ => {
+            let zeros = B::float_zeros(with_rows(&shape, segments), &device, wide_type);
+            (0..reach).fold(zeros, |sums, first| {
+                let range = rows(first..first + blocks);
+                let sum = B::float_add(B::float_slice(sums.clone(), &range), share.clone());
+                B::float_slice_assign(sums, &range, sum)
+            })
+        }
+    };
     let sums = B::float_reshape(sums, segmented(&shape, segments, 1));
     let each = B::float_expand(sums, segmented(&shape, segments, plan.stride));
     let count = segments * plan.stride;
     let each = B::float_cast(B::float_reshape(each, with_rows(&shape, count)), dtype);
+    if count == tokens {
+        return each;
+    }
+    let whole = B::float_zeros(with_rows(&shape, tokens), &device, dtype);
     B::float_slice_assign(whole, &rows(0..count), each)
 }
 

@@ -32,7 +32,9 @@ pub(crate) use cube::{is_ready_to_decode, warm_up_blackwell, warm_up_hopper};
 pub(crate) use extension::{AttentionBackwardOps, AttentionOps};
 pub(crate) use log::{FALLBACKS, log_once};
 pub(crate) use operands::Gradient;
-pub(crate) use operands::{AttentionGradients, AttentionInputs, AttentionResults};
+pub(crate) use operands::{
+    AttentionGradients, AttentionInputs, AttentionResults, Weighed, WeighedResults,
+};
 pub(crate) use packed::Part;
 #[cfg(feature = "cuda")]
 pub(crate) use plan::element;

@@ -95,6 +95,39 @@ pub struct AttentionResults<B: Backend> {
     pub lse: FloatTensor<B>,
 }
 
+/// The same results as a weighed sum of attentions takes them, where backward no gradients of them arrive: see `autodiff`.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Weighed<B: Backend> {
+    /// As of [`AttentionResults`].
+    pub out: FloatTensor<B>,
+    /// As of [`AttentionResults`].
+    pub lse: FloatTensor<B>,
+    /// The same as `lse`.
+    pub delta: FloatTensor<B>,
+}
+
+/// What an attention gives, of which a weighed sum is made.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct WeighedResults<B: Backend> {
+    /// For all else.
+    #[extension_type]
+    pub results: AttentionResults<B>,
+    /// For the sum.
+    #[extension_type]
+    pub weighed: Weighed<B>,
+}
+
+impl<B: Backend> WeighedResults<B> {
+    /// Of a backend that knows no gradients.
+    pub(crate) fn new(results: AttentionResults<B>) -> Self {
+        let AttentionResults { out, lse } = &results;
+        let weighed = Weighed { out: out.clone(), lse: lse.clone(), delta: lse.clone() };
+        Self { results, weighed }
+    }
+}
+
 impl<B: Backend> AttentionInputs<B> {
     /// The tensors by operand.
     pub(crate) fn operands(self) -> Operands<FloatTensor<B>> {

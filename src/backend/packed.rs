@@ -166,7 +166,7 @@ pub(super) fn backward<B: AttentionBackwardOps>(
     wanted: Operands<bool>,
     parts: &[Part],
 ) -> Operands<Option<FloatTensor<B>>> {
-    let Saved { operands, outputs, gradients } = saved;
+    let Saved { operands, outputs, gradients, has_out } = saved;
     // Of each operand, what the parts give.
     let mut sums = operands.as_ref().map(|_, _| Vec::new());
     for part in parts {
@@ -178,6 +178,7 @@ pub(super) fn backward<B: AttentionBackwardOps>(
             AttentionInputs::new(part.operands::<B>(&operands)),
             AttentionResults::new(part.outputs::<B>(&outputs)),
             AttentionResults::new(part.outputs::<B>(&gradients)),
+            has_out,
             wanted,
             part.plan.clone(),
         );

@@ -12,6 +12,7 @@ use burn::backend::{Backend, TensorMetadata, get_device_settings};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice, TensorData};
 use burn_natten_kernels::{KeyValue, Operands, Outputs, Problem, Saved};
 
+use super::extension::with_out;
 use super::{Plan, accumulator};
 use crate::MemoryPreference;
 
@@ -69,7 +70,7 @@ pub(crate) fn backward<B: Backend>(
     wanted: Operands<bool>,
     plan: &Plan,
 ) -> Operands<Option<FloatTensor<B>>> {
-    let Saved { operands, outputs, gradients } = saved;
+    let Saved { operands, outputs, gradients, .. } = with_out::<B>(saved);
     if plan.is_empty() {
         return operands.as_ref().zip(wanted).map(|_, (tensor, is_wanted)| {
             let zeros = || B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into());

@@ -59,7 +59,7 @@ fn gradients(
         lse: upstream.lse.clone().squeeze_dim::<3>(3).into_dispatch(),
     };
     let AttentionGradients { query, key, value, additional_key, additional_value, bias } =
-        Dispatch::attention_backward(operands(), results, upstream, wanted, plan.clone());
+        Dispatch::attention_backward(operands(), results, upstream, true, wanted, plan.clone());
     let bits = |tensor: Tensor<4>| -> Bits {
         let values = tensor.into_data().try_to_vec::<f32>().expect("f32");
         values.into_iter().map(f32::to_bits).collect()

@@ -2,7 +2,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 use burn_natten_kernels::Operands;
 
-use super::inputs::{Inputs, is_on};
+use super::inputs::{Inputs, WeighedOutput, is_on};
 use crate::backend::AttentionInputs;
 use crate::backend::block_sparse::{BlockSparseOps, BlockSparsePlan};
 use crate::problem::{self, Shapes};
@@ -142,6 +142,29 @@ pub(crate) fn block_sparse<const N: usize, const D: usize, const L: usize>(
     blocks: Tensor<4, Int>,
     options: BlockSparseOptions<N>,
 ) -> Result<BlockSparseOutput<D, L>, AttentionError> {
+    let (inputs, plan) = planned([query, key, value], &blocks, &options)?;
+    let results = Dispatch::block_sparse_forward(inputs, blocks.into_dispatch(), plan);
+    let (out, logsumexp) = (Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse));
+    Ok(BlockSparseOutput { out, logsumexp })
+}
+
+/// The same, and the results for a weighed sum.
+pub(crate) fn block_sparse_weighed<const N: usize, const D: usize, const L: usize>(
+    tensors: [Tensor<D>; 3],
+    blocks: Tensor<4, Int>,
+    options: &BlockSparseOptions<N>,
+) -> Result<WeighedOutput<D, L>, AttentionError> {
+    let (inputs, plan) = planned(tensors, &blocks, options)?;
+    let results = Dispatch::block_sparse_forward_weighed(inputs, blocks.into_dispatch(), plan);
+    Ok(WeighedOutput::new(results))
+}
+
+/// Tensors that fit, and how they are attended to.
+fn planned<const N: usize, const D: usize>(
+    [query, key, value]: [Tensor<D>; 3],
+    blocks: &Tensor<4, Int>,
+    options: &BlockSparseOptions<N>,
+) -> Result<(AttentionInputs<Dispatch>, BlockSparsePlan), AttentionError> {
     let Inputs { query, key, value, .. } = Inputs::try_new(query, key, value, (None, None))?;
     is_on(("blocks", blocks.device()), ("query", query.device()))?;
     let shapes = Shapes {
@@ -151,12 +174,8 @@ pub(crate) fn block_sparse<const N: usize, const D: usize, const L: usize>(
         additional: None,
         bias: None,
     };
-    let sparse = problem::block_sparse::block_sparse(shapes, blocks.dims(), &options)?;
-    let (device, dtype) = (query.device(), query.dtype());
-    let plan = BlockSparsePlan::new(sparse, dtype, &device, &options.common)?;
+    let sparse = problem::block_sparse::block_sparse(shapes, blocks.dims(), options)?;
+    let plan = BlockSparsePlan::new(sparse, query.dtype(), &query.device(), &options.common)?;
     let operands = Operands::new(query.into_dispatch(), key.into_dispatch(), value.into_dispatch());
-    let inputs = AttentionInputs::new(operands);
-    let results = Dispatch::block_sparse_forward(inputs, blocks.into_dispatch(), plan);
-    let (out, logsumexp) = (Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse));
-    Ok(BlockSparseOutput { out, logsumexp })
+    Ok((AttentionInputs::new(operands), plan))
 }

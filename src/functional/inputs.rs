@@ -4,7 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Tensor};
 use burn_natten_kernels::{KeyValue, Operands, Problem};
 
-use crate::backend::{AttentionInputs, AttentionOps, Plan};
+use crate::backend::{AttentionInputs, AttentionOps, Plan, Weighed, WeighedResults};
 use crate::options::{AdditionalTokens, AttentionOptions};
 use crate::warm_up::prepare;
 use crate::{AttentionError, Context};
@@ -138,7 +138,23 @@ impl<const D: usize> Inputs<D> {
         Ok(plan)
     }
 
+    /// The same, and the results for a weighed sum.
+    pub fn run_weighed<const L: usize>(
+        self,
+        problem: Problem,
+        options: &AttentionOptions,
+    ) -> Result<WeighedOutput<D, L>, AttentionError> {
+        let plan = self.plan(problem, options)?;
+        let results = Dispatch::attention_forward_weighed(self.into_attention(), plan);
+        Ok(WeighedOutput::new(results))
+    }
+
     pub(super) fn run_plan<const L: usize>(self, plan: Plan) -> (Tensor<D>, Tensor<L>) {
+        let results = Dispatch::attention_forward(self.into_attention(), plan);
+        (Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse))
+    }
+
+    fn into_attention(self) -> AttentionInputs<Dispatch> {
         let operands = Operands::new(
             self.query.into_dispatch(),
             self.key.into_dispatch(),
@@ -149,8 +165,25 @@ impl<const D: usize> Inputs<D> {
                 key: key.into_dispatch(),
                 value: value.into_dispatch(),
             });
-        let inputs = AttentionInputs::new(Operands { additional, bias: self.bias, ..operands });
-        let results = Dispatch::attention_forward(inputs, plan);
-        (Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse))
+        AttentionInputs::new(Operands { additional, bias: self.bias, ..operands })
+    }
+}
+
+/// The results of an attention, and the same for a weighed sum of several.
+pub(crate) struct WeighedOutput<const D: usize, const L: usize> {
+    /// Output and logsumexp.
+    pub results: (Tensor<D>, Tensor<L>),
+    /// The same, and the logsumexp once more: see [`Weighed`](crate::backend::Weighed).
+    pub weighed: (Tensor<D>, [Tensor<L>; 2]),
+}
+
+impl<const D: usize, const L: usize> WeighedOutput<D, L> {
+    pub fn new(results: WeighedResults<Dispatch>) -> Self {
+        let WeighedResults { results, weighed } = results;
+        let Weighed { out, lse, delta } = weighed;
+        Self {
+            results: (Tensor::from_dispatch(results.out), Tensor::from_dispatch(results.lse)),
+            weighed: (Tensor::from_dispatch(out), [lse, delta].map(Tensor::from_dispatch)),
+        }
     }
 }

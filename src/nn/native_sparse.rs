@@ -299,7 +299,9 @@ impl NativeSparseAttention {
         rotate: impl Fn(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<3> {
         let NativeSparseProjections { query, key, value, gates } = self.project(input, rotate);
-        self.output(native_sparse_attention(query, key, value, gates, self.options()))
+        // They are a sigmoid's.
+        let options = self.options().with_nonnegative_gates(true);
+        self.output(native_sparse_attention(query, key, value, gates, options))
     }
 
     /// The rows of [`forward_with`](Self::forward_with) for tokens that come behind those of a cache, which then has them too: one, or many as a prompt.

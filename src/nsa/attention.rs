@@ -1,7 +1,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
-use super::branches::{blind, compressed, selected};
+use super::branches::{Branch, blind, compressed, selected};
 use super::compress::{check_compressed, compress};
 use super::select::select;
 use super::window::window;
@@ -44,7 +44,8 @@ pub struct NativeSparseOutput {
 /// - key: `[batch, tokens, heads_kv, head_dim]`, where `heads` is a multiple of `heads_kv`; one tensor, or one for each branch
 /// - value: `[batch, tokens, heads_kv, head_dim_v]`, likewise
 /// - gates: `[batch, rows, heads, 3]`, of the compressed, the selected and the window branch, as they are: a layer puts them
-///   through a sigmoid
+///   through a sigmoid. Gradients take less time and memory
+///   [where they are known not to be negative](NativeSparseAttentionOptions::with_nonnegative_gates)
 /// - returns `[batch, rows, heads, head_dim_v]`
 ///
 /// # Panics
@@ -222,7 +223,7 @@ pub(super) fn attend(
         }
         (blocks, cmp_blocks) => {
             let known = unthinned.as_ref().filter(|_| options.mslk.is_none());
-            let known = known.map(|branch| branch.logsumexp.clone().detach());
+            let known = known.map(|branch| branch.output.logsumexp.clone().detach());
             let [query, key] = [query.clone(), tokens.compressed[0].clone()].map(Tensor::detach);
             let chosen = select(query, key, known, count, &options)?;
             SelectedBlocks {
@@ -233,7 +234,7 @@ pub(super) fn attend(
     };
     let SelectedBlocks { blocks, cmp_blocks } = lists;
     let branches = match rows {
-        0 => PerBranch::of([(); 3]).map(|()| blind(&query, 0, tokens.selected[1].dims()[3])),
+        0 => PerBranch::of([(); 3]).map(|()| blind(&query, 0, tokens.selected[1].dims()[3]).into()),
         _ => PerBranch {
             compressed: match unthinned {
                 Some(branch) => branch,
@@ -243,7 +244,8 @@ pub(super) fn attend(
             window: window(with(&queries.window, tokens.window), &options)?,
         },
     };
-    let out = weigh(branches.as_ref().map(|branch| branch.out.clone()), gates);
+    let out = weigh(&branches, gates);
+    let branches = branches.map(|branch| branch.output);
     Ok(NativeSparseOutput { out, branches, blocks, cmp_blocks })
 }
 
@@ -255,12 +257,22 @@ fn for_each_branch(tensor: Tensor<4>) -> PerBranch<Tensor<4>> {
 }
 
 /// The outputs of the branches, each times its gate.
-fn weigh(outs: PerBranch<Tensor<4>>, gates: Tensor<4>) -> Tensor<4> {
+fn weigh(branches: &PerBranch<Branch>, gates: Tensor<4>) -> Tensor<4> {
+    let outs = branches.as_ref().map(|branch| branch.output.out.clone());
     if gates.shape().num_elements() == 0 {
         // No row: the outputs are all the same.
         return outs.compressed;
     }
-    let [compressed, selected, window] = outs.map(Tensor::into_dispatch).into_array();
-    let out = Dispatch::gate_forward(compressed, selected, window, gates.into_dispatch());
+    let gates = gates.into_dispatch();
+    let weighed = branches.as_ref().map(Branch::weighed).into_array();
+    let out = match weighed {
+        [Some(compressed), Some(selected), Some(window)] => {
+            Dispatch::gate_weighed(compressed, selected, window, gates)
+        }
+        _ => {
+            let [compressed, selected, window] = outs.map(Tensor::into_dispatch).into_array();
+            Dispatch::gate_forward(compressed, selected, window, gates)
+        }
+    };
     Tensor::from_dispatch(out)
 }

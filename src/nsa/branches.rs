@@ -1,12 +1,14 @@
 //! The compressed and the selected branch.
 
+use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
-use burn_natten_kernels::Axis;
+use burn_natten_kernels::{Axis, Problem};
 
 use super::select::try_select_blocks;
-use crate::backend::accumulator;
-use crate::functional::inputs::Inputs;
-use crate::functional::{AttentionOutput, try_attention, try_block_sparse1d};
+use crate::backend::{Weighed, accumulator};
+use crate::functional::block_sparse::block_sparse_weighed;
+use crate::functional::inputs::{Inputs, WeighedOutput};
+use crate::functional::{AttentionOutput, BlockSparseOutput, try_attention, try_block_sparse1d};
 use crate::options::Edge;
 use crate::problem::native_sparse::{must, offset, sizes};
 use crate::problem::{Shapes, dense};
@@ -99,7 +101,73 @@ pub fn try_compressed_attention(
             try_select_blocks(query, key, tokens, options)?.cmp_blocks
         }
     };
-    compressed([query, key, value], tokens, lists, options)
+    Ok(compressed([query, key, value], tokens, lists, options)?.output)
+}
+
+/// What a branch gives.
+pub(super) struct Branch {
+    pub output: AttentionOutput,
+    /// The same for the sum of the branches, and the logsumexp once more, where an operator was asked for it: see [`Weighed`].
+    pub weighed: Option<(Tensor<4>, [Tensor<3>; 2])>,
+}
+
+impl Branch {
+    /// By an operator's results, each brought into the shape of a sequence.
+    fn new<const D: usize, const L: usize>(
+        WeighedOutput { results: (out, logsumexp), weighed }: WeighedOutput<D, L>,
+        of_out: impl Fn(Tensor<D>) -> Tensor<4>,
+        of_lse: impl Fn(Tensor<L>) -> Tensor<3>,
+    ) -> Self {
+        let (out, logsumexp) = (of_out(out), of_lse(logsumexp));
+        let (weighed, lses) = weighed;
+        let weighed = Some((of_out(weighed), lses.map(of_lse)));
+        Self { output: AttentionOutput { out, logsumexp }, weighed }
+    }
+
+    /// What the sum takes.
+    pub fn weighed(&self) -> Option<Weighed<Dispatch>> {
+        let (out, [lse, delta]) = self.weighed.clone()?;
+        let [lse, delta] = [lse, delta].map(Tensor::into_dispatch);
+        Some(Weighed { out: out.into_dispatch(), lse, delta })
+    }
+}
+
+impl From<AttentionOutput> for Branch {
+    fn from(output: AttentionOutput) -> Self {
+        Self { output, weighed: None }
+    }
+}
+
+/// Runs a problem, whose results are each brought into the shape of a sequence.
+pub(super) fn run<const D: usize, const L: usize>(
+    (inputs, problem): (Inputs<D>, Problem),
+    options: &NativeSparseAttentionOptions,
+    of_out: impl Fn(Tensor<D>) -> Tensor<4>,
+    of_lse: impl Fn(Tensor<L>) -> Tensor<3>,
+) -> Result<Branch, AttentionError> {
+    if options.is_weighed(inputs.query.dtype()) {
+        let output = inputs.run_weighed(problem, &options.branch())?;
+        return Ok(Branch::new(output, of_out, of_lse));
+    }
+    let (out, logsumexp) = inputs.run(problem, &options.branch())?;
+    Ok(AttentionOutput { out: of_out(out), logsumexp: of_lse(logsumexp) }.into())
+}
+
+/// Attention to listed blocks.
+fn listed(
+    [query, key, value]: [Tensor<4>; 3],
+    lists: Tensor<4, Int>,
+    mut sparse: BlockSparseOptions<1>,
+    options: &NativeSparseAttentionOptions,
+) -> Result<Branch, AttentionError> {
+    sparse.common = options.branch();
+    if options.is_weighed(query.dtype()) {
+        let output = block_sparse_weighed([query, key, value], lists, &sparse)?;
+        return Ok(Branch::new(output, |out| out, |lse| lse));
+    }
+    let BlockSparseOutput { out, logsumexp } =
+        try_block_sparse1d(query, key, value, lists, sparse)?;
+    Ok(AttentionOutput { out, logsumexp }.into())
 }
 
 /// Attention of rows that see nothing: as many as there are queries.
@@ -117,7 +185,7 @@ pub(super) fn compressed(
     tokens: usize,
     lists: Option<Tensor<4, Int>>,
     options: &NativeSparseAttentionOptions,
-) -> Result<AttentionOutput, AttentionError> {
+) -> Result<Branch, AttentionError> {
     let ([_, rows, _, _], [_, blocks, _, _]) = (query.dims(), key.dims());
     let (sizes, head_dim_v) = (options.sizes, value.dims()[3]);
     // Where the first row stands, from the first token that sees a block on.
@@ -128,17 +196,15 @@ pub(super) fn compressed(
         let shapes =
             Shapes { query: &queries, key: &keys, value: &values, additional: None, bias: None };
         dense(shapes, None, options.common.scale)?;
-        return Ok(blind(&query, rows, head_dim_v));
+        return Ok(blind(&query, rows, head_dim_v).into());
     }
     if options.mslk.is_some_and(|mslk| !mslk.is_causal) {
-        return try_attention(query, key, value, options.branch());
+        return Ok(try_attention(query, key, value, options.branch())?.into());
     }
     if let Some(lists) = lists {
         let edge = Edge { origin: at, step: sizes.cmp_stride };
-        let mut sparse = BlockSparseOptions::<1>::new(sizes.query_tile, sizes.cmp_group);
-        sparse.common = options.branch();
-        let output = try_block_sparse1d(query, key, value, lists, sparse.with_edge(edge))?;
-        return Ok(AttentionOutput { out: output.out, logsumexp: output.logsumexp });
+        let sparse = BlockSparseOptions::<1>::new(sizes.query_tile, sizes.cmp_group);
+        return listed([query, key, value], lists, sparse.with_edge(edge), options);
     }
     slanted([query, key, value], at, options)
 }
@@ -153,17 +219,17 @@ fn slanted(
     [query, key, value]: [Tensor<4>; 3],
     at: isize,
     options: &NativeSparseAttentionOptions,
-) -> Result<AttentionOutput, AttentionError> {
+) -> Result<Branch, AttentionError> {
     let ([batch, rows, heads, dim], stride) = (query.dims(), options.sizes.cmp_stride);
     let [_, blocks, heads_kv, dim_v] = value.dims();
     if stride == 1 {
-        return try_attention(query, key, value, options.branch().with_causal(true));
+        return Ok(try_attention(query, key, value, options.branch().with_causal(true))?.into());
     }
     // Rows that see nothing are in groups before all keys.
     let before = at.rem_euclid(stride as isize) as usize;
     let groups = (before + rows).div_ceil(stride);
     if groups == 1 {
-        return try_attention(query, key, value, options.branch());
+        return Ok(try_attention(query, key, value, options.branch())?.into());
     }
     let behind = groups * stride - before - rows;
     let zeros = |count| {
@@ -194,15 +260,16 @@ fn slanted(
         value.reshape([batch, first, second, heads_kv, dim_v]),
         (None, None),
     )?;
-    let (out, logsumexp) = inputs.run::<4>(problem, &options.branch())?;
-    let out = out.swap_dims(1, 1 + order[0]);
-    let logsumexp = logsumexp.swap_dims(1, 1 + order[0]);
-    let out = out.reshape([batch, groups * stride, heads, dim_v]);
-    let logsumexp = logsumexp.reshape([batch, groups * stride, heads]);
-    Ok(AttentionOutput {
-        out: out.narrow(1, before, rows),
-        logsumexp: logsumexp.narrow(1, before, rows),
-    })
+    let count = groups * stride;
+    let of_out = |out: Tensor<5>| {
+        let out = out.swap_dims(1, 1 + order[0]).reshape([batch, count, heads, dim_v]);
+        out.narrow(1, before, rows)
+    };
+    let of_lse = |lse: Tensor<4>| {
+        let lse = lse.swap_dims(1, 1 + order[0]).reshape([batch, count, heads]);
+        lse.narrow(1, before, rows)
+    };
+    run((inputs, problem), options, of_out, of_lse)
 }
 
 /// The selected branch: raw tokens of listed blocks, up to the query.
@@ -210,11 +277,9 @@ pub(super) fn selected(
     [query, key, value]: [Tensor<4>; 3],
     lists: Tensor<4, Int>,
     options: &NativeSparseAttentionOptions,
-) -> Result<AttentionOutput, AttentionError> {
+) -> Result<Branch, AttentionError> {
     let sizes = options.sizes;
-    let mut sparse = BlockSparseOptions::<1>::new(sizes.query_tile, sizes.slc_block);
-    sparse.common = options.branch();
+    let sparse = BlockSparseOptions::<1>::new(sizes.query_tile, sizes.slc_block);
     let is_causal = options.mslk.is_none_or(|mslk| mslk.is_causal);
-    let output = try_block_sparse1d(query, key, value, lists, sparse.with_causal(is_causal))?;
-    Ok(AttentionOutput { out: output.out, logsumexp: output.logsumexp })
+    listed([query, key, value], lists, sparse.with_causal(is_causal), options)
 }

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use burn_natten_kernels::Axis;
 
-use super::branches::blind;
+use super::branches::{Branch, blind, run};
 use crate::backend::accumulator;
 use crate::functional::inputs::Inputs;
 use crate::functional::{AttentionOutput, try_attention, try_merge_attentions};
@@ -14,7 +14,7 @@ use crate::{AttentionError, NativeSparseAttentionOptions};
 pub(super) fn window(
     [query, key, value]: [Tensor<4>; 3],
     options: &NativeSparseAttentionOptions,
-) -> Result<AttentionOutput, AttentionError> {
+) -> Result<Branch, AttentionError> {
     let size = options.sizes.window;
     match options.mslk {
         Some(mslk) if !mslk.is_causal => centred([query, key, value], size / 2, options),
@@ -27,17 +27,17 @@ fn last(
     [query, key, value]: [Tensor<4>; 3],
     size: usize,
     options: &NativeSparseAttentionOptions,
-) -> Result<AttentionOutput, AttentionError> {
+) -> Result<Branch, AttentionError> {
     let rows = query.dims()[1];
     if size == 0 || rows == 0 {
-        return Ok(blind(&query, rows, value.dims()[3]));
+        return Ok(blind(&query, rows, value.dims()[3]).into());
     }
     if size == 1 {
         let own = |tokens: Tensor<4>| {
             let before = tokens.dims()[1] - rows;
             tokens.narrow(1, before, rows)
         };
-        return Ok(itself(query, own(key), own(value), options));
+        return Ok(itself(query, own(key), own(value), options).into());
     }
     // What no query sees.
     let keys = key.dims()[1];
@@ -48,7 +48,7 @@ fn last(
     };
     let (key, value, keys) = (seen(key), seen(value), keys - unseen);
     if size >= keys {
-        return try_attention(query, key, value, options.branch().with_causal(true));
+        return Ok(try_attention(query, key, value, options.branch().with_causal(true))?.into());
     }
     let shapes = Shapes {
         query: &query.dims(),
@@ -61,8 +61,7 @@ fn last(
     (axis.queries, axis.origin) = (rows, (keys - rows) as isize);
     let problem = dense(shapes, None, options.common.scale)?.with_axes([axis]);
     let inputs = Inputs::try_new(query, key, value, (None, None))?;
-    let (out, logsumexp) = inputs.run(problem, &options.branch())?;
-    Ok(AttentionOutput { out, logsumexp })
+    run((inputs, problem), options, |out| out, |lse| lse)
 }
 
 /// Queries that see their own token: its value, with the score.
@@ -92,7 +91,7 @@ fn centred(
     [query, key, value]: [Tensor<4>; 3],
     reach: usize,
     options: &NativeSparseAttentionOptions,
-) -> Result<AttentionOutput, AttentionError> {
+) -> Result<Branch, AttentionError> {
     let rows = query.dims()[1];
     let before = last([query.clone(), key.clone(), value.clone()], reach + 1, options)?;
     if reach == 0 || rows <= 1 {
@@ -102,11 +101,12 @@ fn centred(
     // token `i + 1` does, and the last one sees none.
     let queries = query.clone().narrow(1, 0, rows - 1).flip([1]);
     let tokens = |tokens: Tensor<4>| tokens.narrow(1, 1, rows - 1).flip([1]);
-    let behind = last([queries, tokens(key), tokens(value.clone())], reach, options)?;
+    let before = before.output;
+    let behind = last([queries, tokens(key), tokens(value.clone())], reach, options)?.output;
     let none = blind(&query, 1, value.dims()[3]);
     let out = Tensor::cat(vec![behind.out.flip([1]), none.out], 1);
     let logsumexp = Tensor::cat(vec![behind.logsumexp.flip([1]), none.logsumexp], 1);
     let (out, logsumexp) =
         try_merge_attentions(vec![before.out, out], vec![before.logsumexp, logsumexp])?;
-    Ok(AttentionOutput { out, logsumexp })
+    Ok(AttentionOutput { out, logsumexp }.into())
 }

@@ -1,4 +1,4 @@
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use super::{AttentionOptions, Strategy};
 use crate::Context;
@@ -33,6 +33,7 @@ pub struct NativeSparseAttentionOptions {
     pub(crate) compressed: Option<(Tensor<4>, Tensor<4>)>,
     pub(crate) blocks: Option<Tensor<4, Int>>,
     pub(crate) cmp_blocks: Option<Tensor<4, Int>>,
+    pub(crate) nonnegative_gates: bool,
     pub(crate) common: AttentionOptions,
 }
 
@@ -143,6 +144,7 @@ impl NativeSparseAttentionOptions {
             compressed: None,
             blocks: None,
             cmp_blocks: None,
+            nonnegative_gates: false,
             common: AttentionOptions::new(),
         }
     }
@@ -263,6 +265,14 @@ impl NativeSparseAttentionOptions {
         self
     }
 
+    /// Says that no gate is below zero, as none is that a sigmoid gives; `false` by default. The gradients of the branches are then not
+    /// written, of which each is as large as the output, nor read: their backward passes take the gradient of the output and the logarithms
+    /// of the gates. With a gate below zero gradients are NaN. In f16 it changes nothing: small gates would be lost.
+    pub fn with_nonnegative_gates(mut self, are_nonnegative: bool) -> Self {
+        self.nonnegative_gates = are_nonnegative;
+        self
+    }
+
     /// Factor on the scores; `head_dim^-0.5` by default. An explicit zero is zero.
     pub fn with_scale(mut self, scale: impl Into<Option<f64>>) -> Self {
         self.common = self.common.with_scale(scale);
@@ -289,6 +299,11 @@ impl NativeSparseAttentionOptions {
     /// If `cmp_stride` is zero.
     pub fn compressed_blocks(&self, tokens: usize) -> usize {
         self.sizes.compressed(tokens)
+    }
+
+    /// Whether branches give results for a weighed sum.
+    pub(crate) fn is_weighed(&self, dtype: DType) -> bool {
+        self.nonnegative_gates && dtype != DType::F16
     }
 
     /// The first token that sees a compressed block. MSLK's see the one that they are in.

@@ -264,6 +264,7 @@ fn differentiate<const N: usize, const B: usize, const D: usize, const L: usize>
             AttentionInputs::new(operands),
             pair(outputs),
             pair(upstream),
+            true,
             all,
             plan,
         );

@@ -90,6 +90,7 @@ impl Format {
             operands: self.operands(client, problem, data),
             outputs: pair(results),
             gradients: pair([&data.dout, &data.dlse]),
+            has_out: true,
         }
     }
 

@@ -200,6 +200,7 @@ impl Unwritten {
             operands: operands.map(|operand, ()| of(operand)),
             outputs: rows(),
             gradients: rows(),
+            has_out: true,
         };
         let gradients = Operands::of(line).map(|operand, ()| Some(of(operand).handle));
         Self { packed, saved, gradients }

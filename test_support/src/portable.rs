@@ -66,6 +66,7 @@ pub fn run_by(
             lse: Strided::contiguous(outputs.lse, Shape::lse(problem)),
         },
         gradients: format.saved(client, problem, data, [&out, &lse]).gradients,
+        has_out: true,
     };
     let gradients = format.poisoned_gradients(client, problem);
     match kernels {

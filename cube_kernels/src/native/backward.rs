@@ -65,13 +65,14 @@ pub(super) fn check(
 ) -> Result<(), KernelError> {
     check_saved(problem, inputs, ELEMENT)?;
     check_gradients(problem, outputs, ELEMENT)?;
-    let Saved { operands, outputs: results, gradients } = inputs;
+    let Saved { operands, outputs: results, gradients, .. } = inputs;
     for (name, tensor) in [("lse", &results.lse), ("dlse", &gradients.lse)] {
         tensor.contiguous_handle(name, Shape::lse(problem))?;
     }
     for cut in cuts {
         check_layouts(&cut, problem, operands)?;
-        for (name, tensor) in [("out", &results.out), ("dout", &gradients.out)] {
+        let out = inputs.has_out.then_some(("out", &results.out));
+        for (name, tensor) in out.into_iter().chain([("dout", &gradients.out)]) {
             check_layout(name, tensor, Shape::out(problem), problem, &cut)?;
         }
     }
@@ -175,7 +176,7 @@ fn additional_keys(
     problem: &Problem,
     inputs: &Saved<Strided>,
 ) -> Result<Option<(Problem, Saved<Strided>)>, KernelError> {
-    let Saved { operands, outputs, gradients } = inputs;
+    let Saved { operands, outputs, gradients, .. } = inputs;
     let (Some(dense), Some(more)) = (dense(problem), &operands.additional) else {
         return Ok(None);
     };
@@ -185,6 +186,7 @@ fn additional_keys(
         operands: Operands::new(query, more.key.clone(), more.value.clone()),
         outputs: Outputs { out: line("out", &outputs.out)?, lse: outputs.lse.clone() },
         gradients: Outputs { out: line("dout", &gradients.out)?, lse: gradients.lse.clone() },
+        has_out: inputs.has_out,
     };
     Ok(Some((dense, inputs)))
 }
@@ -236,7 +238,7 @@ struct DeltaParams {
     blocks: i32,
     counters: i32,
     untrusted: f32,
-    padding: i32,
+    has_out: i32,
 }
 
 const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 16 * 7 + 4 * 10);
@@ -308,7 +310,7 @@ pub(super) fn delta_argument(
         blocks: blocks as i32,
         counters: (COUNTERS * launches) as i32,
         untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
-        padding: 0,
+        has_out: inputs.has_out.into(),
     };
     use DeltaSlot::*;
     let pointers = [Statistics, Out, Dout, Lse, Dlse, Taken].map(|slot| slot as usize);

@@ -302,7 +302,7 @@ pub(super) fn enqueue_backward(
     });
     let bytes = packed.problems().map(statistics_bytes).sum();
     let workspace = Workspace::new(client, bytes, works.len(), None);
-    let Saved { operands, outputs: results, gradients } = inputs;
+    let Saved { operands, outputs: results, gradients, .. } = inputs;
     let Operands { query, key, value, .. } = operands;
     let read = [query, key, value, &results.out, &gradients.out];
     let of = |kernel| Of::new(client, device, kernel, &read);
@@ -350,7 +350,7 @@ struct One<'a> {
 
 impl<'a> One<'a> {
     fn new(sequence: &'a Sequence, packed: &Saved<Strided>, statistics: usize) -> Self {
-        let Saved { operands, outputs, gradients } = packed;
+        let Saved { operands, outputs, gradients, .. } = packed;
         let (query, query_at) = queries(sequence, &operands.query);
         let (key, key_at) = keys(sequence, &operands.key);
         let (value, value_at) = keys(sequence, &operands.value);
@@ -360,6 +360,7 @@ impl<'a> One<'a> {
             operands: Operands::new(query, key, value),
             outputs: Outputs { out, lse: outputs.lse.clone() },
             gradients: Outputs { out: dout, lse: gradients.lse.clone() },
+            has_out: packed.has_out,
         };
         let read = Operands::new(query_at, key_at, value_at);
         Self { sequence, inputs, read, out: out_at, dout: dout_at, statistics }

@@ -8,7 +8,9 @@ use super::plan::Launch;
 use super::{BackwardPlan, Blueprint, Limits, Way, forward as rows, selection, tiled};
 use crate::choices::{Choices, remembered};
 use crate::tensor_core::All;
-use crate::view::{KeyGradients, check_gradients, check_operands, check_outputs, check_saved};
+use crate::view::{
+    KeyGradients, check_gradients, check_operands, check_outputs, check_saved_with_out,
+};
 use crate::{
     KernelError, Operand, Operands, Outputs, Packed, Pass, Problem, Saved, Shape, Strided,
 };
@@ -219,9 +221,9 @@ fn differentiate(
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
     let Launch { client, problem, dtype, .. } = *launch;
-    check_saved(problem, inputs, dtype.size())?;
+    check_saved_with_out(problem, inputs, dtype.size())?;
     check_gradients(problem, outputs, dtype.size())?;
-    let Saved { operands, outputs: results, gradients } = inputs;
+    let Saved { operands, outputs: results, gradients, .. } = inputs;
     let (out, lse) = (Shape::out(problem), Shape::lse(problem));
     let inputs = Saved {
         operands: contiguous_operands(problem, operands)?,
@@ -233,6 +235,7 @@ fn differentiate(
             out: gradients.out.contiguous_handle("dout", out)?.clone(),
             lse: gradients.lse.contiguous_handle("dlse", lse)?.clone(),
         },
+        has_out: inputs.has_out,
     };
     let of_keys = KeyGradients { client, problem, size: dtype.size(), is_joint: true };
     let keys = of_keys.own(outputs);

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::choices::Choices;
 use crate::cube::{Cubes, Extent};
-use crate::view::{KeyGradients, check_gradients, check_saved};
+use crate::view::{KeyGradients, check_gradients, check_saved_with_out};
 use crate::{
     KernelError, KeyValue, Operand, Operands, Packed, Problem, Saved, Shape, Strided, portable,
 };
@@ -185,11 +185,11 @@ fn run(
 ) -> Result<(), KernelError> {
     let problem = extent.problem();
     let size = stored(dtype).size();
-    check_saved(problem, inputs, size)?;
+    check_saved_with_out(problem, inputs, size)?;
     check_gradients(problem, outputs, size)?;
     plan.blueprints().for_each(|blueprint| check_instruction(blueprint, dtype));
     let address_type = address_type(client, problem, dtype, tensors(problem, inputs))?;
-    let Saved { operands, outputs: results, gradients } = inputs;
+    let Saved { operands, outputs: results, gradients, .. } = inputs;
     let lse = results.lse.contiguous_handle("lse", Shape::lse(problem))?;
     let dlse = gradients.lse.contiguous_handle("dlse", Shape::lse(problem))?;
     let dtype = stored(dtype);

@@ -1,7 +1,8 @@
 //! The sum of three branches, each weighed row by row with a gate of its own or not at all, and its gradients.
 //!
-//! Both passes are worth the bytes of their tensors: the backward pass reads three branches and a gradient once, and writes three
-//! gradients, with the products for the gates on the way.
+//! All passes are worth the bytes of their tensors: the backward pass reads three branches and a gradient once, and writes three
+//! gradients, with the products for the gates on the way; or nothing but what these products and the gates come to, which is what
+//! backward passes of attentions need of their own outputs.
 
 // `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
 #![allow(missing_docs)]
@@ -14,6 +15,7 @@ use super::matrix::Matrix;
 use super::rows::{is_line, load, place};
 use crate::KernelError;
 use crate::cube::{buffer, grid, narrow, narrow_all};
+use crate::view::check_buffer;
 
 /// How many branches there are.
 pub const BRANCHES: usize = 3;
@@ -161,6 +163,79 @@ fn backward_kernel<F: Float, N: Size>(
     }
 }
 
+/// What a unit has of the product of a branch's row and the gradient's.
+#[cube]
+fn row_product<F: Float, N: Size>(
+    branch: &[Vector<F, N>],
+    gradient: &Array<Vector<f32, N>>,
+    begin: usize,
+    is_there: bool,
+    lane: usize,
+    #[comptime] tile: RowTile,
+) -> f32 {
+    let values = load::<F, N>(branch, begin, is_there, lane, tile);
+    let mut product = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for i in 0..comptime!(tile.held()) {
+        product += values[i] * gradient[i];
+    }
+    product.vector_sum()
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn statistics_kernel<F: Float, N: Size>(
+    branches: &Branches<'_, F, N>,
+    first_lse: &[f32],
+    second_lse: &[f32],
+    third_lse: &[f32],
+    gates: &[F],
+    gradient: &[Vector<F, N>],
+    statistics: &mut [f32],
+    to_gates: &mut [F],
+    rows: usize,
+    #[comptime] tile: RowTile,
+    #[define(F)] _dtype: ElemType,
+) {
+    let at = place(tile);
+    let (lanes, units) = comptime!((tile.lanes, tile.units()));
+    let row = CUBE_POS * comptime!(tile.slots) + at.slot;
+    let (is_there, begin) = (row < rows, row * comptime!(tile.lines));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(BRANCHES * units));
+    let unit = UNIT_POS as usize;
+    let of_row = load::<F, N>(gradient, begin, is_there, at.lane, tile);
+    shared[unit] = row_product::<F, N>(branches.first, &of_row, begin, is_there, at.lane, tile);
+    shared[unit + units] =
+        row_product::<F, N>(branches.second, &of_row, begin, is_there, at.lane, tile);
+    shared[unit + 2 * units] =
+        row_product::<F, N>(branches.third, &of_row, begin, is_there, at.lane, tile);
+    sync_cube();
+    // As gates in `backward_kernel`.
+    #[unroll]
+    for branch in 0..BRANCHES {
+        if is_there && at.lane == comptime!(branch % lanes) {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for lane in 0..lanes {
+                sum += shared[branch * units + at.slot * lanes + lane];
+            }
+            let mut gate = gate::<F>(gates, row, is_there, branch);
+            if gate == 0.0 {
+                gate = comptime!(f32::MIN_POSITIVE).runtime();
+            }
+            let lse = if comptime!(branch == 0) {
+                first_lse[row]
+            } else if comptime!(branch == 1) {
+                second_lse[row]
+            } else {
+                third_lse[row]
+            };
+            statistics[branch * rows + row] = lse - gate.ln();
+            statistics[(BRANCHES + branch) * rows + row] = -sum;
+            to_gates[row * BRANCHES + branch] = narrow::<F>(sum);
+        }
+    }
+}
+
 /// The tensors of [`gated_sum`], contiguous and of one type.
 #[derive(Clone, Copy, Debug)]
 pub struct GateInputs<'a> {
@@ -290,6 +365,63 @@ pub fn gated_sum_backward(
             first,
             second,
             third,
+            buffer(to.gates),
+            matrix.rows,
+            tile,
+            matrix.dtype,
+        );
+    }
+    Ok(())
+}
+
+/// Where [`gated_sum_statistics`] writes.
+#[derive(Clone, Copy, Debug)]
+pub struct GateStatistics<'a> {
+    /// f32, `[2, 3, rows]`: of each branch and row the logsumexp less the gate's logarithm, then the negative of the gate's gradient.
+    pub statistics: &'a Handle,
+    /// The gradients of the gates, like these.
+    pub gates: &'a Handle,
+}
+
+/// The gradients of [`gated_sum`]'s gates by that of its output, `gradient`, and what the backward passes of attentions need whose outputs
+/// the branches are, `lses` their logsumexps, f32, `[rows]` each. A gate of zero counts as the least normal f32; one below gives NaN.
+///
+/// # Errors
+///
+/// As [`gated_sum`].
+pub fn gated_sum_statistics(
+    matrix: &Matrix<'_>,
+    inputs: &GateInputs<'_>,
+    lses: [&Handle; BRANCHES],
+    gradient: &Handle,
+    to: &GateStatistics<'_>,
+) -> Result<(), KernelError> {
+    let (by, tile) = (matrix.launch()?, matrix.tile()?);
+    inputs.check(matrix)?;
+    matrix.check("gradient", gradient)?;
+    matrix_of_gates(matrix).check("gates", to.gates)?;
+    let size = size_of::<f32>() * matrix.rows;
+    lses.into_iter().try_for_each(|lse| check_buffer("logsumexp", lse, size))?;
+    check_buffer("statistics", to.statistics, 2 * BRANCHES * size)?;
+    if matrix.rows * matrix.channels == 0 {
+        return Ok(());
+    }
+    let [first, second, third] = lses.map(buffer);
+    // SAFETY: every index is below the sizes that the buffers were checked against.
+    unsafe {
+        statistics_kernel::launch_unchecked(
+            matrix.client,
+            grid(matrix.client, matrix.rows.div_ceil(tile.slots)),
+            CubeDim::new_1d(tile.units() as u32),
+            by.address_type,
+            by.vector,
+            inputs.launch(),
+            first,
+            second,
+            third,
+            buffer(inputs.gates),
+            buffer(gradient),
+            buffer(to.statistics),
             buffer(to.gates),
             matrix.rows,
             tile,

@@ -1,6 +1,7 @@
 //! Means of blocks of tokens, one of which begins every so many tokens, and their gradient.
 //!
-//! Both passes are worth the bytes of their tensors: a unit has a vector of a block, or of a token, and neighbors have those beside it.
+//! A unit has a vector of a block, or of a token, and neighbors have those beside it: both passes are worth the bytes of their tensors, as
+//! long as tokens that several blocks have stay in a cache.
 
 // `#[cube]` and `CubeLaunch` add items beside each definition, without docs.
 #![allow(missing_docs)]
@@ -110,9 +111,10 @@ struct Launch {
 }
 
 impl TokenBlocks<'_> {
-    /// Whole blocks of a sample; tokens behind them are in none.
+    /// Whole blocks of a sample; tokens behind them are in none. None, where blocks do not advance.
     pub fn blocks(&self) -> usize {
-        self.tokens.checked_sub(self.size).map_or(0, |behind| behind / self.stride + 1)
+        let behind = self.tokens.checked_sub(self.size);
+        behind.and_then(|behind| behind.checked_div(self.stride)).map_or(0, |others| others + 1)
     }
 
     /// The mean of each block, `[batch, blocks, channels]`, from contiguous `tokens`, summed in f32.

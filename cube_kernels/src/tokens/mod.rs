@@ -27,7 +27,9 @@ mod tile;
 #[cfg(feature = "cube")]
 pub use columns::column_sums;
 #[cfg(feature = "cube")]
-pub use gate::{GateInputs, branch_sum, gated_sum, gated_sum_backward};
+pub use gate::{
+    GateInputs, GateStatistics, branch_sum, gated_sum, gated_sum_backward, gated_sum_statistics,
+};
 #[cfg(feature = "cube")]
 pub use gelu::{gelu, gelu_backward};
 pub use grid::PatchGrid;

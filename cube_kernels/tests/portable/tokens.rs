@@ -1,8 +1,9 @@
 //! Layer normalization and sums over tokens, against their definitions.
 
 use burn_natten_kernels::tokens::{
-    GateInputs, Maps, Matrix, NormInputs, PatchGrid, TokenBlocks, branch_sum, column_sums,
-    gated_sum, gated_sum_backward, gelu, gelu_backward, layer_norm, layer_norm_backward,
+    GateInputs, GateStatistics, Maps, Matrix, NormInputs, PatchGrid, TokenBlocks, branch_sum,
+    column_sums, gated_sum, gated_sum_backward, gated_sum_statistics, gelu, gelu_backward,
+    layer_norm, layer_norm_backward,
 };
 use test_support::compare::{differs, half_ulp};
 use test_support::format::{BF16, F16, F32, Format};
@@ -193,6 +194,70 @@ fn branches_are_weighed() {
         let size = 3.0 * (channels as f64).sqrt();
         assert_eq!(differs(&of_gates, &exact, allowed(format, size)), None, "gates, {case}");
         assert_eq!(run(), (of_branches, of_gates), "the same bits again, {case}");
+    }
+}
+
+/// What attentions need whose outputs are weighed; a gate of zero among others.
+#[test]
+fn statistics_of_weighed_branches() {
+    let client = client();
+    for Case { shape, units, format } in cases() {
+        let [rows, channels] = shape;
+        let count = rows * channels;
+        let branches = [10, 11, 12].map(|seed| numbers(count, seed, 0.2, format));
+        let gates = numbers(3 * rows, 13, 0.5, format);
+        let gates: Vec<f64> = gates
+            .iter()
+            .enumerate()
+            .map(|(at, gate)| if at % 5 == 2 { 0.0 } else { gate.abs() })
+            .collect();
+        let gradient = numbers(count, 14, 0.1, format);
+        // Rows that see nothing are among them.
+        let lses = [15, 16, 17].map(|seed| {
+            let mut lse = numbers(rows, seed, 4.0, F32);
+            lse[rows / 2] = f64::NEG_INFINITY;
+            lse
+        });
+        let matrix = Matrix { units, ..Matrix::new(&client, shape, format.elem()) };
+        let case = format!("{shape:?}, {units} units");
+
+        let buffers = branches.each_ref().map(|branch| format.upload(&client, branch));
+        let of_lses = lses.each_ref().map(|lse| F32.upload(&client, lse));
+        let (of_gates, of_gradient) =
+            (format.upload(&client, &gates), format.upload(&client, &gradient));
+        let inputs = GateInputs { branches: buffers.each_ref(), gates: &of_gates };
+        let statistics = F32.poisoned(&client, 6 * rows);
+        let to_gates = format.poisoned(&client, 3 * rows);
+        let to = GateStatistics { statistics: &statistics, gates: &to_gates };
+        gated_sum_statistics(&matrix, &inputs, of_lses.each_ref(), &of_gradient, &to)
+            .expect("launched");
+
+        let dot = |row: usize, branch: usize| {
+            let values = branches[branch][row * channels..(row + 1) * channels].iter();
+            values.zip(&gradient[row * channels..]).map(|(x, g)| x * g).sum::<f64>()
+        };
+        let size = 3.0 * (channels as f64).sqrt();
+        let exact: Vec<f64> = (0..3 * rows).map(|at| dot(at / 3, at % 3)).collect();
+        let actual = format.download(&client, &to_gates, 3 * rows);
+        assert_eq!(differs(&actual, &exact, allowed(format, size)), None, "gates, {case}");
+
+        let actual = F32.download(&client, &statistics, 6 * rows);
+        for branch in 0..3 {
+            let of_branch = |kind: usize| &actual[(kind * 3 + branch) * rows..][..rows];
+            let lse = |row: usize| {
+                let gate = gates[row * 3 + branch];
+                lses[branch][row]
+                    - if gate == 0.0 { f64::from(f32::MIN_POSITIVE) } else { gate }.ln()
+            };
+            for (row, actual) in of_branch(0).iter().enumerate() {
+                let exact = lse(row);
+                let is_close =
+                    *actual == exact || (actual - exact).abs() <= 1e-5 * exact.abs().max(1.0);
+                assert!(is_close, "logsumexp {row} of {branch}, {case}: {actual}, {exact}");
+            }
+            let exact: Vec<f64> = (0..rows).map(|row| -dot(row, branch)).collect();
+            assert_eq!(differs(of_branch(1), &exact, allowed(F32, size)), None, "{branch}, {case}");
+        }
     }
 }
 

@@ -9,10 +9,11 @@ use burn_natten_kernels::Operands;
 use super::{
     AttentionGradients, AttentionResults, BlockSparseBackwardOps, BlockSparseOps, BlockSparsePlan,
 };
-use crate::backend::AttentionInputs;
 use crate::backend::autodiff::{
     OPERANDS, Pair, PairBackward, Places, gradient_places, operands_of, places, record,
+    record_weighed,
 };
+use crate::backend::{AttentionInputs, WeighedResults};
 
 #[derive(Debug)]
 struct Step<B: Backend> {
@@ -24,7 +25,7 @@ impl<B: BlockSparseBackwardOps> PairBackward<B, OPERANDS> for Step<B> {
     fn gradients(
         &self,
         inputs: Places<B, OPERANDS>,
-        outputs: Pair<B>,
+        (outputs, has_out): (Pair<B>, bool),
         gradients: Pair<B>,
         wanted: [bool; OPERANDS],
     ) -> Places<B, OPERANDS> {
@@ -35,6 +36,7 @@ impl<B: BlockSparseBackwardOps> PairBackward<B, OPERANDS> for Step<B> {
             self.lists.clone(),
             AttentionResults::new(outputs),
             AttentionResults::new(gradients),
+            has_out,
             wanted,
             self.plan,
         );
@@ -61,5 +63,21 @@ where
             places(operands.as_ref()),
             results.outputs(),
         ))
+    }
+
+    fn block_sparse_forward_weighed(
+        inputs: AttentionInputs<Self>,
+        lists: IntTensor<Self>,
+        plan: BlockSparsePlan,
+    ) -> WeighedResults<Self> {
+        let operands = inputs.operands();
+        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
+        let results = B::block_sparse_forward(AttentionInputs::new(inner), lists.clone(), plan);
+        record_weighed::<B, C, _, OPERANDS>(
+            Step { lists, plan },
+            &operands.query,
+            places(operands.as_ref()),
+            results.outputs(),
+        )
     }
 }

@@ -5,8 +5,8 @@ use burn::backend::{Backend, backend_extension};
 use burn_natten_kernels::{Operands, Saved};
 
 use super::{AttentionGradients, AttentionResults, BlockSparsePlan, reference};
-use crate::backend::AttentionInputs;
 use crate::backend::extension::saved;
+use crate::backend::{AttentionInputs, WeighedResults};
 
 /// The operator.
 #[backend_extension(
@@ -25,6 +25,17 @@ pub trait BlockSparseOps: Backend {
     ) -> AttentionResults<Self> {
         AttentionResults::new(reference::forward::<Self>(inputs.operands(), lists, &plan))
     }
+
+    /// The same where the results are weighed and summed up with others, by
+    /// [`gate_weighed`](crate::backend::gate::GateOps::gate_weighed).
+    #[fusion(meta = meta::forward_weighed)]
+    fn block_sparse_forward_weighed(
+        #[extension_type] inputs: AttentionInputs<Self>,
+        lists: IntTensor<Self>,
+        plan: BlockSparsePlan,
+    ) -> WeighedResults<Self> {
+        WeighedResults::new(Self::block_sparse_forward(inputs, lists, plan))
+    }
 }
 
 /// Its gradients. Asked of the inner backend only: first derivatives.
@@ -34,17 +45,19 @@ pub trait BlockSparseOps: Backend {
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait BlockSparseBackwardOps: Backend {
-    /// Gradients of the inputs that are `wanted`, from the forward pass' inputs and results and the gradients of the latter.
+    /// Gradients of the inputs that are `wanted`, from the forward pass' inputs and results and the gradients of the latter, where `out`
+    /// [counts](Saved::has_out) or does not.
     #[fusion(meta = meta::backward)]
     fn block_sparse_backward(
         #[extension_type] inputs: AttentionInputs<Self>,
         lists: IntTensor<Self>,
         #[extension_type] results: AttentionResults<Self>,
         #[extension_type] gradients: AttentionResults<Self>,
+        has_out: bool,
         wanted: Operands<bool>,
         plan: BlockSparsePlan,
     ) -> AttentionGradients<Self> {
-        let saved: Saved<FloatTensor<Self>> = saved(inputs, results, gradients);
+        let saved: Saved<FloatTensor<Self>> = saved(inputs, results, gradients, has_out);
         AttentionGradients::new(reference::backward::<Self>(saved, lists, wanted, &plan))
     }
 }
@@ -59,6 +72,7 @@ mod meta {
     use crate::backend::extension::meta;
     use crate::backend::operands::{
         AttentionGradientsMetadata, AttentionInputsMetadata, AttentionResultsMetadata,
+        WeighedResultsMetadata,
     };
 
     pub fn forward(
@@ -69,11 +83,20 @@ mod meta {
         meta::results(inputs)
     }
 
+    pub fn forward_weighed(
+        inputs: &AttentionInputsMetadata,
+        _lists: &TensorSpec,
+        _plan: &BlockSparsePlan,
+    ) -> WeighedResultsMetadata {
+        meta::weighed(meta::results(inputs))
+    }
+
     pub fn backward(
         inputs: &AttentionInputsMetadata,
         _lists: &TensorSpec,
         _results: &AttentionResultsMetadata,
         _gradients: &AttentionResultsMetadata,
+        _has_out: &bool,
         wanted: &Operands<bool>,
         _plan: &BlockSparsePlan,
     ) -> AttentionGradientsMetadata {

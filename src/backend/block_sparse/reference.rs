@@ -11,6 +11,7 @@ use burn_natten_kernels::{BlockSparse, MAX_RANK, Operands, Outputs, Saved};
 
 use super::BlockSparsePlan;
 use crate::backend::accumulator;
+use crate::backend::extension::with_out;
 
 /// The axis of a block's keys.
 const KEYS: usize = 4;
@@ -80,7 +81,7 @@ pub(crate) fn backward<B: Backend>(
     wanted: Operands<bool>,
     plan: &BlockSparsePlan,
 ) -> Operands<Option<FloatTensor<B>>> {
-    let Saved { operands, outputs, gradients } = saved;
+    let Saved { operands, outputs, gradients, .. } = with_out::<B>(saved);
     if plan.is_empty() {
         return operands.zip(wanted).map(|_, (tensor, is_wanted)| {
             let zeros = || B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into());

@@ -115,10 +115,11 @@ impl BlockSparseBackwardOps for CubeBackend {
         lists: CubeTensor,
         results: AttentionResults<Self>,
         gradients: AttentionResults<Self>,
+        has_out: bool,
         wanted: Operands<bool>,
         plan: BlockSparsePlan,
     ) -> AttentionGradients<Self> {
-        let saved = saved(inputs, results, gradients);
+        let saved = saved(inputs, results, gradients, has_out);
         if has_kernels(&plan) {
             let (query, sparse) = (&saved.operands.query, &plan.sparse);
             let dtype = dtype_to_storage_type(query.dtype);

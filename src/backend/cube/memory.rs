@@ -1,9 +1,9 @@
 //! Burn's tensors as kernels take them: memory, strides, and copies where no strides describe them.
 
 use burn::backend::{DType, Shape as TensorShape, TensorMetadata};
-use burn_cubecl::{
-    kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
-};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+use burn_cubecl::tensor::CubeTensor;
 use burn_natten_kernels::{MAX_RANK, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
 
 /// Uninitialised outputs of a forward pass.
@@ -74,9 +74,26 @@ impl Lay {
         let out = |tensor| self.view(tensor, Shape::out(problem));
         // What kernels read of a logsumexp they read in order.
         let lse = |tensor| Self::Contiguous.view(tensor, Shape::lse(problem));
+        // Who reads no strides reads zeros.
+        let zeros = match self {
+            Self::Contiguous if !saved.has_out => {
+                let like = &saved.gradients.out;
+                let zeros = zeros_client(
+                    like.client.clone(),
+                    like.device.clone(),
+                    like.shape(),
+                    like.dtype(),
+                );
+                Some(Strided::contiguous(zeros.handle, Shape::out(problem)))
+            }
+            _ => None,
+        };
+        let has_out = saved.has_out || zeros.is_some();
+        let of_out = zeros.unwrap_or_else(|| out(&saved.outputs.out));
         Saved {
+            has_out,
             operands: self.operands(problem, &saved.operands),
-            outputs: Outputs { out: out(&saved.outputs.out), lse: lse(&saved.outputs.lse) },
+            outputs: Outputs { out: of_out, lse: lse(&saved.outputs.lse) },
             gradients: Outputs { out: out(&saved.gradients.out), lse: lse(&saved.gradients.lse) },
         }
     }

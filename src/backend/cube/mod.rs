@@ -217,10 +217,11 @@ impl AttentionBackwardOps for CubeBackend {
         inputs: AttentionInputs<Self>,
         results: AttentionResults<Self>,
         gradients: AttentionResults<Self>,
+        has_out: bool,
         wanted: Operands<bool>,
         plan: Plan,
     ) -> AttentionGradients<Self> {
-        let saved = saved(inputs, results, gradients);
+        let saved = saved(inputs, results, gradients, has_out);
         AttentionGradients::new(match (launch_backward(&saved, wanted, &plan), &plan.parts) {
             (Some(gradients), _) => gradients,
             (None, Some(parts)) => packed::backward::<Self>(saved, wanted, parts),

@@ -31,7 +31,7 @@ use self::bias::Bias;
 use self::forward::Forward;
 use self::operand::{Grid, Operand, Tokens};
 use self::simd::Real;
-use super::extension::saved;
+use super::extension::{saved, with_out};
 use super::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
     Plan, packed, reference,
@@ -61,22 +61,24 @@ impl AttentionBackwardOps for Flex {
         inputs: AttentionInputs<Self>,
         results: AttentionResults<Self>,
         gradients: AttentionResults<Self>,
+        has_out: bool,
         wanted: Operands<bool>,
         plan: Plan,
     ) -> AttentionGradients<Self> {
-        let saved = saved(inputs, results, gradients);
+        let saved = saved(inputs, results, gradients, has_out);
         if let Some(parts) = &plan.parts {
             return AttentionGradients::new(packed::backward::<Self>(saved, wanted, parts));
         }
         if plan.is_empty() || !plan.backward.has_kernels() {
             return AttentionGradients::new(reference::backward::<Self>(saved, wanted, &plan));
         }
-        let Saved { operands, outputs, gradients } = saved;
+        let Saved { operands, outputs, gradients, .. } = with_out::<Self>(saved);
         let contiguous = |tensor: FlexTensor| tensor.to_contiguous();
         let saved = Saved {
             operands: operands.map(|_, tensor| contiguous(tensor)),
             outputs: outputs.map(contiguous),
             gradients: gradients.map(contiguous),
+            has_out: true,
         };
         AttentionGradients::new(match saved.operands.query.dtype() {
             DType::F64 => backward::<f64>(saved, wanted, &plan),
@@ -204,7 +206,7 @@ fn backward<E: Storage>(
 ) -> Operands<Option<FlexTensor>> {
     let problem = &plan.problem;
     let (batch, heads) = (problem.batch, problem.heads);
-    let Saved { operands, outputs, gradients } = saved;
+    let Saved { operands, outputs, gradients, .. } = saved;
     let Operands { query, key, value, additional, bias } = operands;
     let Outputs { out, lse } = outputs;
     let Outputs { out: grad_out, lse: grad_lse } = gradients;

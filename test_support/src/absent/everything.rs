@@ -127,6 +127,7 @@ impl Tensors {
                 operands: Operands::of(problem).map(|operand, ()| of(operand)),
                 outputs: rows(),
                 gradients: rows(),
+                has_out: true,
             },
             gradients: Operands::of(problem).map(|operand, ()| Some(of(operand).handle)),
         }

@@ -130,5 +130,6 @@ pub fn saved(
             out: view(client, format, &data.dout, out_shape, layout),
             lse: view(client, F32, &data.dlse, lse_shape, line),
         },
+        has_out: true,
     }
 }

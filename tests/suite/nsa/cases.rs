@@ -118,12 +118,22 @@ pub struct Setup {
     pub compressed: bool,
     /// Whether lists are given.
     pub lists: bool,
+    /// Whether gates are known not to be negative.
+    pub nonnegative: bool,
 }
 
 impl Setup {
     pub fn new(device: &Device, dtype: DType, strategy: Strategy) -> Self {
         let device = device.clone().autodiff();
-        Self { device, dtype, strategy, own: false, compressed: false, lists: false }
+        Self {
+            device,
+            dtype,
+            strategy,
+            own: false,
+            compressed: false,
+            lists: false,
+            nonnegative: false,
+        }
     }
 }
 
@@ -194,6 +204,11 @@ impl Case {
         Some(Tensor::from_data(TensorData::new(numbers, shape.clone()), device))
     }
 
+    /// Whether no gate is negative.
+    pub fn has_nonnegative_gates(&self) -> bool {
+        self.gate != "given" || self.get("gates").values.iter().all(|gate| *gate >= 0.0)
+    }
+
     /// Keys, or values.
     fn tokens(&self, name: &str, setup: &Setup, leaves: &mut Vec<Leaf>) -> BranchTokens {
         if self.shared_kv && !setup.own {
@@ -257,7 +272,8 @@ impl Case {
         let key = self.tokens("k", setup, &mut leaves);
         let value = self.tokens("v", setup, &mut leaves);
         let gates = self.gates(query.clone(), setup, &mut leaves);
-        let mut options = self.options.build(setup.strategy);
+        let options = self.options.build(setup.strategy);
+        let mut options = options.with_nonnegative_gates(setup.nonnegative);
         if setup.compressed {
             let key = self.leaf("kc", setup, &mut leaves);
             let value = self.leaf("vc", setup, &mut leaves);

@@ -16,30 +16,45 @@ fn numbers(count: usize, seed: usize) -> Vec<f64> {
     (0..count).map(|at| ((at * 7 + seed * 13) * 29 % 101) as f64 / 50.0 - 1.0).collect()
 }
 
-/// What a head and an element of a token are in memory.
+/// How `[batch, rows, heads, dim]` lies in memory.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     Contiguous,
-    /// Every token has more, before and behind.
+    /// Every row has more heads, before and behind: so many that it is a view wherever memory is aligned.
     Cropped,
-    /// Heads come first.
+    /// Heads come before rows.
     HeadsFirst,
 }
 
-/// The same tensor `[batch, rows, heads, dim]`, lying so.
-fn laid_out(x: Tensor<4>, layout: Layout) -> Tensor<4> {
+/// Heads on either side of a crop.
+const MORE: usize = 32;
+
+/// The tensor with more heads on either side.
+fn surrounded(x: &Tensor<4>) -> Tensor<4> {
     let [_, rows, _, _] = x.dims();
+    let poison = Tensor::full([BATCH, rows, MORE, DIM], f32::NAN, &x.device());
+    Tensor::cat(vec![poison.clone(), x.clone(), poison], 2)
+}
+
+/// The same tensor, lying so.
+fn laid_out(x: Tensor<4>, layout: Layout) -> Tensor<4> {
     match layout {
         Layout::Contiguous => x,
-        Layout::Cropped => {
-            let poison = |heads| Tensor::full([BATCH, rows, heads, DIM], f32::NAN, &x.device());
-            Tensor::cat(vec![poison(2), x.clone(), poison(1)], 2).narrow(2, 2, HEADS)
-        }
+        Layout::Cropped => surrounded(&x).narrow(2, MORE, HEADS),
+        // A sum is written in the order of its axes.
         Layout::HeadsFirst => {
-            // A sum is written in the order of its axes.
-            let zeros = Tensor::zeros([BATCH, HEADS, rows, DIM], &x.device());
-            (x.swap_dims(1, 2) + zeros).swap_dims(1, 2)
+            let first = x.swap_dims(1, 2);
+            (first.clone() + first.zeros_like()).swap_dims(1, 2)
         }
+    }
+}
+
+/// The sum of products, whose gradient lies so.
+fn loss(out: Tensor<4>, weights: &Tensor<4>, layout: Layout) -> Tensor<1> {
+    match layout {
+        Layout::Contiguous => (out * weights.clone()).sum(),
+        Layout::Cropped => (surrounded(&out) * surrounded(weights)).sum(),
+        Layout::HeadsFirst => (out.swap_dims(1, 2) * weights.clone().swap_dims(1, 2)).sum(),
     }
 }
 
@@ -77,8 +92,7 @@ fn means_and_gradients_of_views() {
                 let out = compress_tokens(view, &Pooling::Mean, &options);
                 close(&what, &values(out.clone()), &means, F32);
                 let weights = tensor(&upstream, [BATCH, blocks, HEADS, DIM], &tracked, DType::F32);
-                let weights = laid_out(weights, layout);
-                let loss = (out * weights).sum();
+                let loss = loss(out, &weights, layout);
                 let got = leaf.grad(&loss.backward()).expect("it is tracked");
                 close(&what, &values(got), &gradient, F32);
             }

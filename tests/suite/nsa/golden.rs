@@ -31,6 +31,10 @@ fn check_cases(dtype: DType, tolerance: f64, strategies: fn(&TestDevice) -> Vec<
                 compare(&what("as stored"), &case, &case.run(&setup), tolerance);
                 let own = Setup { own: true, ..setup.clone() };
                 compare(&what("own tokens"), &case, &case.run(&own), tolerance);
+                if case.has_nonnegative_gates() {
+                    let known = Setup { nonnegative: true, ..setup.clone() };
+                    compare(&what("known gates"), &case, &case.run(&known), tolerance);
+                }
                 if case.tensors.get("kc").is_some_and(|kc| !kc.values.is_empty()) {
                     let given = Setup { own: true, compressed: true, lists: true, ..setup };
                     let mut results = case.run(&given);

@@ -1,12 +1,14 @@
 //! Gradients, by finite differences in f64.
 
-use burn::tensor::{DType, Device, Tensor};
-use burn_natten::nsa::PerBranch;
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_natten::nsa::{BranchTokens, PerBranch};
 use burn_natten::{
-    NativeSparseAttentionOptions, Pooling, compress_tokens, try_native_sparse_attention,
+    NativeSparseAttentionOptions, Pooling, compress_tokens, native_sparse_attention,
+    try_native_sparse_attention,
 };
 
 use super::random::{Inputs, Sizes, many_options, options};
+use crate::support::check::{F32, close};
 use crate::support::devices;
 use crate::support::run::{tensor, values};
 
@@ -17,13 +19,9 @@ fn loss(
     [query, key, value, gates]: [Tensor<4>; 4],
     options: NativeSparseAttentionOptions,
 ) -> Tensor<1> {
-    let own = |x: Tensor<4>| PerBranch {
-        compressed: x.clone() * 0.5,
-        selected: x.clone(),
-        window: x * -1.0,
-    };
-    let output = try_native_sparse_attention(query, own(key), own(value), gates, options)
-        .expect("a valid problem");
+    let (key, value) = (for_branches(key), for_branches(value));
+    let output =
+        try_native_sparse_attention(query, key, value, gates, options).expect("a valid problem");
     let mut loss = output.out.powi_scalar(2).sum();
     for branch in output.branches.into_array() {
         let is_blind = branch.logsumexp.clone().equal_elem(f32::NEG_INFINITY);
@@ -49,13 +47,9 @@ fn check(
     let leaves = TINY.tensors(inputs, &tracked, DType::F64).map(Tensor::require_grad);
     // The lists stay: a choice has no derivative.
     let [q, k, v, g] = TINY.tensors(inputs, device, DType::F64);
-    let own = |x: Tensor<4>| PerBranch {
-        compressed: x.clone() * 0.5,
-        selected: x.clone(),
-        window: x * -1.0,
-    };
-    let lists = try_native_sparse_attention(q, own(k), own(v), g, options(device))
-        .expect("a valid problem");
+    let lists =
+        try_native_sparse_attention(q, for_branches(k), for_branches(v), g, options(device))
+            .expect("a valid problem");
     let with_lists = |device: &Device| {
         let on = |lists: &Tensor<4, burn::tensor::Int>| {
             Tensor::<4, burn::tensor::Int>::from_data(lists.to_data(), device)
@@ -95,6 +89,90 @@ fn of_the_operator() {
             check(name, &inputs, &device.device, |_| options.clone());
         }
     }
+}
+
+/// As of any gates, where they are known not to be.
+#[test]
+fn of_gates_that_are_not_negative() {
+    let mut inputs = TINY.inputs(12);
+    inputs.gates.iter_mut().for_each(|gate| *gate = gate.abs());
+    for device in devices().into_iter().filter(|d| d.supports(DType::F64) && !d.compiles_kernels())
+    {
+        for (name, options) in many_options() {
+            let known = options.with_nonnegative_gates(true);
+            check(name, &inputs, &device.device, |_| known.clone());
+        }
+    }
+}
+
+/// Gates of zero, gates that are cut out of a tensor, and a gradient that lies in another order; a loss of the sum, and one of the branches
+/// besides.
+#[test]
+fn known_gates_change_no_gradient() {
+    let sizes = Sizes::default();
+    let mut inputs = sizes.inputs(15);
+    for (at, gate) in inputs.gates.iter_mut().enumerate() {
+        *gate = if at % 7 == 3 { 0.0 } else { gate.abs() };
+    }
+    for device in devices() {
+        for (with_branches, own) in [(false, false), (false, true), (true, false)] {
+            let run = |are_known: bool| {
+                let tracked = device.device.clone().autodiff();
+                let leaves = sizes.tensors(&inputs, &tracked, DType::F32).map(Tensor::require_grad);
+                let [query, key, value, gates] = leaves.clone();
+                let poison = gates.zeros_like().add_scalar(f32::NAN);
+                let gates = Tensor::cat(vec![poison.clone(), gates, poison], 3).narrow(3, 3, 3);
+                let tokens = |x: Tensor<4>| match own {
+                    true => for_branches(x).into(),
+                    false => BranchTokens::from(x),
+                };
+                let options = options().with_nonnegative_gates(are_known);
+                let output =
+                    try_native_sparse_attention(query, tokens(key), tokens(value), gates, options)
+                        .expect("a valid problem");
+                let [batch, rows, heads, dim] = output.out.dims();
+                let weights =
+                    Tensor::<1, Int>::arange(0..output.out.shape().num_elements() as i64, &tracked);
+                let weights =
+                    weights.float().mul_scalar(0.7).sin().reshape([batch, heads, rows, dim]);
+                let mut loss = (output.out.swap_dims(1, 2) * weights).sum();
+                if with_branches {
+                    for branch in output.branches.into_array() {
+                        loss = loss + branch.out.powi_scalar(2).sum();
+                    }
+                }
+                let gradients = loss.backward();
+                leaves.map(|leaf| values(leaf.grad(&gradients).expect("it is tracked")))
+            };
+            let (any, known) = (run(false), run(true));
+            for (name, (any, known)) in
+                ["query", "key", "value", "gates"].into_iter().zip(any.iter().zip(&known))
+            {
+                let what = format!("{} branches {with_branches}, own {own}: {name}", device.name);
+                close(&what, known, any, F32);
+            }
+        }
+    }
+}
+
+/// Tokens that differ from branch to branch.
+fn for_branches(x: Tensor<4>) -> PerBranch<Tensor<4>> {
+    PerBranch { compressed: x.clone() * 0.5, selected: x.clone(), window: x * -1.0 }
+}
+
+/// A wrong promise does not go unseen.
+#[test]
+fn negative_gates_that_were_promised_not_to_be() {
+    let mut inputs = TINY.inputs(12);
+    inputs.gates.fill(-0.5);
+    let device = Device::flex().autodiff();
+    let leaves = TINY.tensors(&inputs, &device, DType::F32).map(Tensor::require_grad);
+    let [query, key, value, gates] = leaves.clone();
+    let options = options().with_nonnegative_gates(true);
+    let out = native_sparse_attention(query, key, value, gates, options);
+    let gradients = out.sum().backward();
+    let gradient = values(leaves[0].grad(&gradients).expect("it is tracked"));
+    assert!(gradient.iter().any(|value| value.is_nan()), "{gradient:?}");
 }
 
 /// Of tokens and of weights, for each way to compress.

@@ -115,10 +115,17 @@ fn half_types_are_as_good_as_rounding(#[values(DType::F16, DType::BF16)] dtype: 
         let exact = Setup::new(&Device::flex(), DTYPE, Strategy::Auto);
         let exact = case.run(&Setup { lists: true, ..exact });
         let baseline = baseline(&case, dtype);
-        for device in devices().into_iter().filter(|device| device.supports(dtype)) {
+        let known = case.has_nonnegative_gates().then_some(true);
+        let runs = devices().into_iter().filter(|device| device.supports(dtype));
+        let runs = runs.flat_map(|device| {
+            [Some(false), known].into_iter().flatten().map(move |known| (device.clone(), known))
+        });
+        for (device, nonnegative) in runs {
             let setup = Setup::new(&device.device, dtype, Strategy::Auto);
-            let got = case.run(&Setup { lists: true, ..setup });
-            let what = |name: &str| format!("{} {dtype:?} {} {name}", device.name, case.name);
+            let got = case.run(&Setup { lists: true, nonnegative, ..setup });
+            let gates = if nonnegative { "known gates" } else { "any gates" };
+            let what =
+                |name: &str| format!("{} {dtype:?} {} {gates} {name}", device.name, case.name);
             for branch in ["slc", "win"] {
                 let name = format!("lse_{branch}");
                 close(&what(&name), &got[&name], &exact[&name], F32);

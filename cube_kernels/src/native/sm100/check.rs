@@ -158,6 +158,7 @@ pub fn compare(client: &Client, element: Element) -> Result<(), KernelError> {
                 lse,
             ),
         },
+        has_out: true,
     };
     let gradients = || values.gradients(problem);
     let (exact, own) = (gradients(), gradients());

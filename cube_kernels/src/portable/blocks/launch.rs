@@ -9,7 +9,9 @@ use super::super::rows::Slicing;
 use super::{backward as gradients, forward as rows};
 use crate::cube::{Tensor, addresses};
 use crate::sparse::check_lists;
-use crate::view::{KeyGradients, check_gradients, check_operands, check_outputs, check_saved};
+use crate::view::{
+    KeyGradients, check_gradients, check_operands, check_outputs, check_saved_with_out,
+};
 use crate::{BlockSparse, KernelError, Operands, Outputs, Saved, Shape, Strided};
 
 /// Compile-time parameters of a kernel.
@@ -109,7 +111,7 @@ pub fn backward_with(
     check_lists(sparse, lists)?;
     let problem = &sparse.problem;
     let launch = Launch::new(client, problem, dtype)?;
-    check_saved(problem, inputs, dtype.size())?;
+    check_saved_with_out(problem, inputs, dtype.size())?;
     check_gradients(problem, outputs, dtype.size())?;
     let out = Shape::out(problem);
     let mut read = views(sparse, &inputs.operands);

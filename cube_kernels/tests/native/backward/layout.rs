@@ -144,7 +144,7 @@ fn unused_strides_do_not_matter() {
         let plan = planned(&problem, Element::F16);
         let (_, _, mut inputs) = prepare(&client, Element::F16, &problem);
         let expected = Native::gradients(&client, Element::F16, &plan, &problem, &inputs);
-        let Saved { operands, outputs, gradients } = &mut inputs;
+        let Saved { operands, outputs, gradients, .. } = &mut inputs;
         let Operands { query, key, value, .. } = operands;
         for tensor in [query, key, value, &mut outputs.out, &mut gradients.out] {
             (tensor.strides[0], tensor.strides[1], tensor.strides[4]) = (3, 0, 1);

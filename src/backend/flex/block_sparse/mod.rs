@@ -35,7 +35,7 @@ use crate::Tier;
 use crate::backend::block_sparse::{
     BlockSparseBackwardOps, BlockSparseOps, BlockSparsePlan, reference,
 };
-use crate::backend::extension::saved;
+use crate::backend::extension::{saved, with_out};
 use crate::backend::{AttentionGradients, AttentionInputs, AttentionResults};
 
 /// Whether tensor operations compute the problem.
@@ -70,20 +70,22 @@ impl BlockSparseBackwardOps for Flex {
         lists: FlexTensor,
         results: AttentionResults<Self>,
         gradients: AttentionResults<Self>,
+        has_out: bool,
         wanted: Operands<bool>,
         plan: BlockSparsePlan,
     ) -> AttentionGradients<Self> {
-        let saved = saved(inputs, results, gradients);
+        let saved = saved(inputs, results, gradients, has_out);
         if is_composed(&plan) {
             let gradients = reference::backward::<Self>(saved, lists, wanted, &plan);
             return AttentionGradients::new(gradients);
         }
-        let Saved { operands, outputs, gradients } = saved;
+        let Saved { operands, outputs, gradients, .. } = with_out::<Self>(saved);
         let contiguous = |tensor: FlexTensor| tensor.to_contiguous();
         let saved = Saved {
             operands: operands.map(|_, tensor| contiguous(tensor)),
             outputs: outputs.map(contiguous),
             gradients: gradients.map(contiguous),
+            has_out: true,
         };
         let (sparse, lists) = (&plan.sparse, Lists::new(&lists, &plan.sparse));
         AttentionGradients::new(match saved.operands.query.dtype() {
@@ -141,7 +143,7 @@ fn backward<E: Storage>(
     sparse: &BlockSparse,
 ) -> Operands<Option<FlexTensor>> {
     let problem = &sparse.problem;
-    let Saved { operands, outputs, gradients } = saved;
+    let Saved { operands, outputs, gradients, .. } = saved;
     let Operands { query, key, value, .. } = operands;
     let grad_out = elements::<E>(&gradients.out);
     let statistics = Statistics {

@@ -1,5 +1,6 @@
 //! Sparse attention on a device.
 
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_natten::block_lists::{self, BlockGrid};
 use burn_natten::plan::Target;
@@ -59,9 +60,15 @@ struct Inputs {
     query: Tensor<4>,
     key: Tensor<4>,
     value: Tensor<4>,
-    /// Gates, for each branch.
+    /// Gates, for each branch, as a layer has them.
     gates: Tensor<4>,
     blocks: Option<Tensor<4, Int>>,
+}
+
+/// A sigmoid's.
+fn gates(args: &Args, shape: [usize; 4], device: &Device) -> Tensor<4> {
+    let gates = sigmoid(passes::random::<4>(args, shape, device)).detach();
+    if device.is_autodiff() { gates.require_grad() } else { gates }
 }
 
 impl Inputs {
@@ -72,7 +79,7 @@ impl Inputs {
             query,
             key,
             value,
-            gates: passes::random(args, [sizes.batch, tokens, sizes.heads, 3], device),
+            gates: gates(args, [sizes.batch, tokens, sizes.heads, 3], device),
             blocks: match &job.task {
                 Task::Blocks(sparse) => Some(lists(sparse, device)),
                 Task::Native(_) => given.map(|lists| Tensor::from_data(lists.clone(), device)),
@@ -91,7 +98,8 @@ impl Inputs {
             (Task::Native(options), blocks) => {
                 let [query, key, value] = [&self.query, &self.key, &self.value].map(Tensor::clone);
                 let gates = self.gates.clone();
-                let options = (**options).clone().with_blocks(blocks.clone());
+                let options = (**options).clone().with_nonnegative_gates(true);
+                let options = options.with_blocks(blocks.clone());
                 let output = try_native_sparse_attention(query, key, value, gates, options)?;
                 output.out.flatten(0, 3)
             }

@@ -8,12 +8,20 @@
 //!
 //! Operators of their own, so that nothing is kept for the backward pass but what is there anyway, and sums are held in f32, or f64 for
 //! f64, and rounded once.
+//!
+//! Where gates are known not to be negative, `dout_c` is not written: attentions take `dout` and the gates' logarithms, see
+//! [`autodiff`](super::autodiff).
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
-use burn::tensor::{FloatDType, Slice};
+use burn::tensor::{FloatDType, Shape, Slice};
 
-use super::wide;
+use super::{AttentionResults, Weighed, wide};
+
+#[cfg(feature = "autodiff")]
+mod autodiff;
+#[cfg(feature = "fusion")]
+mod meta;
 
 /// The axis of the gates' branches, and that of the outputs' vectors.
 const LAST: usize = 3;
@@ -25,6 +33,16 @@ pub struct GateGradients<B: Backend> {
     pub compressed: FloatTensor<B>,
     pub selected: FloatTensor<B>,
     pub window: FloatTensor<B>,
+    pub gates: FloatTensor<B>,
+}
+
+/// What attentions and gates get from the gradient of their sum.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct GateStatistics<B: Backend> {
+    /// `[2, 3, batch, rows, heads]`: for each branch `lse - ln gate`, and `-dout . out`, in the type of sums.
+    pub statistics: FloatTensor<B>,
+    /// As the gates.
     pub gates: FloatTensor<B>,
 }
 
@@ -56,6 +74,18 @@ pub trait GateOps: Backend {
         forward::<Self>([compressed, selected, window], gates)
     }
 
+    /// The same of gates that are not negative, and results of attentions that are there for such a sum. With negative gates, gradients
+    /// are NaN.
+    #[fusion(meta = meta::weighed)]
+    fn gate_weighed(
+        #[extension_type] compressed: Weighed<Self>,
+        #[extension_type] selected: Weighed<Self>,
+        #[extension_type] window: Weighed<Self>,
+        gates: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::gate_forward(compressed.out, selected.out, window.out, gates)
+    }
+
     /// What all branches read.
     #[fusion(meta = meta::branches)]
     fn gate_branches(input: FloatTensor<Self>) -> OfBranches<Self> {
@@ -80,6 +110,18 @@ pub trait GateGradientOps: Backend {
         gradient: FloatTensor<Self>,
     ) -> GateGradients<Self> {
         gradients::<Self>([compressed, selected, window], gates, gradient)
+    }
+
+    /// The gradients of the gates of [`GateOps::gate_weighed`], and what the attentions' backward passes read.
+    #[fusion(meta = meta::statistics)]
+    fn gate_statistics(
+        #[extension_type] compressed: AttentionResults<Self>,
+        #[extension_type] selected: AttentionResults<Self>,
+        #[extension_type] window: AttentionResults<Self>,
+        gates: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> GateStatistics<Self> {
+        statistics::<Self>([compressed, selected, window], gates, gradient)
     }
 
     /// The gradient of [`GateOps::gate_branches`]'s input: the sum of those of its outputs.
@@ -128,6 +170,43 @@ pub(crate) fn gradients<B: Backend>(
     GateGradients { compressed, selected, window, gates: B::float_cast(gates, dtype) }
 }
 
+/// What stands for the logarithm of a gate of zero: weights below it are none.
+const LEAST_GATE: f64 = f32::MIN_POSITIVE as f64;
+
+/// What the operator's gradients begin with, by tensor operations.
+pub(crate) fn statistics<B: Backend>(
+    results: [AttentionResults<B>; 3],
+    gates: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+) -> GateStatistics<B> {
+    let (dtype, shape): (FloatDType, _) = (gates.dtype().into(), gates.shape());
+    let gradient = wide::<B>(gradient);
+    let one = Shape::new([1, shape[0], shape[1], shape[2]]);
+    let products = results.each_ref().map(|branch| {
+        let product = B::float_mul(wide::<B>(branch.out.clone()), gradient.clone());
+        B::float_sum_dim(product, LAST)
+    });
+    let of_gates = B::float_cast(B::float_cat(products.to_vec(), LAST), dtype);
+    let by_branch: [usize; 3] = [0, 1, 2];
+    let lses = by_branch.into_iter().zip(results).map(|(branch, results)| {
+        let gate = gate::<B>(&gates, branch);
+        let settings = burn::backend::get_device_settings::<B>(&gate.device());
+        let is_none = B::float_equal_elem(gate.clone(), 0.0.into(), settings.bool_dtype);
+        let logarithm = B::float_log(B::float_mask_fill(gate, is_none, LEAST_GATE.into()));
+        let logarithm = B::float_reshape(logarithm, one.clone());
+        B::float_sub(B::float_reshape(results.lse, one.clone()), logarithm)
+    });
+    let deltas = products.map(|product| B::float_neg(B::float_reshape(product, one.clone())));
+    let statistics = B::float_cat(lses.chain(deltas.clone()).collect(), 0);
+    let shape = statistics_shape(&shape);
+    GateStatistics { statistics: B::float_reshape(statistics, shape), gates: of_gates }
+}
+
+/// The shape of [`GateStatistics::statistics`], from that of the gates.
+pub(crate) fn statistics_shape(gates: &Shape) -> Shape {
+    Shape::new([2, 3, gates[0], gates[1], gates[2]])
+}
+
 /// The sum of three tensors.
 pub(crate) fn sum<B: Backend>(branches: [FloatTensor<B>; 3]) -> FloatTensor<B> {
     let [first, second, third] = branches;
@@ -141,139 +220,4 @@ fn gate<B: Backend>(gates: &FloatTensor<B>, branch: usize) -> FloatTensor<B> {
     let mut slices = vec![Slice::from(..); LAST + 1];
     slices[LAST] = Slice::from(branch..branch + 1);
     wide::<B>(B::float_slice(gates.clone(), &slices))
-}
-
-#[cfg(feature = "autodiff")]
-mod autodiff {
-    use burn::backend::AutodiffBackend;
-    use burn::backend::autodiff::Autodiff;
-    use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-    use burn::backend::autodiff::grads::Gradients;
-    use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-
-    use super::*;
-    use crate::backend::autodiff::{Slots, arrived, tap};
-    use crate::backend::unfused::{Product, record};
-
-    #[derive(Debug)]
-    struct Gate;
-
-    impl<B: GateGradientOps> Product<B> for Gate {
-        fn gradients(
-            &self,
-            inputs: [Option<FloatTensor<B>>; 4],
-            gradient: FloatTensor<B>,
-            _wanted: [bool; 4],
-        ) -> [Option<FloatTensor<B>>; 4] {
-            let [Some(a), Some(b), Some(c), Some(gates)] = inputs else {
-                return [None, None, None, None];
-            };
-            let GateGradients { compressed, selected, window, gates } =
-                B::gate_gradients(a, b, c, gates, gradient);
-            [compressed, selected, window, gates].map(Some)
-        }
-    }
-
-    /// A tensor for three branches, whose gradients are added up once all are there.
-    #[derive(Debug)]
-    struct Branches;
-
-    impl<B: GateGradientOps> Backward<B, 1> for Branches {
-        type State = Slots<B, 3>;
-
-        fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-            // The token that the first tap registered for this node.
-            drop(grads.consume::<B>(&ops.node));
-            let [Some(parent)] = ops.parents else { return };
-            let gradient = match arrived(&ops.state) {
-                [Some(a), Some(b), Some(c)] => Some(B::gate_branches_gradient(a, b, c)),
-                some => some.into_iter().flatten().reduce(B::float_add),
-            };
-            if let Some(gradient) = gradient {
-                grads.register::<B>(parent.id, gradient);
-            }
-        }
-    }
-
-    impl<B: GateOps + GateGradientOps, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
-        fn gate_forward(
-            compressed: FloatTensor<Self>,
-            selected: FloatTensor<Self>,
-            window: FloatTensor<Self>,
-            gates: FloatTensor<Self>,
-        ) -> FloatTensor<Self> {
-            let inner = |tensor: &FloatTensor<Self>| tensor.primitive().clone();
-            let out = B::gate_forward(
-                inner(&compressed),
-                inner(&selected),
-                inner(&window),
-                inner(&gates),
-            );
-            let others = [Some(&selected), Some(&window), Some(&gates)];
-            record::<B, C, _>(Gate, &compressed, others, out)
-        }
-
-        fn gate_branches(input: FloatTensor<Self>) -> OfBranches<Self> {
-            let OfBranches { compressed, selected, window } =
-                B::gate_branches(input.primitive().clone());
-            match Branches.prepare::<C>([input.node()]).compute_bound().stateful() {
-                OpsKind::Tracked(prep) => {
-                    let slots = Slots::<B, 3>::default();
-                    let joint = prep.finish(slots.clone(), compressed.clone());
-                    OfBranches {
-                        compressed: tap::<B, C, 0, 3>(&joint, slots.clone(), compressed),
-                        selected: tap::<B, C, 1, 3>(&joint, slots.clone(), selected),
-                        window: tap::<B, C, 2, 3>(&joint, slots, window),
-                    }
-                }
-                OpsKind::UnTracked(_) => {
-                    let [compressed, selected, window] =
-                        [compressed, selected, window].map(Self::from_inner);
-                    OfBranches { compressed, selected, window }
-                }
-            }
-        }
-    }
-}
-
-/// What fusion must know of an output before it is computed.
-#[cfg(feature = "fusion")]
-mod meta {
-    use burn::backend::fusion::custom::TensorSpec;
-
-    use super::{GateGradientsMetadata, OfBranchesMetadata};
-
-    pub fn branches(input: &TensorSpec) -> OfBranchesMetadata {
-        let [compressed, selected, window] = [0; 3].map(|_| input.clone());
-        OfBranchesMetadata { compressed, selected, window }
-    }
-
-    pub fn sum(
-        compressed: &TensorSpec,
-        _selected: &TensorSpec,
-        _window: &TensorSpec,
-    ) -> TensorSpec {
-        compressed.clone()
-    }
-
-    pub fn gradients(
-        compressed: &TensorSpec,
-        selected: &TensorSpec,
-        window: &TensorSpec,
-        gates: &TensorSpec,
-        _gradient: &TensorSpec,
-    ) -> GateGradientsMetadata {
-        let [compressed, selected, window, gates] =
-            [compressed, selected, window, gates].map(TensorSpec::clone);
-        GateGradientsMetadata { compressed, selected, window, gates }
-    }
-
-    pub fn gate(
-        compressed: &TensorSpec,
-        _selected: &TensorSpec,
-        _window: &TensorSpec,
-        _gates: &TensorSpec,
-    ) -> TensorSpec {
-        compressed.clone()
-    }
 }
