@@ -336,7 +336,8 @@ pub struct Saved<T> {
     /// The gradients of what it gave.
     pub gradients: Outputs<T>,
     /// Whether the output counts. Where it does not, it is as if it were zero: the gradient of the logsumexp is then `-rowsum(dout * out)` of
-    /// an output that the caller has multiplied already, and nobody has to read twice.
+    /// an output that the caller has multiplied already, and nobody has to read twice. Only native kernels know it; the others fail with
+    /// [`KernelError::Layout`](crate::KernelError::Layout).
     pub has_out: bool,
 }
 

@@ -145,7 +145,7 @@ pub(crate) fn check_outputs(
     check_buffer("lse", &outputs.lse, size_of::<f32>() * Shape::lse(problem).elements())
 }
 
-/// [`check_saved`] for kernels that read the output whatever it counts.
+/// [`check_saved`] for kernels that read the output, whether it counts or not.
 pub(crate) fn check_saved_with_out(
     problem: &Problem,
     saved: &Saved<Strided>,
@@ -153,7 +153,7 @@ pub(crate) fn check_saved_with_out(
 ) -> Result<(), KernelError> {
     match saved.has_out {
         true => check_saved(problem, saved, size),
-        false => Err(KernelError::Layout { name: "out", reason: "it has to be there, if zero" }),
+        false => Err(KernelError::Layout { name: "out", reason: "it has to count" }),
     }
 }
 

@@ -89,12 +89,10 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
         });
         let is_wanted = |place: usize| ops.parents[place].is_some() && ids[place].is_some();
         let wanted: [bool; N] = std::array::from_fn(is_wanted);
-        let mut register = |gradients: Places<B, N>| {
-            let places = ops.parents.iter().zip(gradients).zip(wanted);
-            for ((parent, gradient), is_wanted) in places {
-                if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
-                    grads.register::<B>(parent.id, gradient);
-                }
+        let mut sum: Places<B, N> = std::array::from_fn(|_| None);
+        let mut add = |gradients: Places<B, N>| {
+            for (sum, gradient) in sum.iter_mut().zip(gradients) {
+                *sum = sum.take().into_iter().chain(gradient).reduce(B::float_add);
             }
         };
         let [out, lse, weighed_out, weighed_lse, delta] = arrived(&slots);
@@ -102,7 +100,7 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
             // Only its shape counts.
             let outputs = Outputs { out: outputs.out.clone(), lse };
             let gradients = Outputs { out: gradient, lse: delta };
-            register(self.0.gradients(inputs.clone(), (outputs, false), gradients, wanted));
+            add(self.0.gradients(inputs.clone(), (outputs, false), gradients, wanted));
         }
         if out.is_some() || lse.is_some() {
             let or_zeros = |gradient: Option<FloatTensor<B>>, like: &FloatTensor<B>| {
@@ -112,7 +110,13 @@ impl<B: Backend, K: PairBackward<B, N>, const N: usize> Backward<B, N> for Joint
             };
             let gradients =
                 Outputs { out: or_zeros(out, &outputs.out), lse: or_zeros(lse, &outputs.lse) };
-            register(self.0.gradients(inputs, (outputs, true), gradients, wanted));
+            add(self.0.gradients(inputs, (outputs, true), gradients, wanted));
+        }
+        // Each parent once: see `on_tape`.
+        for ((parent, gradient), is_wanted) in ops.parents.into_iter().zip(sum).zip(wanted) {
+            if let (Some(parent), Some(gradient), true) = (parent, gradient, is_wanted) {
+                grads.register::<B>(parent.id, gradient);
+            }
         }
     }
 }

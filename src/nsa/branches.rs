@@ -145,7 +145,7 @@ pub(super) fn run<const D: usize, const L: usize>(
     of_out: impl Fn(Tensor<D>) -> Tensor<4>,
     of_lse: impl Fn(Tensor<L>) -> Tensor<3>,
 ) -> Result<Branch, AttentionError> {
-    if options.is_weighed(inputs.query.dtype()) {
+    if options.is_weighed(&inputs.query) {
         let output = inputs.run_weighed(problem, &options.branch())?;
         return Ok(Branch::new(output, of_out, of_lse));
     }
@@ -161,7 +161,7 @@ fn listed(
     options: &NativeSparseAttentionOptions,
 ) -> Result<Branch, AttentionError> {
     sparse.common = options.branch();
-    if options.is_weighed(query.dtype()) {
+    if options.is_weighed(&query) {
         let output = block_sparse_weighed([query, key, value], lists, &sparse)?;
         return Ok(Branch::new(output, |out| out, |lse| lse));
     }

@@ -265,9 +265,12 @@ impl NativeSparseAttentionOptions {
         self
     }
 
-    /// Says that no gate is below zero, as none is that a sigmoid gives; `false` by default. The gradients of the branches are then not
-    /// written, of which each is as large as the output, nor read: their backward passes take the gradient of the output and the logarithms
-    /// of the gates. With a gate below zero gradients are NaN. In f16 it changes nothing: small gates would be lost.
+    /// Says that no gate is below zero, as none is that a sigmoid gives; `false` by default.
+    ///
+    /// Backward passes of the branches then take the gradient of the output and the logarithms of the gates, and no gradient of a branch's
+    /// output is written, which is as large as the output. Gates below zero have gradients of NaN for query, keys and values.
+    /// It changes nothing in f16, where small gates would be lost, nor where a branch is another kind of attention: a window of one token, or of the whole
+    /// sequence, or no complete compressed block.
     pub fn with_nonnegative_gates(mut self, are_nonnegative: bool) -> Self {
         self.nonnegative_gates = are_nonnegative;
         self
@@ -301,9 +304,9 @@ impl NativeSparseAttentionOptions {
         self.sizes.compressed(tokens)
     }
 
-    /// Whether branches give results for a weighed sum.
-    pub(crate) fn is_weighed(&self, dtype: DType) -> bool {
-        self.nonnegative_gates && dtype != DType::F16
+    /// Whether branches of this query give results for a weighed sum.
+    pub(crate) fn is_weighed<const D: usize>(&self, query: &Tensor<D>) -> bool {
+        self.nonnegative_gates && query.dtype() != DType::F16 && query.device().is_autodiff()
     }
 
     /// The first token that sees a compressed block. MSLK's see the one that they are in.

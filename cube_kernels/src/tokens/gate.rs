@@ -219,7 +219,7 @@ fn statistics_kernel<F: Float, N: Size>(
                 sum += shared[branch * units + at.slot * lanes + lane];
             }
             let mut gate = gate::<F>(gates, row, is_there, branch);
-            if gate == 0.0 {
+            if gate >= 0.0 && gate < comptime!(f32::MIN_POSITIVE) {
                 gate = comptime!(f32::MIN_POSITIVE).runtime();
             }
             let lse = if comptime!(branch == 0) {
@@ -384,7 +384,7 @@ pub struct GateStatistics<'a> {
 }
 
 /// The gradients of [`gated_sum`]'s gates by that of its output, `gradient`, and what the backward passes of attentions need whose outputs
-/// the branches are, `lses` their logsumexps, f32, `[rows]` each. A gate of zero counts as the least normal f32; one below gives NaN.
+/// the branches are, `lses` their logsumexps, f32, `[rows]` each. Gates from zero to the least normal f32 count as that, and those below zero give NaN.
 ///
 /// # Errors
 ///

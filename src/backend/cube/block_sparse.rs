@@ -14,7 +14,7 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::server::Handle;
 
-use super::memory::{Lay, empty_gradients, empty_outputs};
+use super::memory::{Lay, empty_gradients, empty_outputs, read_by};
 use super::{as_they_lie, descend};
 use crate::Tier;
 use crate::backend::block_sparse::{
@@ -129,10 +129,13 @@ impl BlockSparseBackwardOps for CubeBackend {
                 .map(|_, gradient| gradient.as_ref().map(|tensor| tensor.handle.clone()));
             let read = as_read(&lists);
             let launch = Launch { client: &query.client, plan: &plan, dtype, lists: &read };
-            let on = |tier, lay: Lay| {
-                launch.backward(tier, &lay.saved(&sparse.problem, &saved), &handles)
+            let on = |tier| {
+                let saved = read_by(tier, &saved);
+                as_they_lie(|lay| {
+                    launch.backward(tier, &lay.saved(&sparse.problem, &saved), &handles)
+                })
             };
-            if descend(plan.strategy, plan.ladder, |tier| as_they_lie(|lay| on(tier, lay))) {
+            if descend(plan.strategy, plan.ladder, on) {
                 return AttentionGradients::new(gradients);
             }
         }

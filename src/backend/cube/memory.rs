@@ -6,6 +6,8 @@ use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
 use burn_natten_kernels::{MAX_RANK, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
 
+use crate::Tier;
+
 /// Uninitialised outputs of a forward pass.
 pub(super) fn empty_outputs(query: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
     let rows = query.shape().as_slice()[..query.shape().num_dims() - 1].to_vec();
@@ -49,6 +51,19 @@ pub(super) fn empty_together<const N: usize>(
     })
 }
 
+/// What kernels of a tier read: those that are not native read an output that does not count, too, which has to be zero.
+pub(super) fn read_by(tier: Tier, saved: &Saved<CubeTensor>) -> Saved<CubeTensor> {
+    let is_native = matches!(tier, Tier::Hopper | Tier::Blackwell);
+    if saved.has_out || is_native {
+        return saved.clone();
+    }
+    let like = &saved.gradients.out;
+    let zeros = zeros_client(like.client.clone(), like.device.clone(), like.shape(), like.dtype());
+    // On CUDA rows of zeros may have gaps in between.
+    let outputs = Outputs { out: into_contiguous(zeros), lse: saved.outputs.lse.clone() };
+    Saved { outputs, has_out: true, ..saved.clone() }
+}
+
 /// How tensors are handed over.
 #[derive(Clone, Copy)]
 pub(super) enum Lay {
@@ -74,26 +89,10 @@ impl Lay {
         let out = |tensor| self.view(tensor, Shape::out(problem));
         // What kernels read of a logsumexp they read in order.
         let lse = |tensor| Self::Contiguous.view(tensor, Shape::lse(problem));
-        // Who reads no strides reads zeros.
-        let zeros = match self {
-            Self::Contiguous if !saved.has_out => {
-                let like = &saved.gradients.out;
-                let zeros = zeros_client(
-                    like.client.clone(),
-                    like.device.clone(),
-                    like.shape(),
-                    like.dtype(),
-                );
-                Some(Strided::contiguous(zeros.handle, Shape::out(problem)))
-            }
-            _ => None,
-        };
-        let has_out = saved.has_out || zeros.is_some();
-        let of_out = zeros.unwrap_or_else(|| out(&saved.outputs.out));
         Saved {
-            has_out,
+            has_out: saved.has_out,
             operands: self.operands(problem, &saved.operands),
-            outputs: Outputs { out: of_out, lse: lse(&saved.outputs.lse) },
+            outputs: Outputs { out: out(&saved.outputs.out), lse: lse(&saved.outputs.lse) },
             gradients: Outputs { out: out(&saved.gradients.out), lse: lse(&saved.gradients.lse) },
         }
     }

@@ -33,7 +33,7 @@ pub(crate) use blackwell::warm_up as warm_up_blackwell;
 pub(crate) use decode::is_ready_to_decode;
 #[cfg(feature = "cuda")]
 pub(crate) use hopper::warm_up as warm_up_hopper;
-use memory::{Lay, empty_gradients, empty_outputs};
+use memory::{Lay, empty_gradients, empty_outputs, read_by};
 
 use super::extension::saved;
 use super::{
@@ -196,8 +196,10 @@ fn launch_backward(
     let gradients = empty_gradients(&saved.operands, wanted);
     let handles =
         gradients.as_ref().map(|_, gradient| gradient.as_ref().map(|tensor| tensor.handle.clone()));
-    let on = |tier, lay: Lay| launch.backward(tier, &lay.saved(launch.problem(), saved), &handles);
-    let on = |tier| as_they_lie(|lay| on(tier, lay));
+    let on = |tier| {
+        let saved = read_by(tier, saved);
+        as_they_lie(|lay| launch.backward(tier, &lay.saved(launch.problem(), &saved), &handles))
+    };
     launch.is_done(plan.backward, on).then_some(gradients)
 }
 

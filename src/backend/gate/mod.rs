@@ -75,7 +75,7 @@ pub trait GateOps: Backend {
     }
 
     /// The same of gates that are not negative, and results of attentions that are there for such a sum. With negative gates, gradients
-    /// are NaN.
+    /// of the attentions' inputs are NaN.
     #[fusion(meta = meta::weighed)]
     fn gate_weighed(
         #[extension_type] compressed: Weighed<Self>,
@@ -170,7 +170,7 @@ pub(crate) fn gradients<B: Backend>(
     GateGradients { compressed, selected, window, gates: B::float_cast(gates, dtype) }
 }
 
-/// What stands for the logarithm of a gate of zero: weights below it are none.
+/// What a gate of zero counts as: weights come out as none.
 const LEAST_GATE: f64 = f32::MIN_POSITIVE as f64;
 
 /// What the operator's gradients begin with, by tensor operations.

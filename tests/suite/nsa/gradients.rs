@@ -8,9 +8,9 @@ use burn_natten::{
 };
 
 use super::random::{Inputs, Sizes, many_options, options};
-use crate::support::check::{F32, close};
+use crate::support::check::{F32, close, errors};
 use crate::support::devices;
-use crate::support::run::{tensor, values};
+use crate::support::run::{round, tensor, values};
 
 const TINY: Sizes = Sizes { batch: 1, tokens: 21, heads: 2, heads_kv: 1, dim: 2, dim_v: 2 };
 
@@ -151,6 +151,50 @@ fn known_gates_change_no_gradient() {
                 let what = format!("{} branches {with_branches}, own {own}: {name}", device.name);
                 close(&what, known, any, F32);
             }
+        }
+    }
+}
+
+/// In a half type, of vectors that native kernels know: as near to what is exact as with any gates. Two samples, gates beyond 1.
+#[test]
+fn known_gates_in_bf16() {
+    let sizes = Sizes { batch: 2, tokens: 300, heads: 4, heads_kv: 2, dim: 64, dim_v: 64 };
+    let dtype = DType::BF16;
+    let mut inputs = sizes.inputs(16);
+    inputs.gates.iter_mut().for_each(|gate| *gate = 1.5 * gate.abs());
+    for values in [&mut inputs.query, &mut inputs.key, &mut inputs.value, &mut inputs.gates] {
+        *values = round(dtype, values);
+    }
+    let weights = round(dtype, &sizes.inputs(17).query);
+    let options = NativeSparseAttentionOptions::new().with_num_selected(4).with_window(40);
+    let flex = Device::flex();
+    let [query, key, value, gates] = sizes.tensors(&inputs, &flex, DType::F64);
+    let lists = try_native_sparse_attention(query, key, value, gates, options.clone())
+        .expect("a valid problem")
+        .blocks;
+    let run = |device: &Device, dtype: DType, are_known: bool| {
+        let device = device.clone().autodiff();
+        let leaves = sizes.tensors(&inputs, &device, dtype).map(Tensor::require_grad);
+        let [query, key, value, gates] = leaves.clone();
+        let lists = Tensor::<4, Int>::from_data(lists.to_data(), &device);
+        let options = options.clone().with_nonnegative_gates(are_known).with_blocks(lists);
+        let out = native_sparse_attention(query, key, value, gates, options);
+        let weights = tensor::<4>(&weights, out.dims(), &device, dtype);
+        let gradients = (out * weights).sum().backward();
+        leaves.map(|leaf| values(leaf.grad(&gradients).expect("it is tracked")))
+    };
+    let exact = run(&flex, DType::F64, false);
+    for device in devices().into_iter().filter(|device| device.supports(dtype)) {
+        let [any, known] = [false, true].map(|are_known| run(&device.device, dtype, are_known));
+        let names = ["query", "key", "value", "gates"];
+        for (at, name) in names.into_iter().enumerate() {
+            let (square, max) = errors(&known[at], &exact[at]);
+            let (of_any, max_of_any) = errors(&any[at], &exact[at]);
+            assert!(
+                square <= 1.5 * of_any && max <= 2.0 * max_of_any,
+                "{} {name}: rms {square:.2e} of {of_any:.2e}, worst {max:.2e} of {max_of_any:.2e}",
+                device.name
+            );
         }
     }
 }
