@@ -172,7 +172,7 @@ where
     K: PairBackward<B, N>,
 {
     match join::<B, C, K, N>(kind, first, inputs, &outputs) {
-        Some((joint, slots)) => pair::<B, C>(&joint, &slots, outputs),
+        Some(joined) => joined.pair(outputs),
         None => outputs.map(Autodiff::<B, C>::from_inner),
     }
 }
@@ -189,27 +189,44 @@ where
     C: CheckpointStrategy,
     K: PairBackward<B, N>,
 {
-    let Some((joint, slots)) = join::<B, C, K, N>(kind, first, inputs, &outputs) else {
+    let Some(joined) = join::<B, C, K, N>(kind, first, inputs, &outputs) else {
         let outputs = outputs.map(Autodiff::<B, C>::from_inner);
         return WeighedResults::new(AttentionResults::new(outputs));
     };
     let Outputs { out, lse } = outputs.clone();
     let weighed = Weighed {
-        out: tap::<B, C, 2, TAPS>(&joint, slots.clone(), out),
-        lse: tap::<B, C, 3, TAPS>(&joint, slots.clone(), lse.clone()),
-        delta: tap::<B, C, 4, TAPS>(&joint, slots.clone(), lse),
+        out: joined.tap::<2>(out),
+        lse: joined.tap::<3>(lse.clone()),
+        delta: joined.tap::<4>(lse),
     };
-    let results = AttentionResults::new(pair::<B, C>(&joint, &slots, outputs));
+    let results = AttentionResults::new(joined.pair(outputs));
     WeighedResults { results, weighed }
 }
 
-/// The joint node of an operator that is tracked, and its slots.
+/// A joint node and its slots.
+struct Joined<B: Backend, C: CheckpointStrategy> {
+    node: FloatTensor<Autodiff<B, C>>,
+    slots: Slots<B, TAPS>,
+}
+
+impl<B: Backend, C: CheckpointStrategy> Joined<B, C> {
+    /// Output number `I`.
+    fn tap<const I: usize>(&self, value: FloatTensor<B>) -> FloatTensor<Autodiff<B, C>> {
+        tap::<B, C, I, TAPS>(&self.node, self.slots.clone(), value)
+    }
+
+    fn pair(&self, Outputs { out, lse }: Pair<B>) -> Pair<Autodiff<B, C>> {
+        Outputs { out: self.tap::<0>(out), lse: self.tap::<1>(lse) }
+    }
+}
+
+/// The joint node of an operator that is tracked.
 fn join<B, C, K, const N: usize>(
     kind: K,
     first: &FloatTensor<Autodiff<B, C>>,
     inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
     outputs: &Pair<B>,
-) -> Option<(FloatTensor<Autodiff<B, C>>, Slots<B, TAPS>)>
+) -> Option<Joined<B, C>>
 where
     B: Backend,
     C: CheckpointStrategy,
@@ -221,21 +238,9 @@ where
             let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));
             let slots = Slots::<B, TAPS>::default();
             let state = (ids, outputs.clone(), slots.clone());
-            Some((prep.finish(state, outputs.lse.clone()), slots))
+            Some(Joined { node: prep.finish(state, outputs.lse.clone()), slots })
         }
         OpsKind::UnTracked(_) => None,
-    }
-}
-
-/// The pair of outputs of a joint node.
-fn pair<B: Backend, C: CheckpointStrategy>(
-    joint: &FloatTensor<Autodiff<B, C>>,
-    slots: &Slots<B, TAPS>,
-    outputs: Pair<B>,
-) -> Pair<Autodiff<B, C>> {
-    Outputs {
-        out: tap::<B, C, 0, TAPS>(joint, slots.clone(), outputs.out),
-        lse: tap::<B, C, 1, TAPS>(joint, slots.clone(), outputs.lse),
     }
 }
 

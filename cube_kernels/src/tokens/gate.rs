@@ -219,8 +219,8 @@ fn statistics_kernel<F: Float, N: Size>(
                 sum += shared[branch * units + at.slot * lanes + lane];
             }
             let mut gate = gate::<F>(gates, row, is_there, branch);
-            if gate >= 0.0 && gate < comptime!(f32::MIN_POSITIVE) {
-                gate = comptime!(f32::MIN_POSITIVE).runtime();
+            if gate >= 0.0 {
+                gate = gate.max(comptime!(f32::MIN_POSITIVE).runtime());
             }
             let lse = if comptime!(branch == 0) {
                 first_lse[row]
