@@ -158,6 +158,39 @@ pub(super) fn on_tape<B: Backend, C: CheckpointStrategy, const N: usize>(
     inputs.map(|input| input.cloned().unwrap_or_else(constant))
 }
 
+/// An operator's outputs, and its joint node where it is tracked.
+pub(super) struct Recorded<B: Backend, C: CheckpointStrategy> {
+    outputs: Pair<B>,
+    joint: Option<FloatTensor<Autodiff<B, C>>>,
+    slots: Slots<B, TAPS>,
+}
+
+impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
+    /// The outputs.
+    pub fn pair(&self) -> Pair<Autodiff<B, C>> {
+        let Outputs { out, lse } = self.outputs.clone();
+        Outputs { out: self.tap::<0>(out), lse: self.tap::<1>(lse) }
+    }
+
+    /// The same, and those for a weighed sum.
+    pub fn weighed(&self) -> WeighedResults<Autodiff<B, C>> {
+        let Outputs { out, lse } = self.outputs.clone();
+        let weighed = Weighed {
+            out: self.tap::<2>(out),
+            lse: self.tap::<3>(lse.clone()),
+            delta: self.tap::<4>(lse),
+        };
+        WeighedResults { results: AttentionResults::new(self.pair()), weighed }
+    }
+
+    fn tap<const I: usize>(&self, value: FloatTensor<B>) -> FloatTensor<Autodiff<B, C>> {
+        match &self.joint {
+            Some(joint) => tap::<B, C, I, TAPS>(joint, self.slots.clone(), value),
+            None => Autodiff::<B, C>::from_inner(value),
+        }
+    }
+}
+
 /// Puts an operator on the tape: its inputs, of which there is a `first` one, and the outputs that were computed from
 /// them.
 pub(super) fn record<B, C, K, const N: usize>(
@@ -165,83 +198,23 @@ pub(super) fn record<B, C, K, const N: usize>(
     first: &FloatTensor<Autodiff<B, C>>,
     inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
     outputs: Pair<B>,
-) -> Pair<Autodiff<B, C>>
-where
-    B: Backend,
-    C: CheckpointStrategy,
-    K: PairBackward<B, N>,
-{
-    match join::<B, C, K, N>(kind, first, inputs, &outputs) {
-        Some(joined) => joined.pair(outputs),
-        None => outputs.map(Autodiff::<B, C>::from_inner),
-    }
-}
-
-/// The same, with outputs for a weighed sum besides.
-pub(super) fn record_weighed<B, C, K, const N: usize>(
-    kind: K,
-    first: &FloatTensor<Autodiff<B, C>>,
-    inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
-    outputs: Pair<B>,
-) -> WeighedResults<Autodiff<B, C>>
-where
-    B: Backend,
-    C: CheckpointStrategy,
-    K: PairBackward<B, N>,
-{
-    let Some(joined) = join::<B, C, K, N>(kind, first, inputs, &outputs) else {
-        let outputs = outputs.map(Autodiff::<B, C>::from_inner);
-        return WeighedResults::new(AttentionResults::new(outputs));
-    };
-    let Outputs { out, lse } = outputs.clone();
-    let weighed = Weighed {
-        out: joined.tap::<2>(out),
-        lse: joined.tap::<3>(lse.clone()),
-        delta: joined.tap::<4>(lse),
-    };
-    let results = AttentionResults::new(joined.pair(outputs));
-    WeighedResults { results, weighed }
-}
-
-/// A joint node and its slots.
-struct Joined<B: Backend, C: CheckpointStrategy> {
-    node: FloatTensor<Autodiff<B, C>>,
-    slots: Slots<B, TAPS>,
-}
-
-impl<B: Backend, C: CheckpointStrategy> Joined<B, C> {
-    /// Output number `I`.
-    fn tap<const I: usize>(&self, value: FloatTensor<B>) -> FloatTensor<Autodiff<B, C>> {
-        tap::<B, C, I, TAPS>(&self.node, self.slots.clone(), value)
-    }
-
-    fn pair(&self, Outputs { out, lse }: Pair<B>) -> Pair<Autodiff<B, C>> {
-        Outputs { out: self.tap::<0>(out), lse: self.tap::<1>(lse) }
-    }
-}
-
-/// The joint node of an operator that is tracked.
-fn join<B, C, K, const N: usize>(
-    kind: K,
-    first: &FloatTensor<Autodiff<B, C>>,
-    inputs: [Option<&FloatTensor<Autodiff<B, C>>>; N],
-    outputs: &Pair<B>,
-) -> Option<Joined<B, C>>
+) -> Recorded<B, C>
 where
     B: Backend,
     C: CheckpointStrategy,
     K: PairBackward<B, N>,
 {
     let nodes = on_tape::<B, C, N>(first, inputs).map(|input| input.node());
-    match Joint(kind).prepare::<C>(nodes).compute_bound().stateful() {
+    let slots = Slots::<B, TAPS>::default();
+    let joint = match Joint(kind).prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let ids = inputs.map(|input| input.map(|input| prep.checkpoint(input)));
-            let slots = Slots::<B, TAPS>::default();
             let state = (ids, outputs.clone(), slots.clone());
-            Some(Joined { node: prep.finish(state, outputs.lse.clone()), slots })
+            Some(prep.finish(state, outputs.lse.clone()))
         }
         OpsKind::UnTracked(_) => None,
-    }
+    };
+    Recorded { outputs, joint, slots }
 }
 
 /// Output number `I` of a joint node that has `N`.
@@ -327,36 +300,32 @@ impl<B: AttentionBackwardOps> PairBackward<B, 2> for Merge {
     }
 }
 
+fn attend<B, C>(inputs: AttentionInputs<Autodiff<B, C>>, plan: Plan) -> Recorded<B, C>
+where
+    B: AttentionOps + AttentionBackwardOps,
+    C: CheckpointStrategy,
+{
+    let operands = inputs.operands();
+    let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
+    let results = B::attention_forward(AttentionInputs::new(inner), plan.clone());
+    let inputs = places(operands.as_ref());
+    record::<B, C, _, OPERANDS>(Attention(plan), &operands.query, inputs, results.outputs())
+}
+
 impl<B, C> AttentionOps for Autodiff<B, C>
 where
     B: AttentionOps + AttentionBackwardOps,
     C: CheckpointStrategy,
 {
     fn attention_forward(inputs: AttentionInputs<Self>, plan: Plan) -> AttentionResults<Self> {
-        let operands = inputs.operands();
-        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
-        let results = B::attention_forward(AttentionInputs::new(inner), plan.clone());
-        AttentionResults::new(record::<B, C, _, OPERANDS>(
-            Attention(plan),
-            &operands.query,
-            places(operands.as_ref()),
-            results.outputs(),
-        ))
+        AttentionResults::new(attend(inputs, plan).pair())
     }
 
     fn attention_forward_weighed(
         inputs: AttentionInputs<Self>,
         plan: Plan,
     ) -> WeighedResults<Self> {
-        let operands = inputs.operands();
-        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
-        let results = B::attention_forward(AttentionInputs::new(inner), plan.clone());
-        record_weighed::<B, C, _, OPERANDS>(
-            Attention(plan),
-            &operands.query,
-            places(operands.as_ref()),
-            results.outputs(),
-        )
+        attend(inputs, plan).weighed()
     }
 
     fn merge_forward(
@@ -365,7 +334,8 @@ where
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (out, lse) = B::merge_forward(outs.primitive().clone(), lses.primitive().clone());
         let inputs = [Some(&outs), Some(&lses)];
-        let Outputs { out, lse } = record::<B, C, _, 2>(Merge, &outs, inputs, Outputs { out, lse });
+        let results = record::<B, C, _, 2>(Merge, &outs, inputs, Outputs { out, lse });
+        let Outputs { out, lse } = results.pair();
         (out, lse)
     }
 }

@@ -1,7 +1,6 @@
 //! The operators as an extension of Burn's backends.
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
-use burn::tensor::Shape;
 use burn_natten_kernels::{Operands, Outputs, Saved};
 
 use super::{
@@ -104,18 +103,13 @@ pub(crate) fn saved<B: Backend>(
     }
 }
 
-/// The same with zeros for an output that does not count: a vector for all rows.
+/// The same with zeros for an output that does not count.
 pub(crate) fn with_out<B: Backend>(saved: Saved<FloatTensor<B>>) -> Saved<FloatTensor<B>> {
     if saved.has_out {
         return saved;
     }
     let Outputs { out: like, .. } = &saved.gradients;
-    let shape = like.shape();
-    let last = shape.num_dims() - 1;
-    let mut vector = vec![1; last + 1];
-    vector[last] = shape[last];
-    let zeros = B::float_zeros(Shape::from(vector), &like.device(), like.dtype().into());
-    let out = B::float_expand(zeros, shape);
+    let out = B::float_zeros(like.shape(), &like.device(), like.dtype().into());
     Saved { outputs: Outputs { out, lse: saved.outputs.lse }, has_out: true, ..saved }
 }
 

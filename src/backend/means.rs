@@ -6,29 +6,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Shape, Slice};
 
+use burn_natten_kernels::tokens::BlockGrid;
+
 use super::wide;
 
 /// The axis of tokens.
 const TOKENS: usize = 1;
-
-/// Which blocks there are: `size` tokens, a multiple of `stride`, from every `stride`-th token on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BlockPlan {
-    pub(crate) size: usize,
-    pub(crate) stride: usize,
-}
-
-impl BlockPlan {
-    /// Whole blocks of so many tokens.
-    pub(crate) fn count(&self, tokens: usize) -> usize {
-        tokens.checked_sub(self.size).map_or(0, |behind| behind / self.stride + 1)
-    }
-
-    /// Blocks are made of segments of `stride` tokens.
-    fn segments_of_block(&self) -> usize {
-        self.size / self.stride
-    }
-}
 
 /// The operator, which is differentiable.
 #[backend_extension(
@@ -38,10 +21,11 @@ impl BlockPlan {
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait BlockMeanOps: Backend {
-    /// Means of the blocks of `[batch, tokens, heads, dim]`: `[batch, blocks, heads, dim]`. Tokens behind the last block are in none.
+    /// Means of the blocks of `[batch, tokens, heads, dim]`: `[batch, blocks, heads, dim]`. Their size is a multiple of the stride, and tokens
+    /// behind the last one are in none.
     #[fusion(meta = meta::means)]
-    fn block_means(tokens: FloatTensor<Self>, plan: BlockPlan) -> FloatTensor<Self> {
-        means::<Self>(tokens, plan)
+    fn block_means(tokens: FloatTensor<Self>, grid: BlockGrid) -> FloatTensor<Self> {
+        means::<Self>(tokens, grid)
     }
 }
 
@@ -57,9 +41,9 @@ pub trait BlockMeanGradientOps: Backend {
     fn block_means_gradient(
         means: FloatTensor<Self>,
         tokens: usize,
-        plan: BlockPlan,
+        grid: BlockGrid,
     ) -> FloatTensor<Self> {
-        gradient::<Self>(means, tokens, plan)
+        gradient::<Self>(means, tokens, grid)
     }
 }
 
@@ -87,27 +71,27 @@ fn rows(range: std::ops::Range<usize>) -> [Slice; 2] {
 }
 
 /// The operator by tensor operations. Each segment is summed up once, and blocks add them.
-pub(crate) fn means<B: Backend>(tokens: FloatTensor<B>, plan: BlockPlan) -> FloatTensor<B> {
+pub(crate) fn means<B: Backend>(tokens: FloatTensor<B>, grid: BlockGrid) -> FloatTensor<B> {
     let (dtype, shape): (FloatDType, _) = (tokens.dtype().into(), tokens.shape());
-    let blocks = plan.count(shape[TOKENS]);
+    let blocks = grid.count(shape[TOKENS]);
     if blocks == 0 {
         return B::float_slice(tokens, &rows(0..0));
     }
-    let reach = plan.segments_of_block();
+    let reach = grid.size / grid.stride;
     let segments = blocks + reach - 1;
-    let tokens = wide::<B>(B::float_slice(tokens, &rows(0..segments * plan.stride)));
-    let sums = B::float_reshape(tokens, segmented(&shape, segments, plan.stride));
+    let tokens = wide::<B>(B::float_slice(tokens, &rows(0..segments * grid.stride)));
+    let sums = B::float_reshape(tokens, segmented(&shape, segments, grid.stride));
     let sums = B::float_reshape(B::float_sum_dim(sums, TOKENS + 1), with_rows(&shape, segments));
     let of_segment = |first: usize| B::float_slice(sums.clone(), &rows(first..first + blocks));
     let sum = (1..reach).map(of_segment).fold(of_segment(0), B::float_add);
-    B::float_cast(B::float_div_scalar(sum, plan.size.into()), dtype)
+    B::float_cast(B::float_div_scalar(sum, grid.size.into()), dtype)
 }
 
 /// The gradient of [`means`].
 pub(crate) fn gradient<B: Backend>(
     means: FloatTensor<B>,
     tokens: usize,
-    plan: BlockPlan,
+    grid: BlockGrid,
 ) -> FloatTensor<B> {
     let (dtype, shape): (FloatDType, _) = (means.dtype().into(), means.shape());
     let device = means.device();
@@ -116,8 +100,8 @@ pub(crate) fn gradient<B: Backend>(
     if blocks == 0 {
         return B::float_zeros(with_rows(&shape, tokens), &device, dtype);
     }
-    let share = B::float_div_scalar(wide::<B>(means), plan.size.into());
-    let reach = plan.segments_of_block();
+    let share = B::float_div_scalar(wide::<B>(means), grid.size.into());
+    let reach = grid.size / grid.stride;
     let segments = blocks + reach - 1;
     let sums = match reach {
         1 => share,
@@ -131,8 +115,8 @@ pub(crate) fn gradient<B: Backend>(
         }
     };
     let sums = B::float_reshape(sums, segmented(&shape, segments, 1));
-    let each = B::float_expand(sums, segmented(&shape, segments, plan.stride));
-    let count = segments * plan.stride;
+    let each = B::float_expand(sums, segmented(&shape, segments, grid.stride));
+    let count = segments * grid.stride;
     let each = B::float_cast(B::float_reshape(each, with_rows(&shape, count)), dtype);
     if count == tokens {
         return each;
@@ -152,7 +136,7 @@ mod autodiff {
     #[derive(Debug)]
     struct Means {
         tokens: usize,
-        plan: BlockPlan,
+        grid: BlockGrid,
     }
 
     impl<B: BlockMeanGradientOps> Product<B> for Means {
@@ -166,7 +150,7 @@ mod autodiff {
             gradient: FloatTensor<B>,
             _wanted: [bool; 4],
         ) -> [Option<FloatTensor<B>>; 4] {
-            [Some(B::block_means_gradient(gradient, self.tokens, self.plan)), None, None, None]
+            [Some(B::block_means_gradient(gradient, self.tokens, self.grid)), None, None, None]
         }
     }
 
@@ -175,10 +159,10 @@ mod autodiff {
         B: BlockMeanOps + BlockMeanGradientOps,
         C: CheckpointStrategy,
     {
-        fn block_means(tokens: FloatTensor<Self>, plan: BlockPlan) -> FloatTensor<Self> {
+        fn block_means(tokens: FloatTensor<Self>, grid: BlockGrid) -> FloatTensor<Self> {
             let inner = tokens.primitive().clone();
-            let means = Means { tokens: inner.shape()[TOKENS], plan };
-            record::<B, C, _>(means, &tokens, [None; 3], B::block_means(inner, plan))
+            let means = Means { tokens: inner.shape()[TOKENS], grid };
+            record::<B, C, _>(means, &tokens, [None; 3], B::block_means(inner, grid))
         }
     }
 }
@@ -188,14 +172,14 @@ mod autodiff {
 mod meta {
     use burn::backend::fusion::custom::TensorSpec;
 
-    use super::{BlockPlan, TOKENS, with_rows};
+    use super::{BlockGrid, TOKENS, with_rows};
 
-    pub fn means(tokens: &TensorSpec, plan: &BlockPlan) -> TensorSpec {
-        let blocks = plan.count(tokens.shape[TOKENS]);
+    pub fn means(tokens: &TensorSpec, grid: &BlockGrid) -> TensorSpec {
+        let blocks = grid.count(tokens.shape[TOKENS]);
         TensorSpec::new(with_rows(&tokens.shape, blocks), tokens.dtype)
     }
 
-    pub fn gradient(means: &TensorSpec, tokens: &usize, _plan: &BlockPlan) -> TensorSpec {
+    pub fn gradient(means: &TensorSpec, tokens: &usize, _grid: &BlockGrid) -> TensorSpec {
         TensorSpec::new(with_rows(&means.shape, *tokens), means.dtype)
     }
 }

@@ -3,7 +3,7 @@ use burn::tensor::Tensor;
 
 use super::span;
 use crate::backend::accumulator;
-use crate::backend::means::{BlockMeanOps, BlockPlan};
+use crate::backend::means::BlockMeanOps;
 use crate::backend::tokens::TokenOps;
 use crate::backend::unfused::Optional;
 use crate::functional::inputs::{is_float, matches};
@@ -184,8 +184,7 @@ fn sum_of_segments<const D: usize>(
 }
 
 fn means(tokens: Tensor<4>, sizes: &Sizes) -> Tensor<4> {
-    let plan = BlockPlan { size: sizes.cmp_block, stride: sizes.cmp_stride };
-    Tensor::from_dispatch(Dispatch::block_means(tokens.into_dispatch(), plan))
+    Tensor::from_dispatch(Dispatch::block_means(tokens.into_dispatch(), sizes.grid()))
 }
 
 /// `tokens` are `[batch, segments, cmp_stride, heads, dim]`.

@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Int, Tensor};
+use burn_natten_kernels::tokens::BlockGrid;
 
 use super::{AttentionOptions, Strategy};
 use crate::Context;
@@ -68,10 +69,12 @@ impl Sizes {
 
     /// Compressed blocks that are complete within the first `tokens`.
     pub const fn compressed(&self, tokens: usize) -> usize {
-        match tokens.checked_sub(self.cmp_block) {
-            Some(rest) => rest / self.cmp_stride + 1,
-            None => 0,
-        }
+        self.grid().count(tokens)
+    }
+
+    /// Which tokens are in compressed blocks.
+    pub const fn grid(&self) -> BlockGrid {
+        BlockGrid { size: self.cmp_block, stride: self.cmp_stride }
     }
 
     /// Of the tile whose first query stands here: the selection blocks of its first and of its last query, which may be behind the
@@ -269,8 +272,8 @@ impl NativeSparseAttentionOptions {
     ///
     /// Backward passes of the branches then take the gradient of the output and the logarithms of the gates, and no gradient of a branch's
     /// output is written, which is as large as the output. Gates below zero have gradients of NaN for query, keys and values.
-    /// It changes nothing in f16, where small gates would be lost, nor where a branch is another kind of attention: a window of one token, or of the whole
-    /// sequence, or no complete compressed block.
+    /// It changes nothing in f16, where small gates would be lost, nor where a branch is another kind of attention: a window of one token,
+    /// or of the whole sequence, or no complete compressed block.
     pub fn with_nonnegative_gates(mut self, are_nonnegative: bool) -> Self {
         self.nonnegative_gates = are_nonnegative;
         self

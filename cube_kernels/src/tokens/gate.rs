@@ -70,6 +70,42 @@ fn gate_kernel<F: Float, N: Size>(
     }
 }
 
+/// What a unit has of the product of a branch's row and the gradient's.
+#[cube]
+fn row_product<F: Float, N: Size>(
+    branch: &[Vector<F, N>],
+    gradient: &Array<Vector<f32, N>>,
+    begin: usize,
+    is_there: bool,
+    lane: usize,
+    #[comptime] tile: RowTile,
+) -> f32 {
+    let values = load::<F, N>(branch, begin, is_there, lane, tile);
+    let mut product = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for i in 0..comptime!(tile.held()) {
+        product += values[i] * gradient[i];
+    }
+    product.vector_sum()
+}
+
+/// The sum of what the lanes of a row have for a branch, in their order.
+#[cube]
+fn of_lanes(
+    shared: &Shared<[f32]>,
+    slot: usize,
+    #[comptime] branch: usize,
+    #[comptime] tile: RowTile,
+) -> f32 {
+    let (lanes, units) = comptime!((tile.lanes, tile.units()));
+    let mut sum = 0.0f32;
+    #[unroll]
+    for lane in 0..lanes {
+        sum += shared[comptime!(branch * units) + slot * lanes + lane];
+    }
+    sum
+}
+
 /// Writes the gradient of a branch's row, and gives what the unit has of that of its gate.
 #[cube]
 fn branch_gradient<F: Float, N: Size>(
@@ -82,17 +118,14 @@ fn branch_gradient<F: Float, N: Size>(
     lane: usize,
     #[comptime] tile: RowTile,
 ) -> f32 {
-    let values = load::<F, N>(branch, begin, is_there, lane, tile);
-    let mut product = Vector::<f32, N>::new(0.0f32);
     #[unroll]
     for i in 0..comptime!(tile.held()) {
         let line = lane + i * comptime!(tile.lanes);
-        product += values[i] * gradient[i];
         if is_there && is_line(line, tile) {
             to[begin + line] = narrow_all(gradient[i] * Vector::new(gate));
         }
     }
-    product.vector_sum()
+    row_product::<F, N>(branch, gradient, begin, is_there, lane, tile)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -149,37 +182,14 @@ fn backward_kernel<F: Float, N: Size>(
         tile,
     );
     sync_cube();
-    // A gate is one lane's, or where there are fewer lanes than gates, one of a lane's. Lanes are added in their order.
+    // A gate is one lane's, or where there are fewer lanes than gates, one of a lane's.
     #[unroll]
     for branch in 0..BRANCHES {
         if is_there && at.lane == comptime!(branch % lanes) {
-            let mut sum = 0.0f32;
-            #[unroll]
-            for lane in 0..lanes {
-                sum += shared[branch * units + at.slot * lanes + lane];
-            }
+            let sum = of_lanes(&shared, at.slot, branch, tile);
             to_gates[row * BRANCHES + branch] = narrow::<F>(sum);
         }
     }
-}
-
-/// What a unit has of the product of a branch's row and the gradient's.
-#[cube]
-fn row_product<F: Float, N: Size>(
-    branch: &[Vector<F, N>],
-    gradient: &Array<Vector<f32, N>>,
-    begin: usize,
-    is_there: bool,
-    lane: usize,
-    #[comptime] tile: RowTile,
-) -> f32 {
-    let values = load::<F, N>(branch, begin, is_there, lane, tile);
-    let mut product = Vector::<f32, N>::new(0.0f32);
-    #[unroll]
-    for i in 0..comptime!(tile.held()) {
-        product += values[i] * gradient[i];
-    }
-    product.vector_sum()
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -213,11 +223,7 @@ fn statistics_kernel<F: Float, N: Size>(
     #[unroll]
     for branch in 0..BRANCHES {
         if is_there && at.lane == comptime!(branch % lanes) {
-            let mut sum = 0.0f32;
-            #[unroll]
-            for lane in 0..lanes {
-                sum += shared[branch * units + at.slot * lanes + lane];
-            }
+            let sum = of_lanes(&shared, at.slot, branch, tile);
             let mut gate = gate::<F>(gates, row, is_there, branch);
             if gate >= 0.0 {
                 gate = gate.max(comptime!(f32::MIN_POSITIVE).runtime());
@@ -384,7 +390,8 @@ pub struct GateStatistics<'a> {
 }
 
 /// The gradients of [`gated_sum`]'s gates by that of its output, `gradient`, and what the backward passes of attentions need whose outputs
-/// the branches are, `lses` their logsumexps, f32, `[rows]` each. Gates from zero to the least normal f32 count as that, and those below zero give NaN.
+/// the branches are, `lses` their logsumexps, f32, `[rows]` each. Gates from zero to the least normal f32 count as that, and those below
+/// zero give NaN.
 ///
 /// # Errors
 ///

@@ -27,6 +27,29 @@ impl PatchGrid {
     }
 }
 
+/// Which blocks of tokens are taken: every `stride` tokens one of `size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockGrid {
+    /// Tokens of a block.
+    pub size: usize,
+    /// Tokens from the begin of a block to that of the next.
+    pub stride: usize,
+}
+
+impl BlockGrid {
+    /// Whole blocks of so many tokens; tokens behind them are in none.
+    ///
+    /// # Panics
+    ///
+    /// If `stride` is zero.
+    pub const fn count(&self, tokens: usize) -> usize {
+        match tokens.checked_sub(self.size) {
+            Some(rest) => rest / self.stride + 1,
+            None => 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

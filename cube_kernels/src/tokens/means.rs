@@ -11,6 +11,7 @@ use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use super::BlockGrid;
 use crate::KernelError;
 use crate::cube::{addresses_with_room, buffer, check_type, grid_of_units, narrow_all, widest_of};
 use crate::view::check_buffer;
@@ -28,10 +29,8 @@ pub struct TokenBlocks<'a> {
     pub channels: usize,
     /// f16, bf16 or f32.
     pub dtype: ElemType,
-    /// Tokens of a block, at least 1.
-    pub size: usize,
-    /// Tokens from the begin of a block to that of the next, at least 1.
-    pub stride: usize,
+    /// Their blocks.
+    pub grid: BlockGrid,
 }
 
 /// Lengths that kernels count with.
@@ -46,31 +45,24 @@ struct Lengths {
     lines: usize,
 }
 
-/// Which blocks there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Steps {
-    size: usize,
-    stride: usize,
-}
-
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn means_kernel<F: Float, N: Size>(
     tokens: &[Vector<F, N>],
     means: &mut [Vector<F, N>],
     lengths: Lengths,
-    #[comptime] steps: Steps,
+    #[comptime] grid: BlockGrid,
     #[define(F)] _dtype: ElemType,
 ) {
     let (at, lines) = (ABSOLUTE_POS, lengths.lines);
     if at < lengths.batch * lengths.blocks * lines {
         let (block, line) = (at / lines, at % lines);
         let (sample, block) = (block / lengths.blocks, block % lengths.blocks);
-        let first = sample * lengths.tokens + block * comptime!(steps.stride);
+        let first = sample * lengths.tokens + block * comptime!(grid.stride);
         let mut sum = Vector::<f32, N>::new(0.0f32);
-        for i in 0..comptime!(steps.size) {
+        for i in 0..comptime!(grid.size) {
             sum += Vector::cast_from(tokens[(first + i) * lines + line]);
         }
-        means[at] = narrow_all(sum / Vector::new(comptime!(steps.size as f32)));
+        means[at] = narrow_all(sum / Vector::new(comptime!(grid.size as f32)));
     }
 }
 
@@ -79,27 +71,26 @@ fn gradient_kernel<F: Float, N: Size>(
     means: &[Vector<F, N>],
     tokens: &mut [Vector<F, N>],
     lengths: Lengths,
-    #[comptime] steps: Steps,
+    #[comptime] grid: BlockGrid,
     #[define(F)] _dtype: ElemType,
 ) {
     let (at, lines) = (ABSOLUTE_POS, lengths.lines);
     if at < lengths.batch * lengths.tokens * lines {
         let (token, line) = (at / lines, at % lines);
         let (sample, token) = (token / lengths.tokens, token % lengths.tokens);
-        let last = token / comptime!(steps.stride);
+        let last = token / comptime!(grid.stride);
         let mut sum = Vector::<f32, N>::new(0.0f32);
         // From the last block that has begun backwards.
-        for back in 0..comptime!(steps.size.div_ceil(steps.stride)) {
+        for back in 0..comptime!(grid.size.div_ceil(grid.stride)) {
             let block = last - back;
-            if last >= back && block < lengths.blocks {
-                let is_inside = token < block * comptime!(steps.stride) + comptime!(steps.size);
-                if is_inside {
-                    sum +=
-                        Vector::cast_from(means[(sample * lengths.blocks + block) * lines + line]);
-                }
+            if last >= back
+                && block < lengths.blocks
+                && token < block * comptime!(grid.stride) + comptime!(grid.size)
+            {
+                sum += Vector::cast_from(means[(sample * lengths.blocks + block) * lines + line]);
             }
         }
-        tokens[at] = narrow_all(sum / Vector::new(comptime!(steps.size as f32)));
+        tokens[at] = narrow_all(sum / Vector::new(comptime!(grid.size as f32)));
     }
 }
 
@@ -111,12 +102,6 @@ struct Launch {
 }
 
 impl TokenBlocks<'_> {
-    /// Whole blocks of a sample; tokens behind them are in none. None, where blocks do not advance.
-    pub fn blocks(&self) -> usize {
-        let behind = self.tokens.checked_sub(self.size);
-        behind.and_then(|behind| behind.checked_div(self.stride)).map_or(0, |others| others + 1)
-    }
-
     /// The mean of each block, `[batch, blocks, channels]`, from contiguous `tokens`, summed in f32.
     ///
     /// # Errors
@@ -125,7 +110,7 @@ impl TokenBlocks<'_> {
     /// nothing was launched.
     pub fn means(&self, tokens: &Handle, means: &Handle) -> Result<(), KernelError> {
         let by = self.launch(tokens, means)?;
-        let units = self.batch * self.blocks() * by.lines;
+        let units = self.batch * self.grid.count(self.tokens) * by.lines;
         if units == 0 {
             return Ok(());
         }
@@ -141,7 +126,7 @@ impl TokenBlocks<'_> {
                 buffer(tokens),
                 buffer(means),
                 self.lengths(by.lines),
-                self.steps(),
+                self.grid,
                 self.dtype,
             );
         }
@@ -172,7 +157,7 @@ impl TokenBlocks<'_> {
                 buffer(means),
                 buffer(tokens),
                 self.lengths(by.lines),
-                self.steps(),
+                self.grid,
                 self.dtype,
             );
         }
@@ -181,12 +166,12 @@ impl TokenBlocks<'_> {
 
     fn launch(&self, tokens: &Handle, means: &Handle) -> Result<Launch, KernelError> {
         check_type(self.client, self.dtype)?;
-        if self.size == 0 || self.stride == 0 {
-            let Self { size, stride, .. } = self;
+        let BlockGrid { size, stride } = self.grid;
+        if size == 0 || stride == 0 {
             return Err(KernelError::Problem(format!("blocks of {size} tokens, every {stride}")));
         }
         let of_tokens = self.batch * self.tokens * self.channels;
-        let of_means = self.batch * self.blocks() * self.channels;
+        let of_means = self.batch * self.grid.count(self.tokens) * self.channels;
         check_buffer("tokens", tokens, of_tokens * self.dtype.size())?;
         check_buffer("means", means, of_means * self.dtype.size())?;
         let address_type = addresses_with_room(self.client, of_tokens)?;
@@ -195,10 +180,6 @@ impl TokenBlocks<'_> {
     }
 
     fn lengths(&self, lines: usize) -> LengthsLaunch {
-        LengthsLaunch::new(self.batch, self.tokens, self.blocks(), lines)
-    }
-
-    fn steps(&self) -> Steps {
-        Steps { size: self.size, stride: self.stride }
+        LengthsLaunch::new(self.batch, self.tokens, self.grid.count(self.tokens), lines)
     }
 }

@@ -32,7 +32,7 @@ pub use gate::{
 };
 #[cfg(feature = "cube")]
 pub use gelu::{gelu, gelu_backward};
-pub use grid::PatchGrid;
+pub use grid::{BlockGrid, PatchGrid};
 #[cfg(feature = "cube")]
 pub use matrix::Matrix;
 #[cfg(feature = "cube")]

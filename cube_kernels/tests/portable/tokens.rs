@@ -1,9 +1,9 @@
 //! Layer normalization and sums over tokens, against their definitions.
 
 use burn_natten_kernels::tokens::{
-    GateInputs, GateStatistics, Maps, Matrix, NormInputs, PatchGrid, TokenBlocks, branch_sum,
-    column_sums, gated_sum, gated_sum_backward, gated_sum_statistics, gelu, gelu_backward,
-    layer_norm, layer_norm_backward,
+    BlockGrid, GateInputs, GateStatistics, Maps, Matrix, NormInputs, PatchGrid, TokenBlocks,
+    branch_sum, column_sums, gated_sum, gated_sum_backward, gated_sum_statistics, gelu,
+    gelu_backward, layer_norm, layer_norm_backward,
 };
 use test_support::compare::{differs, half_ulp};
 use test_support::format::{BF16, F16, F32, Format};
@@ -358,8 +358,9 @@ fn blocks_have_means_and_tokens_gradients() {
                 continue;
             }
             let (batch, dtype) = (2, format.elem());
-            let of = TokenBlocks { client: &client, batch, tokens, channels, dtype, size, stride };
-            let blocks = of.blocks();
+            let grid = BlockGrid { size, stride };
+            let of = TokenBlocks { client: &client, batch, tokens, channels, dtype, grid };
+            let blocks = grid.count(tokens);
             assert_eq!(
                 blocks,
                 (0..tokens).step_by(stride).filter(|at| at + size <= tokens).count()

@@ -10,8 +10,7 @@ use super::{
     AttentionGradients, AttentionResults, BlockSparseBackwardOps, BlockSparseOps, BlockSparsePlan,
 };
 use crate::backend::autodiff::{
-    OPERANDS, Pair, PairBackward, Places, gradient_places, operands_of, places, record,
-    record_weighed,
+    OPERANDS, Pair, PairBackward, Places, Recorded, gradient_places, operands_of, places, record,
 };
 use crate::backend::{AttentionInputs, WeighedResults};
 
@@ -44,6 +43,22 @@ impl<B: BlockSparseBackwardOps> PairBackward<B, OPERANDS> for Step<B> {
     }
 }
 
+fn attend<B, C>(
+    inputs: AttentionInputs<Autodiff<B, C>>,
+    lists: IntTensor<B>,
+    plan: BlockSparsePlan,
+) -> Recorded<B, C>
+where
+    B: BlockSparseOps + BlockSparseBackwardOps,
+    C: CheckpointStrategy,
+{
+    let operands = inputs.operands();
+    let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
+    let results = B::block_sparse_forward(AttentionInputs::new(inner), lists.clone(), plan);
+    let (step, inputs) = (Step { lists, plan }, places(operands.as_ref()));
+    record::<B, C, _, OPERANDS>(step, &operands.query, inputs, results.outputs())
+}
+
 impl<B, C> BlockSparseOps for Autodiff<B, C>
 where
     B: BlockSparseOps + BlockSparseBackwardOps,
@@ -54,15 +69,7 @@ where
         lists: IntTensor<Self>,
         plan: BlockSparsePlan,
     ) -> AttentionResults<Self> {
-        let operands = inputs.operands();
-        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
-        let results = B::block_sparse_forward(AttentionInputs::new(inner), lists.clone(), plan);
-        AttentionResults::new(record::<B, C, _, OPERANDS>(
-            Step { lists, plan },
-            &operands.query,
-            places(operands.as_ref()),
-            results.outputs(),
-        ))
+        AttentionResults::new(attend(inputs, lists, plan).pair())
     }
 
     fn block_sparse_forward_weighed(
@@ -70,14 +77,6 @@ where
         lists: IntTensor<Self>,
         plan: BlockSparsePlan,
     ) -> WeighedResults<Self> {
-        let operands = inputs.operands();
-        let inner = operands.as_ref().map(|_, tensor| tensor.primitive().clone());
-        let results = B::block_sparse_forward(AttentionInputs::new(inner), lists.clone(), plan);
-        record_weighed::<B, C, _, OPERANDS>(
-            Step { lists, plan },
-            &operands.query,
-            places(operands.as_ref()),
-            results.outputs(),
-        )
+        attend(inputs, lists, plan).weighed()
     }
 }

@@ -2,11 +2,12 @@
 
 use burn::backend::{DType, Shape as TensorShape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_natten_kernels::{MAX_RANK, Operand, Operands, Outputs, Problem, Saved, Shape, Strided};
 
 use crate::Tier;
+use crate::backend::extension::with_out;
 
 /// Uninitialised outputs of a forward pass.
 pub(super) fn empty_outputs(query: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
@@ -57,11 +58,10 @@ pub(super) fn read_by(tier: Tier, saved: &Saved<CubeTensor>) -> Saved<CubeTensor
     if saved.has_out || is_native {
         return saved.clone();
     }
-    let like = &saved.gradients.out;
-    let zeros = zeros_client(like.client.clone(), like.device.clone(), like.shape(), like.dtype());
+    let Saved { operands, outputs, gradients, has_out } = with_out::<CubeBackend>(saved.clone());
     // On CUDA rows of zeros may have gaps in between.
-    let outputs = Outputs { out: into_contiguous(zeros), lse: saved.outputs.lse.clone() };
-    Saved { outputs, has_out: true, ..saved.clone() }
+    let outputs = Outputs { out: into_contiguous(outputs.out), lse: outputs.lse };
+    Saved { operands, outputs, gradients, has_out }
 }
 
 /// How tensors are handed over.

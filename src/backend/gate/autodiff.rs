@@ -5,7 +5,6 @@ use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-
 use burn_natten_kernels::Outputs;
 
 use super::*;
@@ -117,11 +116,9 @@ impl<B: GateOps + GateGradientOps, C: CheckpointStrategy> GateOps for Autodiff<B
             .map(|branch| Outputs { out: inner(&branch.out), lse: inner(&branch.lse) });
         let [a, b, c] = branches.each_ref().map(|branch| inner(&branch.out));
         let out = B::gate_forward(a, b, c, inner(&gates));
-        let [a, b, c] = branches.map(|branch| [branch.out, branch.lse, branch.delta]);
-        let [a1, a2, a3] = a.map(|tensor| tensor.node());
-        let [b1, b2, b3] = b.map(|tensor| tensor.node());
-        let [c1, c2, c3] = c.map(|tensor| tensor.node());
-        let nodes = [a1, a2, a3, b1, b2, b3, c1, c2, c3, gates.node()];
+        let [[a, b, c], [d, e, f], [g, h, i]] = branches
+            .map(|Weighed { out, lse, delta }| [out, lse, delta].map(|tensor| tensor.node()));
+        let nodes = [a, b, c, d, e, f, g, h, i, gates.node()];
         match WeighedSum.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((results, inner(&gates)), out),
             OpsKind::UnTracked(prep) => prep.finish(out),

@@ -9,8 +9,9 @@ use burn_natten::{
 
 use super::random::{Inputs, Sizes, many_options, options};
 use crate::support::check::{F32, close, errors};
-use crate::support::devices;
+
 use crate::support::run::{round, tensor, values};
+use crate::support::{TestDevice, devices};
 
 const TINY: Sizes = Sizes { batch: 1, tokens: 21, heads: 2, heads_kv: 1, dim: 2, dim_v: 2 };
 
@@ -80,11 +81,16 @@ fn check(
     }
 }
 
+/// Devices with f64 that compile nothing.
+fn exact_devices() -> impl Iterator<Item = TestDevice> {
+    let devices = devices().into_iter();
+    devices.filter(|device| device.supports(DType::F64) && !device.compiles_kernels())
+}
+
 #[test]
 fn of_the_operator() {
     let inputs = TINY.inputs(12);
-    for device in devices().into_iter().filter(|d| d.supports(DType::F64) && !d.compiles_kernels())
-    {
+    for device in exact_devices() {
         for (name, options) in many_options() {
             check(name, &inputs, &device.device, |_| options.clone());
         }
@@ -96,8 +102,7 @@ fn of_the_operator() {
 fn of_gates_that_are_not_negative() {
     let mut inputs = TINY.inputs(12);
     inputs.gates.iter_mut().for_each(|gate| *gate = gate.abs());
-    for device in devices().into_iter().filter(|d| d.supports(DType::F64) && !d.compiles_kernels())
-    {
+    for device in exact_devices() {
         for (name, options) in many_options() {
             let known = options.with_nonnegative_gates(true);
             check(name, &inputs, &device.device, |_| known.clone());
@@ -229,8 +234,7 @@ fn of_compression() {
     let loss = |tokens: Tensor<4>, pooling: &Pooling| {
         compress_tokens(tokens, pooling, &options).powi_scalar(3).sum()
     };
-    for device in devices().into_iter().filter(|d| d.supports(DType::F64) && !d.compiles_kernels())
-    {
+    for device in exact_devices() {
         for kind in 0..4 {
             let run = |tokens: &[f64], weights: &[f64], device: &Device| {
                 let leaf = |values: &[f64], shape| tensor::<4>(values, shape, device, DType::F64);

@@ -115,11 +115,10 @@ fn half_types_are_as_good_as_rounding(#[values(DType::F16, DType::BF16)] dtype: 
         let exact = Setup::new(&Device::flex(), DTYPE, Strategy::Auto);
         let exact = case.run(&Setup { lists: true, ..exact });
         let baseline = baseline(&case, dtype);
-        let known = case.has_nonnegative_gates().then_some(true);
-        let runs = devices().into_iter().filter(|device| device.supports(dtype));
-        let runs = runs.flat_map(|device| {
-            [Some(false), known].into_iter().flatten().map(move |known| (device.clone(), known))
-        });
+        let ways: &[bool] = if case.has_nonnegative_gates() { &[false, true] } else { &[false] };
+        let devices = devices().into_iter().filter(|device| device.supports(dtype));
+        let runs =
+            devices.flat_map(|device| ways.iter().map(move |known| (device.clone(), *known)));
         for (device, nonnegative) in runs {
             let setup = Setup::new(&device.device, dtype, Strategy::Auto);
             let got = case.run(&Setup { lists: true, nonnegative, ..setup });
