@@ -119,6 +119,26 @@ pub fn upload_all(
     element.into().saved(client, problem, data, [&exact.out, &exact.lse])
 }
 
+/// The same with products of outputs and their gradients in place of outputs, which are full of NaN: see [`Saved::has_out`].
+pub fn upload_products(
+    client: &Client,
+    element: impl Into<Format>,
+    problem: &Problem,
+    data: &Data,
+    exact: &Results,
+) -> Saved<Strided> {
+    let format = element.into();
+    let dim = problem.head_dim_v;
+    let rows = exact.out.chunks(dim).zip(data.dout.chunks(dim)).zip(&data.dlse);
+    let dlse = rows
+        .map(|((out, dout), dlse)| dlse - out.iter().zip(dout).map(|(a, b)| a * b).sum::<f64>())
+        .collect();
+    let data = Data { dlse, ..data.clone() };
+    let unread = vec![f64::NAN; exact.out.len()];
+    let saved = format.saved(client, problem, &data, [&unread, &exact.lse]);
+    Saved { has_out: false, ..saved }
+}
+
 /// What [`BackwardTier::gradients`] should give under a name.
 pub fn expected<'a>(exact: &'a Results, name: &str) -> &'a [f64] {
     let of = exact.named().into_iter().find(|(known, _)| *known == name);
@@ -148,14 +168,40 @@ pub fn check_data<T: BackwardTier>(
     problem: &Problem,
     data: &Data,
 ) -> Result<f64, String> {
-    let format = element.into();
-    let exact = compute(problem, data, format.round);
-    let rounded = LazyCell::new(|| compute_rounded(problem, data, format.round, format.round));
+    let exact = compute(problem, data, element.into().round);
     let saved = upload_all(client, element, problem, data, &exact);
-    let actual = T::gradients(client, element, plan, problem, &saved);
+    check_saved::<T>(client, element, plan, problem, (data, &exact, &saved))
+}
+
+/// [`check`] of a backward pass that is given [products](upload_products).
+pub fn check_products<T: BackwardTier>(
+    client: &Client,
+    element: T::Element,
+    plan: &T::Plan,
+    problem: &Problem,
+    seed: u64,
+) -> Result<f64, String> {
+    let round = element.into().round;
+    let data = Data::random(problem, seed, round);
+    let exact = compute(problem, &data, round);
+    let saved = upload_products(client, element, problem, &data, &exact);
+    check_saved::<T>(client, element, plan, problem, (&data, &exact, &saved))
+}
+
+/// Holds the gradients of what lies on the device to those of the data.
+fn check_saved<T: BackwardTier>(
+    client: &Client,
+    element: T::Element,
+    plan: &T::Plan,
+    problem: &Problem,
+    (data, exact, saved): (&Data, &Results, &Saved<Strided>),
+) -> Result<f64, String> {
+    let format = element.into();
+    let rounded = LazyCell::new(|| compute_rounded(problem, data, format.round, format.round));
+    let actual = T::gradients(client, element, plan, problem, saved);
     let mut worst = 0.0f64;
     for (name, actual) in &actual {
-        let expected = expected(&exact, name);
+        let expected = expected(exact, name);
         let off = |from: &[f64]| norms(actual.iter().zip(from).map(|(a, e)| a - e));
         let (rms, most) = off(expected);
         let (base_rms, base_most) = norms(expected.iter().map(|x| (format.round)(*x) - x));

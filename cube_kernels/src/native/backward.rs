@@ -238,7 +238,7 @@ struct DeltaParams {
     blocks: i32,
     counters: i32,
     untrusted: f32,
-    has_out: i32,
+    padding: i32,
 }
 
 const _: () = assert!(size_of::<DeltaParams>() == 8 * (6 + 10) + 16 * 7 + 4 * 10);
@@ -250,7 +250,7 @@ pub(super) fn launch_delta(
     inputs: &Saved<Strided>,
     workspace: &Workspace,
 ) {
-    let blocks = delta_blocks(problem, false);
+    let blocks = delta_blocks(problem, inputs, false);
     let kernel = delta_kernel(cubin, blocks * problem.batch);
     let params = delta_argument(problem, inputs, workspace.launches, blocks);
     launch(client, kernel, delta_buffers(inputs, workspace), vec![params]);
@@ -258,10 +258,16 @@ pub(super) fn launch_delta(
 
 const DELTA_THREADS: usize = 256;
 
+/// Elements that the kernel reads of a row of the output and of its gradient.
+pub(super) fn delta_dim(problem: &Problem, inputs: &Saved<Strided>) -> usize {
+    if inputs.has_out { problem.head_dim_v } else { 0 }
+}
+
 /// CTAs of a sample.
-pub(super) fn delta_blocks(problem: &Problem, is_packed: bool) -> usize {
+pub(super) fn delta_blocks(problem: &Problem, inputs: &Saved<Strided>, is_packed: bool) -> usize {
     let rows = places(problem).iter().product::<usize>() * problem.heads;
-    (rows * delta::lanes(problem.head_dim_v)).div_ceil(DELTA_THREADS * delta::rows(is_packed))
+    let lanes = delta::lanes(delta_dim(problem, inputs));
+    (rows * lanes).div_ceil(DELTA_THREADS * delta::rows(is_packed))
 }
 
 pub(super) fn delta_kernel(cubin: &Arc<Cubin>, blocks: usize) -> Kernel {
@@ -310,7 +316,7 @@ pub(super) fn delta_argument(
         blocks: blocks as i32,
         counters: (COUNTERS * launches) as i32,
         untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
-        has_out: inputs.has_out.into(),
+        padding: 0,
     };
     use DeltaSlot::*;
     let pointers = [Statistics, Out, Dout, Lse, Dlse, Taken].map(|slot| slot as usize);

@@ -2,7 +2,7 @@
 
 use super::Element;
 
-/// Name and CUDA C++ of the program for values of this length, on an architecture.
+/// Name and CUDA C++ of the program for values of which it reads so many elements, on an architecture.
 pub(crate) fn source(
     architecture: &str,
     element: Element,
@@ -25,7 +25,7 @@ pub(crate) fn source(
     (name, macros + code)
 }
 
-/// Threads that share a row of it: each takes 8 elements at a time.
+/// Threads that share a row of it: each takes 8 elements at a time, and one all that is besides them.
 pub(crate) fn lanes(head_dim_v: usize) -> usize {
     (head_dim_v / 8).next_power_of_two().min(32)
 }

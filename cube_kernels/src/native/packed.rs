@@ -310,7 +310,7 @@ pub(super) fn enqueue_backward(
         let mut table = Table::default();
         for one in sequences.iter() {
             let problem = &one.sequence.problem;
-            let blocks = backward::delta_blocks(problem, true);
+            let blocks = backward::delta_blocks(problem, &one.inputs, true);
             let argument = backward::delta_argument(problem, &one.inputs, works.len(), blocks);
             table.push(blocks, vec![argument], &one.delta_places());
         }

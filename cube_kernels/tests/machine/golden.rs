@@ -4,10 +4,14 @@ use burn_natten_kernels::native::sm90::{Element, Schedule};
 use burn_natten_kernels::{Axis, Problem};
 use test_support::compare::{for_each_case, format};
 use test_support::problems::samples;
+use test_support::tier::check_products;
 use test_support::{Data, axis, problem};
 
 use crate::run::Policy;
-use crate::ways::{check_one_backward, check_one_forward, client, hopper, planned};
+use crate::ways::{
+    OnMachine, Way, check_one_backward, check_one_forward, client, hopper, planned,
+    planned_backward,
+};
 
 type Case = (Problem, Element, Policy);
 
@@ -59,6 +63,23 @@ pub fn several() -> Vec<Problem> {
         problem(&[axis(19, 5, 1, 1, false), axis(21, 7, 1, 1, false)], 64).with_bias(true),
         problem(&[axis(203, 21, 1, 1, true)], 64).with_bias(true).with_batch(1),
     ]
+}
+
+/// A backward pass that is given products in place of outputs: whole and ragged tiles, queries that see nothing, two lengths of vectors.
+#[test]
+fn products_in_place_of_outputs() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    let blind = Axis::dense(40, 13, true).with_origin(-27);
+    let problems = [
+        problem(&[axis(130, 21, 1, 2, true)], 64).with_heads(4).with_heads_kv(2),
+        problem(&[axis(9, 5, 1, 1, false), blind], 64).with_batch(1).with_head_dim_v(40),
+    ];
+    let cases: Vec<_> =
+        problems.into_iter().flat_map(|p| [(p, Element::F16), (p, Element::Bf16)]).collect();
+    for_each_case(&cases, |(problem, element), seed| {
+        let way = Way { machine, plan: planned_backward(problem, *element) };
+        check_products::<OnMachine>(&client(), *element, &way, problem, seed)
+    });
 }
 
 /// Compressed attention: so many queries in a row see the same keys, each group one more.

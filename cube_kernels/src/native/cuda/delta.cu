@@ -1,7 +1,7 @@
 // What the backward kernels need of each query besides its vectors, four floats of it:
 //
 //   logsumexp  in base 2, +inf for a query that sees nothing, whose weights are then zero: for rows that are computed again
-//   delta      rowsum(dout * out) - dlse, or -dlse where the caller has multiplied, or 0 for a query that sees nothing, whatever its gradients are
+//   delta      rowsum(dout * out) - dlse, or 0 for a query that sees nothing, whatever its gradients are
 //   logsumexp  the same, but NaN where it is `untrusted` or more: for all others
 //   delta      the same: each reader has a pair, and TMA begins its boxes at multiples of 16 bytes
 //
@@ -12,7 +12,8 @@
 //
 // `[batch, heads, queries, 4]`, the queries in the order of their dilation groups, `pitch` places to a group
 // along each axis, so that the queries of a tile are a box of it. Places without a query hold zeros. LANES
-// neighboring lanes have ROWS places, all of which they read at once. Compile-time parameters: BF16, DIM_V, LANES, ROWS, PACKED
+// neighboring lanes have ROWS places, all of which they read at once. Compile-time parameters: BF16, DIM_V (0 where the caller has
+// multiplied: -dlse is all of delta then, and nothing is read of out and dout), LANES, ROWS, PACKED
 // (the sequences of a packed batch, each with parameters of its own in global memory, and CTAs that follow those of the sequence
 // before it: a CTA waits for them in turn, before it reads anything of its rows, of which it has several for that reason).
 //
@@ -29,7 +30,7 @@ struct Params {
   int blocks;                          // CTAs of a sample
   int counters;
   float untrusted;
-  int has_out;                         // or else dlse has the whole of delta, and nothing is read of out and dout
+  int padding;
 };
 
 DEVICE void unpack_pair(u32 bits, float (&values)[2]) {
@@ -114,18 +115,16 @@ extern "C" __global__ void __launch_bounds__(256) attention_delta(const __grid_c
     dlse[i] = params.dlse[rows[i].row];
     sum[i] = 0.f;
   }
-  if (params.has_out) {
 #pragma unroll
-    for (int d = 8 * lane; d < DIM_V; d += 8 * LANES) {
-      uint4 out[ROWS], dout[ROWS];
+  for (int d = 8 * lane; d < DIM_V; d += 8 * LANES) {
+    uint4 out[ROWS], dout[ROWS];
 #pragma unroll
-      for (int i = 0; i < ROWS; i++) {
-        out[i] = *(const uint4*)(params.out + rows[i].out + d);
-        dout[i] = *(const uint4*)(params.dout + rows[i].dout + d);
-      }
-#pragma unroll
-      for (int i = 0; i < ROWS; i++) sum[i] += dot(out[i], dout[i]);
+    for (int i = 0; i < ROWS; i++) {
+      out[i] = *(const uint4*)(params.out + rows[i].out + d);
+      dout[i] = *(const uint4*)(params.dout + rows[i].dout + d);
     }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) sum[i] += dot(out[i], dout[i]);
   }
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {

@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 use super::forward::blackwell;
 use super::program::Program;
 use super::{Architecture, BackwardPlan, Schedule, planned_backward};
-use crate::native::backward::{self as launches, Part, Parts};
+use crate::native::backward::{self as launches, Part, Parts, delta_dim};
 use crate::native::launch::DeviceInfo;
 use crate::native::{Element, dense};
 use crate::tiling::Tiling;
@@ -104,7 +104,8 @@ pub(super) fn backward_by(
             Some((schedule, _)) => load(schedule, is_more_wanted)?,
             None => vec![],
         },
-        delta: Program::Delta(queries.element, problem.head_dim_v).load(architecture, &device)?,
+        delta: Program::Delta(queries.element, delta_dim(problem, inputs))
+            .load(architecture, &device)?,
         bias_sum: None,
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)

@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 use super::forward::hopper;
 use super::program::Program;
 use super::{BackwardPlan, Element, Gradients, Pass, Schedule, planned_backward};
-use crate::native::backward::{self as launches, Part, Parts};
+use crate::native::backward::{self as launches, Part, Parts, delta_dim};
 use crate::native::dense;
 use crate::native::launch::DeviceInfo;
 use crate::native::splits::Splits;
@@ -93,7 +93,7 @@ pub fn backward_with(
         queries: load(&plan.queries, &device)?,
         keys: load(&plan.keys, &device)?,
         additional: load(&plan.additional, &device)?,
-        delta: Program::Delta(element, problem.head_dim_v, false).load(&device)?,
+        delta: Program::Delta(element, delta_dim(problem, inputs), false).load(&device)?,
         bias_sum: bias_sum.then(|| Program::Bias(element).load(&device)).transpose()?,
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)

@@ -11,7 +11,7 @@ use super::{
     BackwardPlan, Element, Listed, Schedule, Union, UnionKernel, planned_blocks,
     planned_blocks_backward, union,
 };
-use crate::native::backward::Parts;
+use crate::native::backward::{Parts, delta_dim};
 use crate::native::blocks as launches;
 use crate::{BlockSparse, KernelError, Operands, Outputs, Saved, Strided};
 
@@ -161,7 +161,8 @@ pub fn backward_union(
     if let Some(of) = of.visits_backward(sparse).filter(|_| wants && sparse.key_blocks() > 0) {
         let load = |kernel| Program::Union(of, kernel).load(&device);
         let programs = union::GradientPrograms {
-            delta: Program::Delta(of.element, sparse.problem.head_dim_v, false).load(&device)?,
+            delta: Program::Delta(of.element, delta_dim(&sparse.problem, inputs), false)
+                .load(&device)?,
             inverse: Program::Inverse.load(&device)?,
             parts: load(UnionKernel::Parts)?,
             blocks: load(UnionKernel::VisitGradients)?,
@@ -172,7 +173,8 @@ pub fn backward_union(
     }
     let load = |kernel| Program::Union(*of, kernel).load(&device);
     let programs = union::BackwardPrograms {
-        delta: Program::Delta(of.element, sparse.problem.head_dim_v, false).load(&device)?,
+        delta: Program::Delta(of.element, delta_dim(&sparse.problem, inputs), false)
+            .load(&device)?,
         lists: Program::UnionLists(*of).load(&device)?,
         inverse: Program::Inverse.load(&device)?,
         queries: load(UnionKernel::Queries)?,
@@ -218,7 +220,7 @@ pub fn backward_blocks_with(
         queries: load(&plan.queries, &device)?,
         keys: load(&plan.keys, &device)?,
         additional: vec![],
-        delta: Program::Delta(element, sparse.problem.head_dim_v, false).load(&device)?,
+        delta: Program::Delta(element, delta_dim(&sparse.problem, inputs), false).load(&device)?,
         bias_sum: None,
     };
     let makers = launches::Makers {

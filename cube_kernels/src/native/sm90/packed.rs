@@ -7,7 +7,7 @@ use super::backward::load;
 use super::forward::hopper;
 use super::program::Program;
 use super::{BackwardPlan, Element, Schedule, planned_packed, planned_packed_backward};
-use crate::native::backward::Parts;
+use crate::native::backward::{Parts, delta_dim};
 use crate::native::packed as launches;
 use crate::tiling::Tiling;
 use crate::{KernelError, Operands, Outputs, Packed, Saved, Strided};
@@ -68,7 +68,8 @@ pub fn backward_packed(
             queries: load(&queries, &device)?,
             keys: load(&keys, &device)?,
             additional: vec![],
-            delta: Program::Delta(element, packed.line().head_dim_v, true).load(&device)?,
+            delta: Program::Delta(element, delta_dim(&packed.line(), inputs), true)
+                .load(&device)?,
             bias_sum: None,
         };
         ready.push((kernels, &part.packed));

@@ -60,7 +60,7 @@ fn every_macro_is_defined_once_and_used() {
             check(&source, name, value);
         }
     }
-    for (head_dim_v, lanes) in [(8, 1), (24, 4), (64, 8), (136, 32), (256, 32)] {
+    for (head_dim_v, lanes) in [(0, 1), (8, 1), (24, 4), (64, 8), (136, 32), (256, 32)] {
         for (element, is_bf16) in [(Element::F16, 0), (Element::Bf16, 1)] {
             let (_, source) = delta_source(element, head_dim_v, false);
             for (name, value) in [("BF16", is_bf16), ("DIM_V", head_dim_v), ("LANES", lanes)] {
