@@ -49,9 +49,7 @@ fn gate_kernel<F: Float, N: Size>(
     let at = place(tile);
     let row = CUBE_POS * comptime!(tile.slots) + at.slot;
     let (is_there, begin) = (row < rows, row * comptime!(tile.lines));
-    let first = load::<F, N>(branches.first, begin, is_there, at.lane, tile);
-    let second = load::<F, N>(branches.second, begin, is_there, at.lane, tile);
-    let third = load::<F, N>(branches.third, begin, is_there, at.lane, tile);
+    let of_branches = load_branches::<F, N>(branches, begin, is_there, at.lane, tile);
     let (mut a, mut b, mut c) = (1.0f32.runtime(), 1.0f32.runtime(), 1.0f32.runtime());
     if comptime!(has_gates) {
         a = gate::<F>(gates, row, is_there, 0usize);
@@ -62,29 +60,48 @@ fn gate_kernel<F: Float, N: Size>(
     for i in 0..comptime!(tile.held()) {
         let line = at.lane + i * comptime!(tile.lanes);
         if is_there && is_line(line, tile) {
-            let mut sum = first[i] * Vector::new(a);
-            sum += second[i] * Vector::new(b);
-            sum += third[i] * Vector::new(c);
+            let mut sum = of_branches.first[i] * Vector::new(a);
+            sum += of_branches.second[i] * Vector::new(b);
+            sum += of_branches.third[i] * Vector::new(c);
             output[begin + line] = narrow_all(sum);
         }
     }
 }
 
-/// What a unit has of the product of a branch's row and the gradient's.
+/// The rows of all branches, whose loads are on their way at once: what is done with the first one would hold up the others.
+#[derive(CubeType)]
+struct Rows<N: Size> {
+    first: Array<Vector<f32, N>>,
+    second: Array<Vector<f32, N>>,
+    third: Array<Vector<f32, N>>,
+}
+
 #[cube]
-fn row_product<F: Float, N: Size>(
-    branch: &[Vector<F, N>],
-    gradient: &Array<Vector<f32, N>>,
+fn load_branches<F: Float, N: Size>(
+    branches: &Branches<'_, F, N>,
     begin: usize,
     is_there: bool,
     lane: usize,
     #[comptime] tile: RowTile,
+) -> Rows<N> {
+    Rows::<N> {
+        first: load::<F, N>(branches.first, begin, is_there, lane, tile),
+        second: load::<F, N>(branches.second, begin, is_there, lane, tile),
+        third: load::<F, N>(branches.third, begin, is_there, lane, tile),
+    }
+}
+
+/// What a unit has of the product of a branch's row and the gradient's.
+#[cube]
+fn row_product<N: Size>(
+    branch: &Array<Vector<f32, N>>,
+    gradient: &Array<Vector<f32, N>>,
+    #[comptime] tile: RowTile,
 ) -> f32 {
-    let values = load::<F, N>(branch, begin, is_there, lane, tile);
     let mut product = Vector::<f32, N>::new(0.0f32);
     #[unroll]
     for i in 0..comptime!(tile.held()) {
-        product += values[i] * gradient[i];
+        product += branch[i] * gradient[i];
     }
     product.vector_sum()
 }
@@ -106,10 +123,9 @@ fn of_lanes(
     sum
 }
 
-/// Writes the gradient of a branch's row, and gives what the unit has of that of its gate.
+/// Writes the gradient of a branch's row.
 #[cube]
-fn branch_gradient<F: Float, N: Size>(
-    branch: &[Vector<F, N>],
+fn write_gradient<F: Float, N: Size>(
     gradient: &Array<Vector<f32, N>>,
     gate: f32,
     to: &mut [Vector<F, N>],
@@ -117,7 +133,7 @@ fn branch_gradient<F: Float, N: Size>(
     is_there: bool,
     lane: usize,
     #[comptime] tile: RowTile,
-) -> f32 {
+) {
     #[unroll]
     for i in 0..comptime!(tile.held()) {
         let line = lane + i * comptime!(tile.lanes);
@@ -125,7 +141,6 @@ fn branch_gradient<F: Float, N: Size>(
             to[begin + line] = narrow_all(gradient[i] * Vector::new(gate));
         }
     }
-    row_product::<F, N>(branch, gradient, begin, is_there, lane, tile)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -148,39 +163,16 @@ fn backward_kernel<F: Float, N: Size>(
     let mut shared = Shared::<[f32]>::new_slice(comptime!(BRANCHES * units));
     let unit = UNIT_POS as usize;
     let of_row = load::<F, N>(gradient, begin, is_there, at.lane, tile);
+    let of_branches = load_branches::<F, N>(branches, begin, is_there, at.lane, tile);
     let a = gate::<F>(gates, row, is_there, 0usize);
-    shared[unit] = branch_gradient::<F, N>(
-        branches.first,
-        &of_row,
-        a,
-        to_first,
-        begin,
-        is_there,
-        at.lane,
-        tile,
-    );
     let b = gate::<F>(gates, row, is_there, 1usize);
-    shared[unit + units] = branch_gradient::<F, N>(
-        branches.second,
-        &of_row,
-        b,
-        to_second,
-        begin,
-        is_there,
-        at.lane,
-        tile,
-    );
     let c = gate::<F>(gates, row, is_there, 2usize);
-    shared[unit + 2 * units] = branch_gradient::<F, N>(
-        branches.third,
-        &of_row,
-        c,
-        to_third,
-        begin,
-        is_there,
-        at.lane,
-        tile,
-    );
+    shared[unit] = row_product::<N>(&of_branches.first, &of_row, tile);
+    shared[unit + units] = row_product::<N>(&of_branches.second, &of_row, tile);
+    shared[unit + 2 * units] = row_product::<N>(&of_branches.third, &of_row, tile);
+    write_gradient::<F, N>(&of_row, a, to_first, begin, is_there, at.lane, tile);
+    write_gradient::<F, N>(&of_row, b, to_second, begin, is_there, at.lane, tile);
+    write_gradient::<F, N>(&of_row, c, to_third, begin, is_there, at.lane, tile);
     sync_cube();
     // A gate is one lane's, or where there are fewer lanes than gates, one of a lane's.
     #[unroll]
@@ -212,30 +204,37 @@ fn statistics_kernel<F: Float, N: Size>(
     let (is_there, begin) = (row < rows, row * comptime!(tile.lines));
     let mut shared = Shared::<[f32]>::new_slice(comptime!(BRANCHES * units));
     let unit = UNIT_POS as usize;
-    let of_row = load::<F, N>(gradient, begin, is_there, at.lane, tile);
-    shared[unit] = row_product::<F, N>(branches.first, &of_row, begin, is_there, at.lane, tile);
-    shared[unit + units] =
-        row_product::<F, N>(branches.second, &of_row, begin, is_there, at.lane, tile);
-    shared[unit + 2 * units] =
-        row_product::<F, N>(branches.third, &of_row, begin, is_there, at.lane, tile);
-    sync_cube();
-    // As gates in `backward_kernel`.
+    // A branch is that of a lane as gates are in `backward_kernel`, and everything is on its way before the first sum.
+    let mut lses = Array::<f32>::new(comptime!(BRANCHES));
+    let mut logarithms = Array::<f32>::new(comptime!(BRANCHES));
     #[unroll]
     for branch in 0..BRANCHES {
         if is_there && at.lane == comptime!(branch % lanes) {
-            let sum = of_lanes(&shared, at.slot, branch, tile);
             let mut gate = gate::<F>(gates, row, is_there, branch);
             if gate >= 0.0 {
                 gate = gate.max(comptime!(f32::MIN_POSITIVE).runtime());
             }
-            let lse = if comptime!(branch == 0) {
+            logarithms[branch] = gate.ln();
+            lses[branch] = if comptime!(branch == 0) {
                 first_lse[row]
             } else if comptime!(branch == 1) {
                 second_lse[row]
             } else {
                 third_lse[row]
             };
-            statistics[branch * rows + row] = lse - gate.ln();
+        }
+    }
+    let of_row = load::<F, N>(gradient, begin, is_there, at.lane, tile);
+    let of_branches = load_branches::<F, N>(branches, begin, is_there, at.lane, tile);
+    shared[unit] = row_product::<N>(&of_branches.first, &of_row, tile);
+    shared[unit + units] = row_product::<N>(&of_branches.second, &of_row, tile);
+    shared[unit + 2 * units] = row_product::<N>(&of_branches.third, &of_row, tile);
+    sync_cube();
+    #[unroll]
+    for branch in 0..BRANCHES {
+        if is_there && at.lane == comptime!(branch % lanes) {
+            let sum = of_lanes(&shared, at.slot, branch, tile);
+            statistics[branch * rows + row] = lses[branch] - logarithms[branch];
             statistics[(BRANCHES + branch) * rows + row] = -sum;
             to_gates[row * BRANCHES + branch] = narrow::<F>(sum);
         }
