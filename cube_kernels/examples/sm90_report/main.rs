@@ -11,6 +11,7 @@
 //! Needs libnvrtc where the loader finds it, as in the wheel `nvidia-cuda-nvrtc==13.0.*`.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::process::ExitCode;
 
 use burn_natten_kernels::native::compile::{Source, nvrtc_version};
@@ -18,7 +19,7 @@ use burn_natten_kernels::native::sm90::{
     Element, OPTIONS, delta_source, inverse_source, lists_source,
 };
 use native_report::{Log, compile, print};
-use sweep::{Extent, dims, schedules, unions};
+use sweep::{Extent, dims, schedules, selections, unions};
 
 #[path = "../native_report/mod.rs"]
 mod native_report;
@@ -118,7 +119,8 @@ fn programs(extent: Extent) -> Vec<Program> {
         .collect();
     let dims_v: BTreeSet<usize> =
         dims(extent == Extent::All).iter().map(|(_, head_dim_v)| *head_dim_v).collect();
-    for head_dim_v in dims_v {
+    // None where nothing is read of the output.
+    for head_dim_v in iter::once(0).chain(dims_v) {
         for element in [Element::Bf16, Element::F16] {
             let (name, code) = delta_source(element, head_dim_v, false);
             programs.push(Program::new(name, code, (0, 0)));
@@ -130,6 +132,9 @@ fn programs(extent: Extent) -> Vec<Program> {
         }
         let (name, code) = of.lists_source();
         programs.push(Program::new(name, code, (0, 0)));
+    }
+    for schedule in selections(extent) {
+        programs.push(Program::new(schedule.to_string(), schedule.source(), (0, 0)));
     }
     let (name, code) = inverse_source();
     programs.push(Program::new(name, code, (0, 0)));

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 
 use burn_natten_kernels::native::sm90::{
-    Element, Pass, Schedule, Union, backward_candidates, candidates, estimate, plan, plan_backward,
-    planned_blocks, planned_blocks_backward,
+    Element, Pass, Schedule, SelectSchedule, Union, backward_candidates, candidates, estimate,
+    plan, plan_backward, planned_blocks, planned_blocks_backward,
 };
+use burn_natten_kernels::sparse::Selection;
 use burn_natten_kernels::{Axis, BlockSparse, MAX_RANK, Problem, catalogue};
 
 /// The table of all that the sweep compiles.
@@ -243,6 +244,31 @@ pub fn unions(extent: Extent) -> Vec<Union> {
             all.push(Union::of(&sparse, Element::Bf16).expect("supported"));
         }
     }
+    all
+}
+
+/// Kernels that select blocks, as many rows a CTA as there can be and few.
+pub fn selections(extent: Extent) -> Vec<SelectSchedule> {
+    let (groups, dims): (&[usize], &[usize]) = match extent {
+        Extent::Sample => (&[4, 16], &[128]),
+        _ => (&[1, 2, 3, 4, 8, 16, 32, 64], &[32, 64, 96, 128, 256]),
+    };
+    let mut all = vec![];
+    for (group, dim) in groups.iter().flat_map(|group| dims.iter().map(move |dim| (*group, *dim))) {
+        let mut paper = Selection::new(4096, group, dim);
+        (paper.heads_kv, paper.cmp_top) = (1, Some(16));
+        let mut whole = paper;
+        (whole.cmp_block, whole.cmp_stride) = (64, 64);
+        for (selection, is_super) in [(paper, false), (whole, false), (whole, true)] {
+            for multiprocessors in [1, 1 << 20] {
+                let planned =
+                    SelectSchedule::plan(&selection, Element::Bf16, is_super, multiprocessors);
+                all.push(planned.expect("supported"));
+            }
+        }
+    }
+    let mut seen = HashSet::new();
+    all.retain(|schedule| seen.insert(*schedule));
     all
 }
 

@@ -107,9 +107,14 @@ impl SelectSchedule {
         KEYS.saturating_add(self.ratio).saturating_add(self.reach).min(1 << 20).next_power_of_two()
     }
 
-    /// Whether there are shared memory and registers: with more than 16 warps, a warp that has more than four lists would spill.
+    /// Whether there are shared memory and registers: `sm90_report` finds which kernels spill.
     fn has_room(&self) -> bool {
-        let has_registers = self.warpgroups <= 4 || self.group_rows() >= 4;
+        // The more lists a warp has the more it holds, and lists that several warps have take more as well.
+        let has_registers = match self.warpgroups {
+            ..=4 => true,
+            ..=6 => self.group_rows() >= 4,
+            _ => (8..=32).contains(&self.group_rows()),
+        };
         has_registers && self.shared_memory() <= SHARED_MEMORY
     }
 

@@ -116,6 +116,10 @@ template <class T> static inline T __shfl_sync(u32 lanes, T value, int lane) {
 template <class T> static inline T __shfl_xor_sync(u32 lanes, T value, int mask) {
   return m_bits<T>(m_exchange(lanes, m_bits<u32>(value), (threadIdx.x % 32) ^ mask));
 }
+template <class T> static inline T __shfl_up_sync(u32 lanes, T value, int distance) {
+  const int lane = threadIdx.x % 32;
+  return m_bits<T>(m_exchange(lanes, m_bits<u32>(value), lane < distance ? lane : lane - distance));
+}
 static inline u32 __ballot_sync(u32 lanes, int p) { return m_ballot(lanes, p); }
 static inline int __any_sync(u32 lanes, int p) { return m_ballot(lanes, p) != 0; }
 static inline int __all_sync(u32 lanes, int p) { return m_ballot(lanes, p) == lanes; }

@@ -120,22 +120,23 @@ struct Best {
   float score;
   int block;
   DEVICE void start() { score = -1.f, block = -1; }
+  // Takes a score in its place: those that are worse move a lane on. Among equals the earlier one stays in front.
+  DEVICE void insert(float next, int number, int lane) {
+    const float score_above = __shfl_up_sync(~0u, score, 1);
+    const int block_above = __shfl_up_sync(~0u, block, 1);
+    const bool moves = score < next, follows = lane > 0 && score_above < next;
+    score = !moves ? score : follows ? score_above : next;
+    block = !moves ? block : follows ? block_above : number;
+  }
   // Takes a score of each lane, of blocks from `first` on in ascending order, so that among equals the lower number stays in front.
+  // What has been among the best `most` when it was looked at is inserted without another look: behind them it does no harm.
   DEVICE void take(float mine, int first, int most, int lane) {
-    float least = __shfl_sync(~0u, score, most - 1);
+    const float least = __shfl_sync(~0u, score, most - 1);
     u32 waiting = __ballot_sync(~0u, mine > least);
     while (waiting) {
       const int from = __ffs(waiting) - 1;
       waiting &= waiting - 1;
-      const float next = __shfl_sync(~0u, mine, from);
-      if (!(next > least)) continue;
-      const int place = __popc(__ballot_sync(~0u, score >= next));
-      const int above = lane > 0 ? lane - 1 : 0;
-      const float score_above = __shfl_sync(~0u, score, above);
-      const int block_above = __shfl_sync(~0u, block, above);
-      if (lane > place) score = score_above, block = block_above;
-      if (lane == place) score = next, block = first + from;
-      least = __shfl_sync(~0u, score, most - 1);
+      insert(__shfl_sync(~0u, mine, from), first + from, lane);
     }
   }
 };
