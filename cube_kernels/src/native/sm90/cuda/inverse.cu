@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(32) attention_count(const __grid_co
 }
 
 extern "C" __global__ void __launch_bounds__(1024) attention_starts(const __grid_constant__ Params params) {
-  constexpr int TOGETHER = 8;    // counts on their way
+  constexpr int TOGETHER = 32;   // counts on their way
   u32* const of_warps = (u32*)memory;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, blocks = params.blocks, chunks = params.chunks;
   u32* const counts = params.counts + (i64)blockIdx.x * chunks * blocks;

@@ -270,6 +270,9 @@ pub(in crate::native::sm90) fn enqueue_forward(
     launch(client, kernel, buffers, arguments);
 }
 
+/// Keys of a CTA of the kernel that adds up parts: four of each of its warps.
+const SUMMED_KEYS: usize = 16;
+
 /// The programs of a backward pass.
 pub(in crate::native::sm90) struct BackwardPrograms {
     /// What makes the statistics.
@@ -509,8 +512,8 @@ impl Walk<'_> {
         let (keys, threads) = (c"attention_backward", of.threads());
         let attend = kernel(&programs.keys, keys, pairs * parts.most, threads, of.keys_memory());
         run(attend, &parts.table, Buffer::written(&sums));
-        let fours = pairs * problem.keys().div_ceil(4);
-        let add = kernel(&programs.sums, c"attention_sums", fours, 128, 0);
+        let some = pairs * problem.keys().div_ceil(SUMMED_KEYS);
+        let add = kernel(&programs.sums, c"attention_sums", some, 128, 0);
         run(add, &parts.slots, Buffer::read(&sums));
     }
 }

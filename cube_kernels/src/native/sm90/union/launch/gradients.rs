@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 
 use super::super::Union;
 use super::by_block::{ByBlock, JOINING, JOINING_WARPS, VISITING, Visits, run};
-use super::{Walk, read, statistics, strides};
+use super::{SUMMED_KEYS, Walk, read, statistics, strides};
 use crate::native::compile::Cubin;
 use crate::native::forward;
 use crate::native::grid::parameters;
@@ -124,7 +124,7 @@ pub(in crate::native::sm90) fn enqueue_gradients(
         let mut buffers = [&dk, &dv].map(Buffer::written).to_vec();
         buffers.extend(given());
         buffers.extend([&statistics, &parts.slots, &sums, &inverse.handle].map(Buffer::read));
-        let cover = [now * problem.keys().div_ceil(JOINING_WARPS), JOINING, 0];
+        let cover = [now * problem.keys().div_ceil(SUMMED_KEYS), JOINING, 0];
         run(client, &programs.sums, c"attention_sums", cover, buffers, params);
     }
     Ok(())
