@@ -4,14 +4,12 @@
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::{FloatDType, Shape, Slice};
+use burn::tensor::{FloatDType, Shape};
 
 use burn_natten_kernels::tokens::BlockGrid;
 
+use super::rows::{TOKENS, rows, with_rows};
 use super::wide;
-
-/// The axis of tokens.
-const TOKENS: usize = 1;
 
 /// The operator, which is differentiable.
 #[backend_extension(
@@ -53,21 +51,9 @@ impl BlockMeanOps for burn::backend::flex::Flex {}
 #[cfg(feature = "flex")]
 impl BlockMeanGradientOps for burn::backend::flex::Flex {}
 
-/// `[batch, count, heads, dim]` from one that has such axes.
-pub(crate) fn with_rows(shape: &Shape, count: usize) -> Shape {
-    let mut shape = shape.clone();
-    shape[TOKENS] = count;
-    shape
-}
-
 /// `[batch, segments, stride, heads, dim]`
 fn segmented(shape: &Shape, segments: usize, stride: usize) -> Shape {
     Shape::new([shape[0], segments, stride, shape[2], shape[3]])
-}
-
-/// Rows of the axis of tokens.
-fn rows(range: std::ops::Range<usize>) -> [Slice; 2] {
-    [Slice::from(..), Slice::from(range)]
 }
 
 /// The operator by tensor operations. Each segment is summed up once, and blocks add them.

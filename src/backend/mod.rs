@@ -21,6 +21,7 @@ pub(crate) mod optim;
 mod packed;
 mod plan;
 pub(crate) mod reference;
+pub(crate) mod rows;
 pub(crate) mod select;
 #[cfg(all(test, feature = "flex"))]
 mod tests;

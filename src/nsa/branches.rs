@@ -5,6 +5,7 @@ use burn::tensor::{Int, Tensor};
 use burn_natten_kernels::{Axis, Problem};
 
 use super::select::try_select_blocks;
+use crate::backend::rows::RowOps;
 use crate::backend::{Weighed, accumulator};
 use crate::functional::block_sparse::block_sparse_weighed;
 use crate::functional::inputs::{Inputs, WeighedOutput};
@@ -263,13 +264,21 @@ fn slanted(
     let count = groups * stride;
     let of_out = |out: Tensor<5>| {
         let out = out.swap_dims(1, 1 + order[0]).reshape([batch, count, heads, dim_v]);
-        out.narrow(1, before, rows)
+        cut(out, before, rows)
     };
     let of_lse = |lse: Tensor<4>| {
         let lse = lse.swap_dims(1, 1 + order[0]).reshape([batch, count, heads]);
-        lse.narrow(1, before, rows)
+        cut(lse, before, rows)
     };
     run((inputs, problem), options, of_out, of_lse)
+}
+
+/// Some tokens of `[batch, tokens, ..]`.
+fn cut<const D: usize>(tensor: Tensor<D>, first: usize, count: usize) -> Tensor<D> {
+    if count == tensor.dims()[1] {
+        return tensor;
+    }
+    Tensor::from_dispatch(Dispatch::cut_rows(tensor.into_dispatch(), first, count))
 }
 
 /// The selected branch: raw tokens of listed blocks, up to the query.

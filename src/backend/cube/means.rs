@@ -8,7 +8,8 @@ use burn_natten_kernels::tokens::{BlockGrid, TokenBlocks};
 
 use super::memory::empty;
 use super::tokens::{is_empty, is_launched};
-use crate::backend::means::{BlockMeanGradientOps, BlockMeanOps, gradient, means, with_rows};
+use crate::backend::means::{BlockMeanGradientOps, BlockMeanOps, gradient, means};
+use crate::backend::rows::with_rows;
 
 /// So many tokens of samples like these.
 fn blocks(of: &CubeTensor, tokens: usize, grid: BlockGrid) -> TokenBlocks<'_> {
