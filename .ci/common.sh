@@ -32,6 +32,27 @@ on_one_core() {
   taskset --cpu-list "${cores%%[,-]*}" "$@"
 }
 
+# Runs a command on all cores but that one, or on it where there is no other.
+on_other_cores() {
+  local cores
+  cores="$(taskset --cpu-list --pid $$)"
+  cores="${cores##*: }"
+  case "$cores" in
+    *[,-]*) taskset --cpu-list "$(without_first "$cores")" "$@" ;;
+    *) "$@" ;;
+  esac
+}
+
+# A list of cores, as `0-3,8`, without its first.
+without_first() {
+  local first="${1%%,*}" rest=""
+  [ "$first" = "$1" ] || rest="${1#*,}"
+  case "$first" in
+    *-*) echo "$((${first%-*} + 1))-${first#*-}${rest:+,$rest}" ;;
+    *) echo "$rest" ;;
+  esac
+}
+
 # Runs two commands at once; lines of the second begin with its name.
 side_by_side() {
   "$1" &
