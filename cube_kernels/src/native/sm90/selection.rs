@@ -111,8 +111,8 @@ impl SelectSchedule {
     fn has_room(&self) -> bool {
         // The more lists a warp has the more it holds, and lists that several warps have take more as well.
         let has_registers = match self.warpgroups {
-            ..=4 => true,
-            ..=6 => self.group_rows() >= 4,
+            0..=4 => true,
+            5..=6 => self.group_rows() >= 4,
             _ => (8..=32).contains(&self.group_rows()),
         };
         has_registers && self.shared_memory() <= SHARED_MEMORY
