@@ -146,7 +146,9 @@ fn programs(is_sample: bool) -> Vec<Program> {
             programs.push(Program::new(architecture, text, Some(*schedule)));
         }
         for element in [Element::Bf16, Element::F16] {
-            programs.push(Program::new(architecture, delta_source(element, 128), None));
+            for read in [128, 0] {
+                programs.push(Program::new(architecture, delta_source(element, read), None));
+            }
         }
     }
     programs

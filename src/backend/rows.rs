@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::backend::{Backend, backend_extension};
 use burn::tensor::{Shape, Slice};
 
 /// The axis of tokens.
@@ -46,6 +46,7 @@ pub(crate) fn with_rows(shape: &Shape, count: usize) -> Shape {
 
 #[cfg(feature = "autodiff")]
 mod autodiff {
+    use burn::backend::TensorMetadata;
     use burn::backend::autodiff::Autodiff;
     use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 

@@ -15,6 +15,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use crate::compare::{differs, half_ulp, is_webgpu, magnitude};
 use crate::format::Format;
 use crate::oracle::compute;
+use crate::tier::upload_products;
 use crate::{Data, Results, axis};
 
 /// Sequences of problems that differ in their axes alone, in their order in memory.
@@ -137,6 +138,8 @@ struct Tensors {
     packed: Packed,
     exact: Results,
     saved: Saved<Strided>,
+    /// See [`upload_products`].
+    products: Saved<Strided>,
 }
 
 impl Tensors {
@@ -171,7 +174,8 @@ impl Tensors {
         let saved = format.saved(client, packed.line(), &data, [&out, &lse]);
         let (additional_dk, additional_dv, dbias) = (vec![], vec![], vec![]);
         let exact = Results { out, lse, dq, dk, dv, additional_dk, additional_dv, dbias };
-        Self { packed, exact, saved }
+        let products = upload_products(client, format, packed.line(), &data, &exact);
+        Self { packed, exact, saved, products }
     }
 }
 
@@ -238,7 +242,7 @@ pub fn check_forward(
     launch: impl Fn(&Packed, &Operands<Strided>, &Outputs<Handle>) -> Result<(), KernelError>,
 ) {
     let format = element.into();
-    let Tensors { packed, exact, saved } = Tensors::new(client, format, problems, |x| x);
+    let Tensors { packed, exact, saved, .. } = Tensors::new(client, format, problems, |x| x);
     let outputs = format.poisoned_outputs(client, packed.line());
     launch(&packed, &saved.operands, &outputs).expect("launched");
     let (out, lse) = format.download_outputs(client, packed.line(), &outputs);
@@ -258,14 +262,38 @@ pub fn check_backward(
     launch: impl Fn(&Packed, &Saved<Strided>, &Operands<Option<Handle>>) -> Result<(), KernelError>,
 ) {
     let format = element.into();
-    let Tensors { packed, exact, saved } = Tensors::new(client, format, problems, format.round);
+    let Tensors { packed, exact, saved, .. } = Tensors::new(client, format, problems, format.round);
+    check_saved(client, format, (&packed, &exact, &saved), launch);
+}
+
+/// The same of one that is given products in place of outputs, and then outputs: tables that a batch keeps must be others then.
+pub fn check_products(
+    client: &Client,
+    element: impl Into<Format>,
+    problems: &[Problem],
+    launch: impl Fn(&Packed, &Saved<Strided>, &Operands<Option<Handle>>) -> Result<(), KernelError>,
+) {
+    let format = element.into();
+    let Tensors { packed, exact, saved, products } =
+        Tensors::new(client, format, problems, format.round);
+    for saved in [&products, &saved] {
+        check_saved(client, format, (&packed, &exact, saved), &launch);
+    }
+}
+
+fn check_saved(
+    client: &Client,
+    format: Format,
+    (packed, exact, saved): (&Packed, &Results, &Saved<Strided>),
+    launch: impl Fn(&Packed, &Saved<Strided>, &Operands<Option<Handle>>) -> Result<(), KernelError>,
+) {
     let gradients = format.poisoned_gradients(client, packed.line());
-    launch(&packed, &saved, &gradients).expect("launched");
+    launch(packed, saved, &gradients).expect("launched");
     for (name, actual) in format.download_gradients(client, packed.line(), &gradients) {
-        let expected = crate::tier::expected(&exact, name);
+        let expected = crate::tier::expected(exact, name);
         let near = 2.0 * half_ulp(format) * magnitude(expected).max(1e-2);
         if let Some(place) = differs(&actual, expected, |_, _| near) {
-            panic!("{name}: {place}; {problems:?}");
+            panic!("{name}: {place}; products: {}; {packed:?}", !saved.has_out);
         }
     }
 }

@@ -263,6 +263,11 @@ pub(super) fn delta_dim(problem: &Problem, inputs: &Saved<Strided>) -> usize {
     if inputs.has_out { problem.head_dim_v } else { 0 }
 }
 
+/// All that it may be, of which a warm-up compiles each.
+pub(super) fn delta_dims(head_dim_v: usize) -> [usize; 2] {
+    [head_dim_v, 0]
+}
+
 /// CTAs of a sample.
 pub(super) fn delta_blocks(problem: &Problem, inputs: &Saved<Strided>, is_packed: bool) -> usize {
     let rows = places(problem).iter().product::<usize>() * problem.heads;

@@ -150,8 +150,8 @@ impl Laid {
 /// What a table depends on, besides the batch and the addresses of tensors.
 #[derive(PartialEq)]
 struct Of {
-    /// The attention of a cut, or what prepares so many launches.
-    kernel: Result<Cut, usize>,
+    /// The attention of a cut, or what prepares so many launches and reads so many elements of a row of the output.
+    kernel: Result<Cut, (usize, usize)>,
     device: DeviceInfo,
     /// Of what is read.
     strides: Vec<[usize; 5]>,
@@ -164,7 +164,7 @@ impl Of {
     fn new(
         client: &Client,
         device: &DeviceInfo,
-        kernel: Result<Cut, usize>,
+        kernel: Result<Cut, (usize, usize)>,
         read: &[&Strided],
     ) -> Self {
         let strides = read.iter().map(|tensor| tensor.strides).collect();
@@ -306,7 +306,8 @@ pub(super) fn enqueue_backward(
     let Operands { query, key, value, .. } = operands;
     let read = [query, key, value, &results.out, &gradients.out];
     let of = |kernel| Of::new(client, device, kernel, &read);
-    let laid = packed.known().find(of(Err(works.len())), |_| {
+    let prepared = (works.len(), backward::delta_dim(line, inputs));
+    let laid = packed.known().find(of(Err(prepared)), |_| {
         let mut table = Table::default();
         for one in sequences.iter() {
             let problem = &one.sequence.problem;

@@ -3,7 +3,7 @@
 use burn_natten_kernels::native::sm90::{Element, backward_packed, forward_packed};
 use burn_natten_kernels::{Axis, KernelError, Problem};
 use cubecl::client::Client;
-use test_support::packed::{check_backward, check_forward, images, texts, videos};
+use test_support::packed::{check_backward, check_forward, check_products, images, texts, videos};
 
 use crate::run::{Change, Machine, Policy};
 use crate::ways::{client, hopper};
@@ -36,6 +36,15 @@ fn images_of_different_sizes() {
     let Some(machine) = hopper(Policy::Early) else { return };
     let like = Problem::new([Axis::UNIT], 2, 32);
     check(&machine, &client(), Element::F16, &images(like));
+}
+
+#[test]
+fn products_in_place_of_outputs() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    let (client, like) = (client(), Problem::new([Axis::UNIT], 4, 64).with_heads_kv(2));
+    check_products(&client, Element::Bf16, &texts(like), |packed, inputs, outputs| {
+        on(&machine, || backward_packed(&client, packed, Element::Bf16, None, inputs, outputs))
+    });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 use super::forward::blackwell;
 use super::program::Program;
 use super::{Architecture, BackwardPlan, Schedule, planned_backward};
-use crate::native::backward::{self as launches, Part, Parts, delta_dim};
+use crate::native::backward::{self as launches, Part, Parts, delta_dim, delta_dims};
 use crate::native::launch::DeviceInfo;
 use crate::native::{Element, dense};
 use crate::tiling::Tiling;
@@ -44,7 +44,9 @@ pub fn warm_up_backward(
 ) -> Result<(), KernelError> {
     let (architecture, device) = blackwell(client)?;
     for schedule in plan.schedules() {
-        Program::Delta(schedule.element, problem.head_dim_v).load(architecture, &device)?;
+        for read in delta_dims(problem.head_dim_v) {
+            Program::Delta(schedule.element, read).load(architecture, &device)?;
+        }
         Program::Attention(*schedule).load(architecture, &device)?;
     }
     Ok(())

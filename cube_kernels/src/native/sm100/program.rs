@@ -15,7 +15,7 @@ pub(super) enum Program {
     Attention(Schedule),
     /// The same, whose waits end after seconds: what a check runs.
     Bounded(Schedule),
-    /// What prepares a backward pass, for values of this length.
+    /// What prepares a backward pass, reading so many elements of a row of the output.
     Delta(Element, usize),
 }
 

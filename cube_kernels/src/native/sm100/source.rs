@@ -55,7 +55,7 @@ impl Schedule {
     }
 }
 
-/// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length.
+/// Name and CUDA C++ of the kernel that prepares a backward pass, reading so many elements of a row of the output, none where products are given.
 pub fn delta_source(element: Element, head_dim_v: usize) -> (String, String) {
     delta::source("sm100", element, head_dim_v, false)
 }

@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 use super::forward::hopper;
 use super::program::Program;
 use super::{BackwardPlan, Element, Gradients, Pass, Schedule, planned_backward};
-use crate::native::backward::{self as launches, Part, Parts, delta_dim};
+use crate::native::backward::{self as launches, Part, Parts, delta_dim, delta_dims};
 use crate::native::dense;
 use crate::native::launch::DeviceInfo;
 use crate::native::splits::Splits;
@@ -45,7 +45,9 @@ pub fn warm_up_backward(
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
     for schedule in plan.schedules() {
-        Program::Delta(schedule.element, problem.head_dim_v, false).load(&device)?;
+        for read in delta_dims(problem.head_dim_v) {
+            Program::Delta(schedule.element, read, false).load(&device)?;
+        }
         Program::Attention(*schedule).load(&device)?;
         if schedule.gradients.bias {
             Program::Bias(schedule.element).load(&device)?;

@@ -7,7 +7,7 @@ use super::backward::load;
 use super::forward::hopper;
 use super::program::Program;
 use super::{BackwardPlan, Element, Schedule, planned_packed, planned_packed_backward};
-use crate::native::backward::{Parts, delta_dim};
+use crate::native::backward::{Parts, delta_dim, delta_dims};
 use crate::native::packed as launches;
 use crate::tiling::Tiling;
 use crate::{KernelError, Operands, Outputs, Packed, Saved, Strided};
@@ -102,7 +102,9 @@ pub fn warm_up_packed(
             load(&part.plan.queries, &device)?;
             load(&part.plan.keys, &device)?;
         }
-        Program::Delta(element, packed.line().head_dim_v, true).load(&device)?;
+        for read in delta_dims(packed.line().head_dim_v) {
+            Program::Delta(element, read, true).load(&device)?;
+        }
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::native::{bias, splits};
 pub(super) enum Program {
     /// A kernel of either pass.
     Attention(Schedule),
-    /// What prepares a backward pass, for values of this length, and of a packed batch or not.
+    /// What prepares a backward pass, reading so many elements of a row of the output, and of a packed batch or not.
     Delta(Element, usize, bool),
     /// What surrounds kernels that add a bias.
     Bias(Element),

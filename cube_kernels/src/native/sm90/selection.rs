@@ -109,7 +109,7 @@ impl SelectSchedule {
 
     /// Whether there are shared memory and registers: `sm90_report` finds which kernels spill.
     fn has_room(&self) -> bool {
-        // The more lists a warp has the more it holds, and lists that several warps have take more as well.
+        // A warp that has many lists holds more, and so does one of four that have one.
         let has_registers = match self.warpgroups {
             0..=4 => true,
             5..=6 => self.group_rows() >= 4,

@@ -135,7 +135,8 @@ impl SelectSchedule {
     }
 }
 
-/// Name and CUDA C++ of the kernel that prepares a backward pass, for values of this length, of one problem or of a packed batch.
+/// Name and CUDA C++ of the kernel that prepares a backward pass, reading so many elements of a row of the output, none where products are
+/// given; of one problem or of a packed batch.
 pub fn delta_source(element: Element, head_dim_v: usize, is_packed: bool) -> (String, String) {
     delta::source("sm90", element, head_dim_v, is_packed)
 }
