@@ -9,7 +9,7 @@ use burn::tensor::{DType, Tensor};
 use burn_natten::nsa::{BranchTokens, PerBranch};
 use burn_natten::{
     NativeSparseAttentionOptions, NativeSparseCache, NeighborhoodOptions, Strategy,
-    merge_attentions, try_na1d,
+    merge_attentions, try_na1d, try_native_sparse_attention,
 };
 
 use support::check::{self, close};
@@ -53,6 +53,40 @@ fn fused_neighbors_see_the_same_results() {
         let mut all = vec![values(out), values(lse)];
         all.extend(leaves.map(|leaf| values(leaf.grad(&gradients).expect("tracked"))));
         all
+    };
+    let expected = run(&burn::tensor::Device::flex());
+    for device in devices() {
+        for (got, want) in run(&device.device).iter().zip(&expected) {
+            close(device.name, got, want, check::F32);
+        }
+    }
+}
+
+/// Branches and their sum in between such operations, with what they hand each other backward. Compressed attention pads its
+/// queries at both ends, and cuts rows out of what it gives.
+#[test]
+fn gradients_of_branches_are_the_same() {
+    const TOKENS: usize = 30;
+    let options = NativeSparseAttentionOptions::new()
+        .with_cmp_block(8)
+        .with_cmp_stride(4)
+        .with_slc_block(8)
+        .with_num_selected(3)
+        .with_window(9)
+        .with_nonnegative_gates(true);
+    let run = |device: &burn::tensor::Device| {
+        let device = device.clone().autodiff();
+        let random = |heads: usize, dim: usize, seed: usize| {
+            let number = |at: usize| ((at * 7919 + seed * 104_729) % 1009) as f64 / 504.5 - 1.0;
+            let numbers: Vec<f64> = (0..TOKENS * heads * dim).map(number).collect();
+            tensor::<4>(&numbers, [1, TOKENS, heads, dim], &device, DType::F32)
+        };
+        let leaves = [random(2, 8, 1), random(1, 8, 2), random(1, 8, 3), random(2, 3, 4)]
+            .map(Tensor::require_grad);
+        let [q, k, v, g] = leaves.clone().map(|x| (x * 0.5 + 0.25).exp() - 0.5);
+        let output = try_native_sparse_attention(q, k, v, g, options.clone()).expect("valid");
+        let gradients = ((output.out + 1.0).tanh() * random(2, 8, 5)).sum().backward();
+        leaves.map(|leaf| values(leaf.grad(&gradients).expect("tracked")))
     };
     let expected = run(&burn::tensor::Device::flex());
     for device in devices() {
