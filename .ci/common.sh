@@ -23,20 +23,25 @@ step() {
   times+=("$(printf '%6d s  %s' $((SECONDS - start)) "$*")")
 }
 
+# The cores of this shell, as `0-3,8`.
+own_cores() {
+  local cores
+  cores="$(taskset --cpu-list --pid $$)"
+  echo "${cores##*: }"
+}
+
 # Runs a command on one core, and leaves the others to what runs beside it. CubeCL's runtime for the CPU binds a worker to each core
 # that it may use, and workers that wait for another spin: with one of them the tests need a third of the time.
 on_one_core() {
   local cores
-  cores="$(taskset --cpu-list --pid $$)"
-  cores="${cores##*: }"
+  cores="$(own_cores)"
   taskset --cpu-list "${cores%%[,-]*}" "$@"
 }
 
 # Runs a command on all cores but that one, or on it where there is no other.
 on_other_cores() {
   local cores
-  cores="$(taskset --cpu-list --pid $$)"
-  cores="${cores##*: }"
+  cores="$(own_cores)"
   case "$cores" in
     *[,-]*) taskset --cpu-list "$(without_first "$cores")" "$@" ;;
     *) "$@" ;;

@@ -5,7 +5,7 @@
 #[allow(dead_code)]
 mod support;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_natten::nsa::{BranchTokens, PerBranch};
 use burn_natten::{
     NativeSparseAttentionOptions, NativeSparseCache, NeighborhoodOptions, Strategy,
@@ -16,6 +16,22 @@ use support::check::{self, close};
 use support::devices;
 use support::problem::{Axis, Problem};
 use support::run::{tensor, values};
+
+/// Fails unless every device gives what Flex does.
+fn agrees_with_flex<const N: usize>(run: impl Fn(&Device) -> [Vec<f64>; N]) {
+    let expected = run(&Device::flex());
+    for device in devices() {
+        for (got, want) in run(&device.device).iter().zip(&expected) {
+            close(device.name, got, want, check::F32);
+        }
+    }
+}
+
+/// Numbers from -1 to 1, other ones by each seed.
+fn numbers(count: usize, seed: usize) -> Vec<f64> {
+    let number = |at: usize| ((at * 7919 + seed * 104_729) % 1009) as f64 / 504.5 - 1.0;
+    (0..count).map(number).collect()
+}
 
 /// The operator sits between operations that fusion holds back, and its results feed others.
 #[test]
@@ -33,7 +49,7 @@ fn fused_neighbors_see_the_same_results() {
         axes: vec![axis],
     };
     let inputs = problem.inputs(61);
-    let run = |device: &burn::tensor::Device| {
+    let run = |device: &Device| {
         let device = device.clone().autodiff();
         let leaf = |values: &[f64], heads: usize| {
             tensor::<4>(values, [2, 9, heads, 4], &device, DType::F32).require_grad()
@@ -50,16 +66,10 @@ fn fused_neighbors_see_the_same_results() {
         let grad_lse = tensor::<3>(&inputs.grad_lse, lse.dims(), &device, DType::F32);
         let loss = (out.clone().tanh() * grad_out).sum() + (lse.clone().sin() * grad_lse).sum();
         let gradients = loss.backward();
-        let mut all = vec![values(out), values(lse)];
-        all.extend(leaves.map(|leaf| values(leaf.grad(&gradients).expect("tracked"))));
-        all
+        let [dq, dk, dv] = leaves.map(|leaf| values(leaf.grad(&gradients).expect("tracked")));
+        [values(out), values(lse), dq, dk, dv]
     };
-    let expected = run(&burn::tensor::Device::flex());
-    for device in devices() {
-        for (got, want) in run(&device.device).iter().zip(&expected) {
-            close(device.name, got, want, check::F32);
-        }
-    }
+    agrees_with_flex(run);
 }
 
 /// Branches and their sum in between such operations, with what they hand each other backward. Compressed attention pads its
@@ -74,11 +84,10 @@ fn gradients_of_branches_are_the_same() {
         .with_num_selected(3)
         .with_window(9)
         .with_nonnegative_gates(true);
-    let run = |device: &burn::tensor::Device| {
+    let run = |device: &Device| {
         let device = device.clone().autodiff();
         let random = |heads: usize, dim: usize, seed: usize| {
-            let number = |at: usize| ((at * 7919 + seed * 104_729) % 1009) as f64 / 504.5 - 1.0;
-            let numbers: Vec<f64> = (0..TOKENS * heads * dim).map(number).collect();
+            let numbers = numbers(TOKENS * heads * dim, seed);
             tensor::<4>(&numbers, [1, TOKENS, heads, dim], &device, DType::F32)
         };
         let leaves = [random(2, 8, 1), random(1, 8, 2), random(1, 8, 3), random(2, 3, 4)]
@@ -88,12 +97,7 @@ fn gradients_of_branches_are_the_same() {
         let gradients = ((output.out + 1.0).tanh() * random(2, 8, 5)).sum().backward();
         leaves.map(|leaf| values(leaf.grad(&gradients).expect("tracked")))
     };
-    let expected = run(&burn::tensor::Device::flex());
-    for device in devices() {
-        for (got, want) in run(&device.device).iter().zip(&expected) {
-            close(device.name, got, want, check::F32);
-        }
-    }
+    agrees_with_flex(run);
 }
 
 /// Tokens come out of operations that are held back, and go into a cache whose memory is written in place, by one operator where there are kernels
@@ -113,8 +117,7 @@ fn tokens_of_a_cache_are_those_of_its_steps() {
         let [fork, end] = if is_quick { [37, TOKENS] } else { [31, 32] };
         for own in [true, false].into_iter().take(if is_quick { 2 } else { 1 }) {
             let random = |heads: usize, dim: usize, seed: usize| {
-                let number = |at: usize| ((at * 7919 + seed * 104_729) % 1009) as f64 / 504.5 - 1.0;
-                let numbers: Vec<f64> = (0..2 * TOKENS * heads * dim).map(number).collect();
+                let numbers = numbers(2 * TOKENS * heads * dim, seed);
                 tensor::<4>(&numbers, [2, TOKENS, heads, dim], &device.device, DType::F16)
             };
             let all = [random(4, 16, 1), random(2, 16, 2), random(2, 16, 3), random(4, 3, 4)];

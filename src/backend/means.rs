@@ -117,7 +117,7 @@ mod autodiff {
     use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 
     use super::*;
-    use crate::backend::unfused::{Product, record};
+    use crate::backend::unfused::{LinearMap, record_linear};
 
     #[derive(Debug)]
     struct Means {
@@ -125,18 +125,9 @@ mod autodiff {
         grid: BlockGrid,
     }
 
-    impl<B: BlockMeanGradientOps> Product<B> for Means {
-        fn kept(&self, _tracked: [bool; 4]) -> [bool; 4] {
-            [false; 4]
-        }
-
-        fn gradients(
-            &self,
-            _inputs: [Option<FloatTensor<B>>; 4],
-            gradient: FloatTensor<B>,
-            _wanted: [bool; 4],
-        ) -> [Option<FloatTensor<B>>; 4] {
-            [Some(B::block_means_gradient(gradient, self.tokens, self.grid)), None, None, None]
+    impl<B: BlockMeanGradientOps> LinearMap<B> for Means {
+        fn gradient(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
+            B::block_means_gradient(gradient, self.tokens, self.grid)
         }
     }
 
@@ -148,7 +139,7 @@ mod autodiff {
         fn block_means(tokens: FloatTensor<Self>, grid: BlockGrid) -> FloatTensor<Self> {
             let inner = tokens.primitive().clone();
             let means = Means { tokens: inner.shape()[TOKENS], grid };
-            record::<B, C, _>(means, &tokens, [None; 3], B::block_means(inner, grid))
+            record_linear::<B, C, _>(means, &tokens, B::block_means(inner, grid))
         }
     }
 }

@@ -51,7 +51,7 @@ mod autodiff {
     use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 
     use super::*;
-    use crate::backend::unfused::{Product, record};
+    use crate::backend::unfused::{LinearMap, record_linear};
 
     /// How many tokens are before and behind.
     #[derive(Debug)]
@@ -60,17 +60,8 @@ mod autodiff {
         behind: usize,
     }
 
-    impl<B: Backend> Product<B> for Cut {
-        fn kept(&self, _tracked: [bool; 4]) -> [bool; 4] {
-            [false; 4]
-        }
-
-        fn gradients(
-            &self,
-            _inputs: [Option<FloatTensor<B>>; 4],
-            gradient: FloatTensor<B>,
-            _wanted: [bool; 4],
-        ) -> [Option<FloatTensor<B>>; 4] {
+    impl<B: Backend> LinearMap<B> for Cut {
+        fn gradient(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
             let (shape, device) = (gradient.shape(), gradient.device());
             let dtype = gradient.dtype();
             let zeros = |count: usize| {
@@ -78,8 +69,8 @@ mod autodiff {
                 (count > 0).then(|| B::float_zeros(shape, &device, dtype.into()))
             };
             let (before, behind) = (zeros(self.before), zeros(self.behind));
-            let parts: Vec<_> = before.into_iter().chain([gradient]).chain(behind).collect();
-            [Some(B::float_cat(parts, TOKENS)), None, None, None]
+            let parts = before.into_iter().chain([gradient]).chain(behind).collect();
+            B::float_cat(parts, TOKENS)
         }
     }
 
@@ -87,7 +78,7 @@ mod autodiff {
         fn cut_rows(tensor: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self> {
             let inner = tensor.primitive().clone();
             let cut = Cut { before: first, behind: inner.shape()[TOKENS] - first - count };
-            record::<B, C, _>(cut, &tensor, [None; 3], B::cut_rows(inner, first, count))
+            record_linear::<B, C, _>(cut, &tensor, B::cut_rows(inner, first, count))
         }
     }
 }

@@ -4,8 +4,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 use burn_natten_kernels::{Axis, Problem};
 
+use super::cut;
 use super::select::try_select_blocks;
-use crate::backend::rows::RowOps;
 use crate::backend::{Weighed, accumulator};
 use crate::functional::block_sparse::block_sparse_weighed;
 use crate::functional::inputs::{Inputs, WeighedOutput};
@@ -271,14 +271,6 @@ fn slanted(
         cut(lse, before, rows)
     };
     run((inputs, problem), options, of_out, of_lse)
-}
-
-/// Some tokens of `[batch, tokens, ..]`.
-fn cut<const D: usize>(tensor: Tensor<D>, first: usize, count: usize) -> Tensor<D> {
-    if count == tensor.dims()[1] {
-        return tensor;
-    }
-    Tensor::from_dispatch(Dispatch::cut_rows(tensor.into_dispatch(), first, count))
 }
 
 /// The selected branch: raw tokens of listed blocks, up to the query.

@@ -1,7 +1,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use super::span;
+use super::{cut, span};
 use crate::backend::accumulator;
 use crate::backend::means::BlockMeanOps;
 use crate::backend::tokens::TokenOps;
@@ -156,9 +156,7 @@ pub(super) fn compress(tokens: Tensor<4>, pooling: &Pooling, sizes: &Sizes) -> T
     let segmented = |tokens: Tensor<4>| {
         let reach = sizes.cmp_block / sizes.cmp_stride;
         let segments = blocks + reach - 1;
-        // What is narrowed to all of it has zeros and a copy in the backward pass.
-        let whole = segments * sizes.cmp_stride;
-        let tokens = if whole < count { tokens.narrow(1, 0, whole) } else { tokens };
+        let tokens = cut(tokens, 0, segments * sizes.cmp_stride);
         wide(tokens).reshape([batch, segments, sizes.cmp_stride, heads, dim])
     };
     let compressed = match pooling {

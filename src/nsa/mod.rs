@@ -22,7 +22,10 @@ mod packed;
 mod select;
 mod window;
 
+use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+
+use crate::backend::rows::RowOps;
 
 pub use attention::{NativeSparseOutput, native_sparse_attention, try_native_sparse_attention};
 pub use branches::{compressed_attention, try_compressed_attention};
@@ -103,6 +106,14 @@ impl From<PerBranch<Tensor<4>>> for BranchTokens {
     fn from(tokens: PerBranch<Tensor<4>>) -> Self {
         Self { tokens, is_shared: false }
     }
+}
+
+/// Tokens of `[batch, tokens, ..]` that a gradient goes back to; there is at least one.
+fn cut<const D: usize>(tensor: Tensor<D>, first: usize, count: usize) -> Tensor<D> {
+    if count == tensor.dims()[1] {
+        return tensor;
+    }
+    Tensor::from_dispatch(Dispatch::cut_rows(tensor.into_dispatch(), first, count))
 }
 
 /// Some tokens of a sequence, `[batch, tokens, ..]`, as a view; there may be none.

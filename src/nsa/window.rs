@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 use burn_natten_kernels::Axis;
 
 use super::branches::{Branch, blind, run};
+use super::cut;
 use crate::backend::accumulator;
 use crate::functional::inputs::Inputs;
 use crate::functional::{AttentionOutput, try_attention, try_merge_attentions};
@@ -35,17 +36,14 @@ fn last(
     if size == 1 {
         let own = |tokens: Tensor<4>| {
             let before = tokens.dims()[1] - rows;
-            tokens.narrow(1, before, rows)
+            cut(tokens, before, rows)
         };
         return Ok(itself(query, own(key), own(value), options).into());
     }
     // What no query sees.
     let keys = key.dims()[1];
     let unseen = (keys - rows).saturating_sub(size - 1);
-    let seen = |tokens: Tensor<4>| match unseen {
-        0 => tokens,
-        _ => tokens.narrow(1, unseen, keys - unseen),
-    };
+    let seen = |tokens: Tensor<4>| cut(tokens, unseen, keys - unseen);
     let (key, value, keys) = (seen(key), seen(value), keys - unseen);
     if size >= keys {
         return Ok(try_attention(query, key, value, options.branch().with_causal(true))?.into());

@@ -168,9 +168,7 @@ pub fn check_data<T: BackwardTier>(
     problem: &Problem,
     data: &Data,
 ) -> Result<f64, String> {
-    let exact = compute(problem, data, element.into().round);
-    let saved = upload_all(client, element, problem, data, &exact);
-    check_saved::<T>(client, element, plan, problem, (data, &exact, &saved))
+    check_by::<T>(client, element, plan, problem, data, upload_all)
 }
 
 /// [`check`] of a backward pass that is given [products](upload_products).
@@ -181,27 +179,27 @@ pub fn check_products<T: BackwardTier>(
     problem: &Problem,
     seed: u64,
 ) -> Result<f64, String> {
-    let round = element.into().round;
-    let data = Data::random(problem, seed, round);
-    let exact = compute(problem, &data, round);
-    let saved = upload_products(client, element, problem, &data, &exact);
-    check_saved::<T>(client, element, plan, problem, (&data, &exact, &saved))
+    let data = Data::random(problem, seed, element.into().round);
+    check_by::<T>(client, element, plan, problem, &data, upload_products)
 }
 
-/// Holds the gradients of what lies on the device to those of the data.
-fn check_saved<T: BackwardTier>(
+/// [`check_data`] of what an upload puts on the device.
+fn check_by<T: BackwardTier>(
     client: &Client,
     element: T::Element,
     plan: &T::Plan,
     problem: &Problem,
-    (data, exact, saved): (&Data, &Results, &Saved<Strided>),
+    data: &Data,
+    upload: fn(&Client, Format, &Problem, &Data, &Results) -> Saved<Strided>,
 ) -> Result<f64, String> {
     let format = element.into();
+    let exact = compute(problem, data, format.round);
     let rounded = LazyCell::new(|| compute_rounded(problem, data, format.round, format.round));
-    let actual = T::gradients(client, element, plan, problem, saved);
+    let saved = upload(client, format, problem, data, &exact);
+    let actual = T::gradients(client, element, plan, problem, &saved);
     let mut worst = 0.0f64;
     for (name, actual) in &actual {
-        let expected = expected(exact, name);
+        let expected = expected(&exact, name);
         let off = |from: &[f64]| norms(actual.iter().zip(from).map(|(a, e)| a - e));
         let (rms, most) = off(expected);
         let (base_rms, base_most) = norms(expected.iter().map(|x| (format.round)(*x) - x));

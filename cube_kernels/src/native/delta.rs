@@ -25,7 +25,7 @@ pub(crate) fn source(
     (name, macros + code)
 }
 
-/// Threads that share a row of it: each takes 8 elements at a time, and one all that is besides them.
+/// Threads that share a row of it: each takes 8 elements at a time. One, where none is read.
 pub(crate) fn lanes(head_dim_v: usize) -> usize {
     (head_dim_v / 8).next_power_of_two().min(32)
 }

@@ -106,6 +106,20 @@ fn row_product<N: Size>(
     product.vector_sum()
 }
 
+/// Lays down what a unit has of the products of all branches, those of a branch beside each other.
+#[cube]
+fn share_products<N: Size>(
+    shared: &mut Shared<[f32]>,
+    of_branches: &Rows<N>,
+    gradient: &Array<Vector<f32, N>>,
+    #[comptime] tile: RowTile,
+) {
+    let (unit, units) = (UNIT_POS as usize, comptime!(tile.units()));
+    shared[unit] = row_product::<N>(&of_branches.first, gradient, tile);
+    shared[unit + units] = row_product::<N>(&of_branches.second, gradient, tile);
+    shared[unit + 2 * units] = row_product::<N>(&of_branches.third, gradient, tile);
+}
+
 /// The sum of what the lanes of a row have for a branch, in their order.
 #[cube]
 fn of_lanes(
@@ -161,15 +175,12 @@ fn backward_kernel<F: Float, N: Size>(
     let row = CUBE_POS * comptime!(tile.slots) + at.slot;
     let (is_there, begin) = (row < rows, row * comptime!(tile.lines));
     let mut shared = Shared::<[f32]>::new_slice(comptime!(BRANCHES * units));
-    let unit = UNIT_POS as usize;
     let of_row = load::<F, N>(gradient, begin, is_there, at.lane, tile);
     let of_branches = load_branches::<F, N>(branches, begin, is_there, at.lane, tile);
     let a = gate::<F>(gates, row, is_there, 0usize);
     let b = gate::<F>(gates, row, is_there, 1usize);
     let c = gate::<F>(gates, row, is_there, 2usize);
-    shared[unit] = row_product::<N>(&of_branches.first, &of_row, tile);
-    shared[unit + units] = row_product::<N>(&of_branches.second, &of_row, tile);
-    shared[unit + 2 * units] = row_product::<N>(&of_branches.third, &of_row, tile);
+    share_products::<N>(&mut shared, &of_branches, &of_row, tile);
     write_gradient::<F, N>(&of_row, a, to_first, begin, is_there, at.lane, tile);
     write_gradient::<F, N>(&of_row, b, to_second, begin, is_there, at.lane, tile);
     write_gradient::<F, N>(&of_row, c, to_third, begin, is_there, at.lane, tile);
@@ -203,18 +214,13 @@ fn statistics_kernel<F: Float, N: Size>(
     let row = CUBE_POS * comptime!(tile.slots) + at.slot;
     let (is_there, begin) = (row < rows, row * comptime!(tile.lines));
     let mut shared = Shared::<[f32]>::new_slice(comptime!(BRANCHES * units));
-    let unit = UNIT_POS as usize;
     // A branch is that of a lane as gates are in `backward_kernel`, and everything is on its way before the first sum.
     let mut lses = Array::<f32>::new(comptime!(BRANCHES));
-    let mut logarithms = Array::<f32>::new(comptime!(BRANCHES));
+    let mut of_gates = Array::<f32>::new(comptime!(BRANCHES));
     #[unroll]
     for branch in 0..BRANCHES {
         if is_there && at.lane == comptime!(branch % lanes) {
-            let mut gate = gate::<F>(gates, row, is_there, branch);
-            if gate >= 0.0 {
-                gate = gate.max(comptime!(f32::MIN_POSITIVE).runtime());
-            }
-            logarithms[branch] = gate.ln();
+            of_gates[branch] = gate::<F>(gates, row, is_there, branch);
             lses[branch] = if comptime!(branch == 0) {
                 first_lse[row]
             } else if comptime!(branch == 1) {
@@ -226,15 +232,17 @@ fn statistics_kernel<F: Float, N: Size>(
     }
     let of_row = load::<F, N>(gradient, begin, is_there, at.lane, tile);
     let of_branches = load_branches::<F, N>(branches, begin, is_there, at.lane, tile);
-    shared[unit] = row_product::<N>(&of_branches.first, &of_row, tile);
-    shared[unit + units] = row_product::<N>(&of_branches.second, &of_row, tile);
-    shared[unit + 2 * units] = row_product::<N>(&of_branches.third, &of_row, tile);
+    share_products::<N>(&mut shared, &of_branches, &of_row, tile);
     sync_cube();
     #[unroll]
     for branch in 0..BRANCHES {
         if is_there && at.lane == comptime!(branch % lanes) {
             let sum = of_lanes(&shared, at.slot, branch, tile);
-            statistics[branch * rows + row] = lses[branch] - logarithms[branch];
+            let mut gate = of_gates[branch];
+            if gate >= 0.0 {
+                gate = gate.max(comptime!(f32::MIN_POSITIVE).runtime());
+            }
+            statistics[branch * rows + row] = lses[branch] - gate.ln();
             statistics[(BRANCHES + branch) * rows + row] = -sum;
             to_gates[row * BRANCHES + branch] = narrow::<F>(sum);
         }

@@ -124,6 +124,39 @@ impl<B: Backend, P: Product<B>> Backward<B, INPUTS> for Step<P> {
     }
 }
 
+/// A linear map of one tensor: its gradient needs no input.
+pub(crate) trait LinearMap<B: Backend>: std::fmt::Debug + Send + 'static {
+    /// The gradient of the input from that of the result.
+    fn gradient(&self, gradient: FloatTensor<B>) -> FloatTensor<B>;
+}
+
+#[derive(Debug)]
+struct OfOne<M>(M);
+
+impl<B: Backend, M: LinearMap<B>> Product<B> for OfOne<M> {
+    fn kept(&self, _tracked: [bool; INPUTS]) -> [bool; INPUTS] {
+        [false; INPUTS]
+    }
+
+    fn gradients(
+        &self,
+        _inputs: [Option<FloatTensor<B>>; INPUTS],
+        gradient: FloatTensor<B>,
+        _wanted: [bool; INPUTS],
+    ) -> [Option<FloatTensor<B>>; INPUTS] {
+        [Some(self.0.gradient(gradient)), None, None, None]
+    }
+}
+
+/// Puts a linear map on the tape: its input, and what was computed from it.
+pub(crate) fn record_linear<B: Backend, C: CheckpointStrategy, M: LinearMap<B>>(
+    map: M,
+    input: &FloatTensor<Autodiff<B, C>>,
+    output: FloatTensor<B>,
+) -> FloatTensor<Autodiff<B, C>> {
+    record::<B, C, _>(OfOne(map), input, [None; INPUTS - 1], output)
+}
+
 /// Puts a product on the tape: its inputs, of which there is a `first` one, and what was computed from them.
 pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Product<B>>(
     product: P,

@@ -20,7 +20,7 @@ mod plan;
 pub(crate) mod reference;
 
 #[cfg(feature = "autodiff")]
-pub(crate) use autodiff::{Product, record};
+pub(crate) use autodiff::{LinearMap, Product, record, record_linear};
 pub(crate) use extension::{UnfusedGradientOps, UnfusedOps};
 #[cfg(feature = "fusion")]
 pub(crate) use operands::OptionalMetadata;

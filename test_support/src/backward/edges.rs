@@ -1,23 +1,33 @@
 //! Sizes at which something begins, ends or does not happen at all.
 
 use burn_natten_kernels::{Axis, Problem};
+use cubecl::client::Client;
 
 use crate::compare::device;
 use crate::oracle::{compute, visible};
-use crate::tier::{BackwardTier, check_all, upload_all};
+use crate::tier::{BackwardTier, Case, check_all, upload_all};
 use crate::{Data, axis, problem};
 
 /// Every problem in every element type of the tier, by several plans.
 pub fn check<T: BackwardTier>(problems: Vec<Problem>) {
     let Some(client) = device() else { return };
+    check_all::<T>(&client, &cases::<T>(&client, problems, T::several));
+}
+
+/// Every problem in every element type of the tier, by some plans.
+pub fn cases<T: BackwardTier>(
+    client: &Client,
+    problems: impl IntoIterator<Item = Problem>,
+    plans: impl Fn(&Problem, T::Element) -> Vec<T::Plan>,
+) -> Vec<Case<T>> {
     let mut cases = vec![];
     for problem in problems {
-        for element in T::elements(&client) {
-            let plans = T::several(&problem, element).into_iter();
+        for element in T::elements(client) {
+            let plans = plans(&problem, element).into_iter();
             cases.extend(plans.map(|plan| (problem, element, plan)));
         }
     }
-    check_all::<T>(&client, &cases);
+    cases
 }
 
 /// Causal attention of fewer queries than keys: nobody sees the last ones.

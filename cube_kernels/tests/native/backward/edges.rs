@@ -2,7 +2,7 @@
 
 use burn_natten_kernels::{Axis, Problem};
 use test_support::compare::{device, for_each_case};
-use test_support::tier::{BackwardTier, ForwardTier, check_products};
+use test_support::tier::{BackwardTier, check_products};
 use test_support::{axis, backward::edges, problem, test_edges};
 
 use crate::ways::Native;
@@ -34,13 +34,7 @@ fn products_in_place_of_outputs() {
         problem(&[axis(9, 5, 1, 1, false), blind], 64).with_head_dim_v(40),
         problem(&[axis(25, 5, 1, 3, false), axis(50, 7, 1, 1, true)], 128),
     ];
-    let mut cases = vec![];
-    for problem in problems {
-        for element in Native::elements(&client) {
-            let plans = Native::plans(&problem, element);
-            cases.extend(plans.into_iter().map(|plan| (problem, element, plan)));
-        }
-    }
+    let cases = edges::cases::<Native>(&client, problems, Native::plans);
     for_each_case(&cases, |(problem, element, plan), seed| {
         check_products::<Native>(&client, *element, plan, problem, seed)
     });

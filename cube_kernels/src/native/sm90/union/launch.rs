@@ -512,8 +512,8 @@ impl Walk<'_> {
         let (keys, threads) = (c"attention_backward", of.threads());
         let attend = kernel(&programs.keys, keys, pairs * parts.most, threads, of.keys_memory());
         run(attend, &parts.table, Buffer::written(&sums));
-        let some = pairs * problem.keys().div_ceil(SUMMED_KEYS);
-        let add = kernel(&programs.sums, c"attention_sums", some, 128, 0);
+        let ctas = pairs * problem.keys().div_ceil(SUMMED_KEYS);
+        let add = kernel(&programs.sums, c"attention_sums", ctas, 128, 0);
         run(add, &parts.slots, Buffer::read(&sums));
     }
 }
