@@ -3,15 +3,16 @@
 use std::panic::panic_any;
 
 use burn_natten_kernels::native::sm90::{
-    Element, Union, backward_blocks, backward_union, forward_blocks, forward_union, planned_blocks,
-    planned_blocks_backward,
+    Element, Items, Union, backward_blocks, backward_union, forward_blocks, forward_union,
+    invert_lists, planned_blocks, planned_blocks_backward,
 };
 use burn_natten_kernels::{Axis, BlockSparse, Problem};
 use cubecl::client::Client;
+use rand::{SeedableRng, rngs::StdRng};
 use test_support::Data;
 use test_support::blocks::{
-    Case, Layout, blocks_that_all_list, compute, native_cases, own_lists, random_native, saved,
-    upload_lists,
+    Case, Layout, blocks_that_all_list, compute, naive_inverse, native_cases, own_lists,
+    random_lists, random_native, read_inverse, saved, upload_lists,
 };
 use test_support::compare::{differs, format, half_ulp, magnitude};
 
@@ -292,5 +293,30 @@ fn spoil(sparse: &BlockSparse, lists: &[i32]) {
             }
         }
         assert!(spoiled > 0);
+    }
+}
+
+#[test]
+fn lists_are_turned_around() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    let client = client();
+    let mut rng = StdRng::seed_from_u64(61);
+    // Chunks of several warps of those that add up, and blocks of several CTAs; more blocks than such a CTA has threads.
+    for (queries, keys, entries) in [(3000, 70, 12), (9, 1100, 5), (1, 1, 1)] {
+        let problem = Problem::new([Axis::dense(queries, keys, false)], 2, 8).with_batch(2);
+        let sparse = BlockSparse::new(problem, [1], [1]).with_lists(2, entries);
+        let lists = random_lists(&sparse, &mut rng);
+        let handle = upload_lists(&client, &lists);
+        for items in [Items::Lists, Items::Entries] {
+            let launch = || invert_lists(&client, &sparse, &handle, items);
+            let name = format!("{queries} lists of {entries} of {keys} blocks, {items:?}");
+            let inverse = machine.run(launch).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+            let actual = read_inverse(&client, &sparse, inverse.expect("launched"));
+            let expected = naive_inverse(&sparse, &lists, |list, entry| match items {
+                Items::Lists => list,
+                Items::Entries => list * entries + entry,
+            });
+            assert_eq!(actual, expected, "{name}");
+        }
     }
 }

@@ -6,48 +6,15 @@ use cubecl::client::Client;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use test_support::portable::client;
 
-use test_support::blocks::{random_lists, upload_lists};
+use test_support::blocks::{InverseLists, naive_inverse, random_lists, read_inverse, upload_lists};
 
-/// For each sample and head, and each of their key blocks, the query blocks that list it.
-type Lists = Vec<Vec<Vec<u32>>>;
-
-fn naive(sparse: &BlockSparse, lists: &[i32]) -> Lists {
-    let (batch, heads) = (sparse.problem.batch, sparse.list_heads);
-    let mut inverse = vec![vec![vec![]; sparse.key_blocks()]; batch * heads];
-    for sample in 0..batch {
-        for block in 0..sparse.query_blocks() {
-            for head in 0..heads {
-                for entry in 0..sparse.entries {
-                    let list = (sample * sparse.query_blocks() + block) * heads + head;
-                    let named = lists[list * sparse.entries + entry];
-                    let places = &mut inverse[sample * heads + head];
-                    if let Some(place) = usize::try_from(named).ok().and_then(|i| places.get_mut(i))
-                    {
-                        place.push(block as u32);
-                    }
-                }
-            }
-        }
-    }
-    inverse
+fn naive(sparse: &BlockSparse, lists: &[i32]) -> InverseLists {
+    naive_inverse(sparse, lists, |list, _| list)
 }
 
-fn on_device(client: &Client, sparse: &BlockSparse, lists: &[i32]) -> Lists {
-    let lists = upload_lists(client, lists);
-    let inverse = invert(client, sparse, &lists).expect("launched");
-    let bytes = client.read_one(inverse.handle).expect("the kernels ran");
-    let (chunks, _) = bytes.as_chunks::<4>();
-    let numbers: Vec<u32> = chunks.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-    let (blocks, pairs) = (sparse.key_blocks(), sparse.problem.batch * sparse.list_heads);
-    let listed = sparse.query_blocks() * sparse.entries;
-    assert_eq!(inverse.starts, pairs * (blocks + 1));
-    let of_pair = |pair: usize| {
-        let starts = &numbers[pair * (blocks + 1)..][..blocks + 1];
-        let items = &numbers[inverse.starts + pair * listed..][..listed];
-        assert_eq!(starts[0], 0);
-        starts.windows(2).map(|ends| items[ends[0] as usize..ends[1] as usize].to_vec()).collect()
-    };
-    (0..pairs).map(of_pair).collect()
+fn on_device(client: &Client, sparse: &BlockSparse, lists: &[i32]) -> InverseLists {
+    let inverse = invert(client, sparse, &upload_lists(client, lists)).expect("launched");
+    read_inverse(client, sparse, inverse)
 }
 
 /// Blocks of one token, so that blocks are tokens.

@@ -2,6 +2,7 @@
 
 mod check;
 mod device;
+mod inverse;
 mod native;
 mod oracle;
 
@@ -10,6 +11,7 @@ use rand::{Rng, rngs::StdRng};
 
 pub use check::Case;
 pub use device::{LAYOUTS, Layout, operands, places, saved, upload_lists, view};
+pub use inverse::{InverseLists, naive_inverse, read_inverse};
 pub use native::{blocks_that_all_list, native_cases, own_lists, random_native};
 pub use oracle::{Sparse, compute, times};
 

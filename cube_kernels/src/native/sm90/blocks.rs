@@ -5,7 +5,7 @@ use cubecl::server::Handle;
 
 use super::backward::load;
 use super::forward::hopper;
-use super::inverse::{Items, invert_lists};
+use super::inverse::{Items, turn_lists};
 use super::program::Program;
 use super::{
     BackwardPlan, Element, Listed, Schedule, Union, UnionKernel, planned_blocks,
@@ -229,7 +229,7 @@ pub fn backward_blocks_with(
     };
     let walks = [&queries[..], &keys[..]];
     let inverse = Program::Inverse.load(&device)?;
-    let turn = || invert_lists(client, &inverse, sparse, lists, Items::Lists);
+    let turn = || turn_lists(client, &inverse, sparse, lists, Items::Lists);
     launches::enqueue_backward(
         client, &device, &parts, &makers, walks, inputs, lists, turn, outputs,
     )

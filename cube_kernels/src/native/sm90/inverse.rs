@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use cubecl::client::Client;
 
+use super::forward::hopper;
+use super::program::Program;
 use super::schedule::SHARED_MEMORY;
 use crate::native::compile::Cubin;
 use crate::native::grid::parameters;
@@ -15,12 +17,13 @@ use cubecl::server::Handle;
 /// Entries of a chunk at least, and chunks of a sample and head at most.
 const LEAST_CHUNK: usize = 1024;
 const MOST_CHUNKS: usize = 512;
-/// Threads of the kernel that adds up counts.
-const STARTS_THREADS: usize = 1024;
+/// Threads of the kernels that add up, and blocks of a CTA of the first of them.
+const THREADS: usize = 1024;
+const TOGETHER: usize = 32;
 
 /// What inverse lists hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Items {
+pub enum Items {
     /// The numbers of lists.
     Lists,
     /// Those of entries, of all lists of a sample and head.
@@ -49,12 +52,23 @@ const fn has_room(key_blocks: usize) -> bool {
     key_blocks * size_of::<u32>() <= SHARED_MEMORY
 }
 
-/// The inverse of lists, as [`invert`] has it.
+/// The inverse of lists, as [`invert`] has it, or with the numbers of their entries.
 ///
 /// # Errors
 ///
 /// If the lists are not those of the problem; then nothing was launched.
-pub(super) fn invert_lists(
+pub fn invert_lists(
+    client: &Client,
+    sparse: &BlockSparse,
+    lists: &Handle,
+    items: Items,
+) -> Result<Inverse, KernelError> {
+    let cubin = Program::Inverse.load(&hopper(client)?)?;
+    turn_lists(client, &cubin, sparse, lists, items)
+}
+
+/// [`invert_lists`] by the program that is given.
+pub(super) fn turn_lists(
     client: &Client,
     cubin: &Arc<Cubin>,
     sparse: &BlockSparse,
@@ -87,9 +101,11 @@ pub(super) fn invert_lists(
     // SAFETY: the assertion above counts every byte.
     let params = unsafe { parameters(params, &[0, 0, 1, 2]) }.behind(1, starts * size_of::<u32>());
     let walks = (pairs * chunks, 32, blocks * size_of::<u32>());
+    let parts = pairs * blocks.div_ceil(TOGETHER);
     for (entry, (grid, block, shared)) in [
         (c"attention_count", walks),
-        (c"attention_starts", (pairs, STARTS_THREADS, STARTS_THREADS / 32 * size_of::<u32>())),
+        (c"attention_before", (parts, THREADS, THREADS * size_of::<u32>())),
+        (c"attention_starts", (pairs, THREADS, THREADS / 32 * size_of::<u32>())),
         (c"attention_scatter", walks),
     ] {
         let kernel = Kernel {

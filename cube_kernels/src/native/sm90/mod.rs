@@ -35,6 +35,8 @@ pub use blocks::{
 #[cfg(feature = "cuda")]
 pub use forward::{forward, forward_with, is_available, warm_up};
 #[cfg(feature = "cuda")]
+pub use inverse::{Items, invert_lists};
+#[cfg(feature = "cuda")]
 pub use packed::{backward_packed, forward_packed, warm_up_packed};
 pub use plan::{
     BackwardPlan, PackedPart, backward_candidates, block_candidates, candidates, estimate, plan,

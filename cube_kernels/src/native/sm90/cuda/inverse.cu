@@ -2,7 +2,7 @@
 // head that has lists, of which it takes 32 at a time: lanes that name the same block find each other. It counts what its chunk names;
 // counts become those of the chunks before, and totals become starts; then it walks again, and writes each entry to its place.
 //
-// Shared memory of those who walk: four bytes for each block.
+// Shared memory of those who walk: four bytes for each block; of those who add up: a number of each thread, or of each warp.
 
 struct Params {
   u32* starts;                   // [pairs, blocks + 1]
@@ -50,29 +50,41 @@ extern "C" __global__ void __launch_bounds__(32) attention_count(const __grid_co
   for (int block = lane; block < params.blocks; block += 32) to[block] = own[block];
 }
 
+// Counts of 32 blocks become those of the chunks before, and `starts` gets how many entries name each. A warp has some of the chunks.
+extern "C" __global__ void __launch_bounds__(1024) attention_before(const __grid_constant__ Params params) {
+  constexpr int CHUNKS = 512 / 32;  // of a warp: a pair has 512 at most, as in inverse.rs
+  u32(&of_warps)[32][32] = *(u32(*)[32][32])memory;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parts = (params.blocks + 31) / 32;
+  const int pair = blockIdx.x / parts, block = blockIdx.x % parts * 32 + lane, first = warp * CHUNKS;
+  u32* const counts = params.counts + ((i64)pair * params.chunks + first) * params.blocks + block;
+  u32 some[CHUNKS], total = 0;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) some[i] = first + i < params.chunks && block < params.blocks ? counts[(i64)i * params.blocks] : 0u;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) total += some[i];
+  of_warps[warp][lane] = total;
+  __syncthreads();
+  u32 before = 0;
+#pragma unroll 8
+  for (int w = 0; w < 32; w++) before += w < warp ? of_warps[w][lane] : 0u;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) {
+    if (first + i < params.chunks && block < params.blocks) counts[(i64)i * params.blocks] = before;
+    before += some[i];
+  }
+  if (warp == 31 && block < params.blocks) params.starts[(i64)pair * (params.blocks + 1) + block + 1] = before;
+}
+
+// How many entries name each block becomes where those of the next begin.
 extern "C" __global__ void __launch_bounds__(1024) attention_starts(const __grid_constant__ Params params) {
-  constexpr int TOGETHER = 32;   // counts on their way
   u32* const of_warps = (u32*)memory;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, blocks = params.blocks, chunks = params.chunks;
-  u32* const counts = params.counts + (i64)blockIdx.x * chunks * blocks;
-  u32* const starts = params.starts + (i64)blockIdx.x * (blocks + 1);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  u32* const starts = params.starts + (i64)blockIdx.x * (params.blocks + 1);
   u32 before = 0;
 #pragma unroll 1
-  for (int base = 0; base < blocks; base += 1024) {
+  for (int base = 0; base < params.blocks; base += 1024) {
     const int block = base + threadIdx.x;
-    u32 total = 0;
-#pragma unroll 1
-    for (int first = 0; first < chunks; first += TOGETHER) {
-      u32 some[TOGETHER];
-#pragma unroll
-      for (int i = 0; i < TOGETHER; i++) some[i] = first + i < chunks && block < blocks ? counts[(i64)(first + i) * blocks + block] : 0u;
-#pragma unroll
-      for (int i = 0; i < TOGETHER; i++) {
-        if (first + i < chunks && block < blocks) counts[(i64)(first + i) * blocks + block] = total;
-        total += some[i];
-      }
-    }
-    u32 sum = total;
+    u32 sum = block < params.blocks ? starts[block + 1] : 0u;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const u32 other = __shfl_sync(~0u, sum, (lane - distance) & 31);
@@ -87,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(1024) attention_starts(const __grid
       sum += w < warp ? more : 0u;
       before += more;
     }
-    if (block < blocks) starts[block + 1] = sum;
+    if (block < params.blocks) starts[block + 1] = sum;
     __syncthreads();
   }
   if (threadIdx.x == 0) starts[0] = 0;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::super::inverse::{Items, invert_lists};
+use super::super::inverse::{Items, turn_lists};
 use super::Union;
 use crate::native::Cut;
 use crate::native::compile::Cubin;
@@ -367,7 +367,7 @@ pub(in crate::native::sm90) fn enqueue_backward(
     // What can fail comes first.
     let inverse = of_key
         .is_some()
-        .then(|| invert_lists(client, &programs.inverse, sparse, lists, Items::Lists))
+        .then(|| turn_lists(client, &programs.inverse, sparse, lists, Items::Lists))
         .transpose()?;
     let statistics = statistics(client, &programs.delta, problem, inputs);
     if let Some(dq) = dq {

@@ -12,7 +12,7 @@ use crate::KernelError;
 use crate::native::compile::Cubin;
 use crate::native::divisor::Divisor;
 use crate::native::launch::{Argument, Buffer, Kernel, launch};
-use crate::native::sm90::inverse::{Items, invert_lists};
+use crate::native::sm90::inverse::{Items, turn_lists};
 use crate::sparse::Inverse;
 
 /// Threads of the kernels that visit blocks, and of those that put results together, and warps of these.
@@ -61,7 +61,7 @@ impl<'a> ByBlock<'a> {
         lists: &Handle,
     ) -> Result<Self, KernelError> {
         let Walk { sparse, .. } = walk;
-        let inverse = invert_lists(client, turn, sparse, lists, Items::Entries)?;
+        let inverse = turn_lists(client, turn, sparse, lists, Items::Entries)?;
         let parts = Parts::find(client, cut, &walk, &inverse);
         let pairs = sparse.problem.batch * sparse.problem.heads_kv;
         Ok(Self { walk, inverse, parts, pairs })
