@@ -14,7 +14,7 @@ use crate::sparse::{Inverse, check_lists, invert};
 use crate::{BlockSparse, KernelError};
 use cubecl::server::Handle;
 
-/// Entries of a chunk at least, and chunks of a sample and head at most.
+/// Entries of a chunk at least, and chunks of a sample and head at most, for which `attention_before` has registers.
 const LEAST_CHUNK: usize = 1024;
 const MOST_CHUNKS: usize = 512;
 /// Threads of the kernels that add up, and blocks of a CTA of the first of them.
