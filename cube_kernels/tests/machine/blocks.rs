@@ -320,3 +320,18 @@ fn lists_are_turned_around() {
         }
     }
 }
+
+#[test]
+fn entries_that_cannot_be_counted_are_an_error() {
+    let Some(machine) = hopper(Policy::Late) else { return };
+    let client = client();
+    for (queries, keys, entries) in [(9, 5, 0), (0, 5, 3), (1, 58_113, 1)] {
+        let problem = Problem::new([Axis::dense(queries, keys, false)], 2, 8);
+        let sparse = BlockSparse::new(problem, [1], [1]).with_lists(1, entries);
+        let handle = upload_lists(&client, &vec![0; sparse.list_elements()]);
+        let launch = || invert_lists(&client, &sparse, &handle, Items::Entries).map(|_| ());
+        let error = machine.run(launch).expect("nothing runs").expect_err("none that are known");
+        let text = format!("{} entries of {keys} blocks", queries * entries);
+        assert!(error.to_string().contains(&text), "{error}");
+    }
+}

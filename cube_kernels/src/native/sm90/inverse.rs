@@ -47,16 +47,15 @@ struct Params {
 
 const _: () = assert!(size_of::<Params>() == 8 * 4 + 4 * 8);
 
-/// Whether a warp can count the blocks that its chunk names.
-const fn has_room(key_blocks: usize) -> bool {
-    key_blocks * size_of::<u32>() <= SHARED_MEMORY
-}
+/// Blocks that a warp can count.
+const MOST_BLOCKS: usize = SHARED_MEMORY / size_of::<u32>();
 
-/// The inverse of lists, as [`invert`] has it, or with the numbers of their entries.
+/// The inverse of lists, as [`invert`] has it, or with the numbers of their entries. Of these there have to be some, of at most 58,112
+/// blocks of keys.
 ///
 /// # Errors
 ///
-/// If the lists are not those of the problem; then nothing was launched.
+/// If the lists are not those of the problem, or the device has not compute capability 9.0; then nothing was launched.
 pub fn invert_lists(
     client: &Client,
     sparse: &BlockSparse,
@@ -78,8 +77,13 @@ pub(super) fn turn_lists(
     let (queries, blocks, entries) = (sparse.query_blocks(), sparse.key_blocks(), sparse.entries);
     let pairs = sparse.problem.batch * sparse.list_heads;
     let listed = queries * entries;
-    if items == Items::Lists && (!has_room(blocks) || pairs * listed * blocks == 0) {
-        return invert(client, sparse, lists);
+    if blocks > MOST_BLOCKS || pairs * listed * blocks == 0 {
+        return match items {
+            Items::Lists => invert(client, sparse, lists),
+            Items::Entries => Err(KernelError::Problem(format!(
+                "there are {listed} entries of {blocks} blocks, must be some of 1 to {MOST_BLOCKS}"
+            ))),
+        };
     }
     check_lists(sparse, lists)?;
     let chunk = listed.div_ceil(MOST_CHUNKS).next_multiple_of(32).max(LEAST_CHUNK);
