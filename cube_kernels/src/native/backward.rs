@@ -1,6 +1,6 @@
 //! Launches of the backward kernels, which all architectures' take alike.
 //!
-//! First the statistics: what the kernels need of each query besides its vectors. Then the gradients, each
+//! First the statistics: what the kernels need of each query besides its vectors, unless the first of the kernels makes them itself. Then the gradients, each
 //! written once by one kernel that computes all scores it needs: nothing is summed in memory but where CTAs
 //! share the heads of a group, see [`splits`](super::splits), and in one order, so that results are the same in
 //! every run. The statistics and those sums are all the workspace there is, but for a counter for each launch,
@@ -33,6 +33,8 @@ pub(super) struct Part {
     pub has_additional: bool,
     /// Whether it sums the gradient of the bias.
     pub sums_bias: bool,
+    /// Whether it makes the statistics that it and those behind it need.
+    pub makes_statistics: bool,
     /// Whether it writes the gradients of keys and of values.
     pub is_joint: bool,
     pub cubin: Arc<Cubin>,
@@ -46,10 +48,21 @@ pub(super) struct Parts {
     pub keys: Vec<Part>,
     /// For additional keys and values.
     pub additional: Vec<Part>,
-    /// The program that makes the statistics.
-    pub delta: Arc<Cubin>,
+    /// The program that makes the statistics; `None` where it is not needed.
+    pub delta: Option<Arc<Cubin>>,
     /// That which adds up the gradient of the bias, if that is wanted.
     pub bias_sum: Option<Arc<Cubin>>,
+}
+
+impl Parts {
+    /// The program that makes the statistics.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    pub fn delta(&self) -> &Arc<Cubin> {
+        self.delta.as_ref().expect("nothing else makes the statistics")
+    }
 }
 
 /// Whether launches can read and write these tensors.
@@ -141,16 +154,31 @@ pub(super) fn enqueue(
             Bias::new(client, problem, &bias.handle, &summing)
         });
         let bytes = statistics_bytes(problem);
-        let workspace = Workspace::new(client, bytes, launches.len(), bias);
-        launch_delta(client, &parts.delta, problem, inputs, &workspace);
+        let makers = launches.iter().filter(|(_, work, _)| work.part.makes_statistics).count();
+        let workspace = match makers {
+            0 => Workspace::new(client, bytes, launches.len(), bias),
+            _ => Workspace::with_counters(client, bytes, launches.len(), bias),
+        };
+        if makers == 0 {
+            launch_delta(client, parts.delta(), problem, inputs, &workspace);
+        }
         let mut row = 0;
         for (number, (grid, work, written)) in launches.iter().enumerate() {
             let part = work.part;
             let kernel = grid.kernel(&part.cubin, c"attention_backward");
-            let buffers = buffers(inputs, written, &workspace, number);
+            let mut buffers = buffers(inputs, written, &workspace, number);
             let bias = workspace.bias.as_ref();
             let mut arguments = arguments(grid, part.has_additional, inputs, bias, row);
             arguments.extend(part.sums_bias.then(|| runs::argument(grid)));
+            if part.makes_statistics {
+                let statistics = &mut buffers[Slot::Statistics as usize];
+                // Each launch makes those of its own dilation groups.
+                *statistics = match makers {
+                    1 => Buffer::written(&workspace.statistics),
+                    _ => Buffer::updated(&workspace.statistics),
+                };
+                add_results(grid, inputs, &mut buffers, &mut arguments);
+            }
             launch(client, kernel, buffers, arguments);
             row += if part.sums_bias { grid.ctas() as usize } else { 0 };
         }
@@ -207,7 +235,7 @@ pub(super) fn works(parts: &[Part], outputs: Option<[Handle; 2]>) -> Vec<Work<'_
 /// What the kernels of a pass hand to each other.
 pub(super) struct Workspace {
     pub statistics: Handle,
-    /// [`COUNTERS`] for each launch, which the kernel that makes the statistics sets to zero.
+    /// [`COUNTERS`] for each launch, which the program that makes the statistics sets to zero.
     taken: Handle,
     launches: usize,
     pub bias: Option<Bias>,
@@ -219,9 +247,20 @@ impl Workspace {
         let taken = client.empty(size_of::<i32>() * COUNTERS * launches);
         Self { statistics: client.empty(bytes), taken, launches, bias }
     }
+
+    /// The same with counters that are zero, for kernels that make the statistics themselves.
+    pub fn with_counters(
+        client: &Client,
+        bytes: usize,
+        launches: usize,
+        bias: Option<Bias>,
+    ) -> Self {
+        let taken = client.create_from_slice(&vec![0; size_of::<i32>() * COUNTERS * launches]);
+        Self { statistics: client.empty(bytes), taken, launches, bias }
+    }
 }
 
-/// Raw scores from which on rows are computed again; see `cuda/delta.cu`.
+/// Raw scores from which on rows are computed again; see `cuda/query_statistics.cuh`.
 const UNTRUSTED_SCORE: f64 = (1 << 23) as f64;
 
 /// `Params` of the kernel that makes the statistics.
@@ -320,13 +359,51 @@ pub(super) fn delta_argument(
         dilation: problem.axes.map(|axis| axis.dilation as i32),
         blocks: blocks as i32,
         counters: (COUNTERS * launches) as i32,
-        untrusted: (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32,
+        untrusted: untrusted(problem),
         padding: 0,
     };
     use DeltaSlot::*;
     let pointers = [Statistics, Out, Dout, Lse, Dlse, Taken].map(|slot| slot as usize);
     // SAFETY: the assertion above counts every byte.
     unsafe { parameters(params, &pointers) }
+}
+
+/// `Results` of a kernel that makes the statistics itself.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Results {
+    pointers: [u64; 2],
+    untrusted: f32,
+    padding: i32,
+}
+
+const _: () = assert!(size_of::<Results>() == 8 * 2 + 4 * 2);
+
+/// Has a kernel make the statistics itself, for which it takes the output and the logsumexp as well.
+fn add_results(
+    grid: &Grid<'_>,
+    inputs: &Saved<Strided>,
+    buffers: &mut Vec<Buffer>,
+    arguments: &mut Vec<Argument>,
+) {
+    let Saved { outputs, gradients, .. } = inputs;
+    let out = buffers.len();
+    let read = [&outputs.out, &outputs.lse, &gradients.lse];
+    buffers.extend(read.map(|tensor| Buffer::read(&tensor.handle)));
+    // A kernel for queries has no statistics to load.
+    arguments[STATISTICS_MAP] =
+        Argument::TensorMap(grid.query_map(out, &outputs.out, grid.problem.head_dim_v));
+    let results = Results { pointers: [0; 2], untrusted: untrusted(grid.problem), padding: 0 };
+    // SAFETY: the assertion above counts every byte.
+    arguments.push(unsafe { parameters(results, &[out + 1, out + 2]) });
+}
+
+/// The argument that is the map of the statistics, where there are some to load.
+const STATISTICS_MAP: usize = 6;
+
+/// The logsumexp, in base 2, from which on rows are computed again.
+fn untrusted(problem: &Problem) -> f32 {
+    (UNTRUSTED_SCORE * problem.scale * std::f64::consts::LOG2_E) as f32
 }
 
 /// Buffers of a launch, in order.

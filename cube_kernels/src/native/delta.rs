@@ -18,6 +18,7 @@ pub(crate) fn source(
         include_str!("cuda/device.cuh"),
         include_str!("cuda/sequences.cuh"),
         include_str!("cuda/divisor.cuh"),
+        include_str!("cuda/query_statistics.cuh"),
         include_str!("cuda/delta.cu"),
     );
     let suffix = if is_packed { "_packed" } else { "" };

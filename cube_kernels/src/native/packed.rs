@@ -317,7 +317,7 @@ pub(super) fn enqueue_backward(
         }
         table.laid()
     });
-    let kernel = backward::delta_kernel(&parts.delta, laid.1.all);
+    let kernel = backward::delta_kernel(parts.delta(), laid.1.all);
     laid.1.launch_kernel(client, kernel, backward::delta_buffers(inputs, &workspace));
 
     for (number, work) in works.iter().enumerate() {

@@ -539,7 +539,7 @@ pub(in crate::native) fn enqueue_backward(
     let inverse = (!of_key.is_empty()).then(turn).transpose()?;
     let bytes = crate::native::statistics::statistics_bytes(problem);
     let workspace = backward::Workspace::new(client, bytes, count, None);
-    backward::launch_delta(client, &parts.delta, problem, inputs, &workspace);
+    backward::launch_delta(client, parts.delta(), problem, inputs, &workspace);
     let run = |walk: &Walk<'_>, made: &Made, work: &backward::Work<'_>, number: usize| {
         let grid = walk.grid(device);
         let mut buffers = backward::buffers(inputs, &work.outputs, &workspace, number);

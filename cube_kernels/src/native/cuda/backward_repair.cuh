@@ -1,6 +1,6 @@
 // Rows of gradients that became infinite or NaN are computed again, one warp to a row, from exactly the
 // pairs that see each other. The fast path also multiplies others, with weight zero: an infinity there gives
-// NaN, and so do the statistics of queries whose scores may have come through the mask, see delta.cu. Such rows are rare; when a model has diverged and every row is NaN, the pass is some hundred times slower.
+// NaN, and so do the statistics of queries whose scores may have come through the mask, see query_statistics.cuh. Such rows are rare; when a model has diverged and every row is NaN, the pass is some hundred times slower.
 
 DEVICE i64 offset(const i64 (&strides)[5], int batch, const int (&token)[3], int head) {
   return batch * strides[0] + token[0] * strides[1] + token[1] * strides[2] + token[2] * strides[3] + head * strides[4];

@@ -31,7 +31,7 @@ struct AxisParams {
   int residue;           // the group, when `groups` is 1 and the dilation is not
   int tiles;             // CTA tiles of the longest group
   int step;              // TMA coordinate of position p: group + p * step
-  int pitch;             // of a group's queries in the statistics, see delta.cu
+  int pitch;             // of a group's queries in the statistics, see query_statistics.cuh
 };
 
 struct Space {

@@ -44,6 +44,10 @@ DEVICE void tma_load(u32 destination, const TensorMap* map, u32 barrier, int d, 
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
       ::"r"(destination), "l"(map), "r"(barrier), "r"(d), "r"(x), "r"(y), "r"(z), "r"(head) : "memory");
 }
+// As far as the cache.
+DEVICE void tma_prefetch_box(const TensorMap* map, int d, int x, int y, int z, int head) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(d), "r"(x), "r"(y), "r"(z), "r"(head) : "memory");
+}
 // Ahead of the use of a map that lies in global memory and that the host wrote there.
 DEVICE void tma_acquire(const TensorMap* map) { asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory"); }
 DEVICE void tma_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

@@ -106,8 +106,10 @@ pub(super) fn backward_by(
             Some((schedule, _)) => load(schedule, is_more_wanted)?,
             None => vec![],
         },
-        delta: Program::Delta(queries.element, delta_dim(problem, inputs))
-            .load(architecture, &device)?,
+        delta: Some(
+            Program::Delta(queries.element, delta_dim(problem, inputs))
+                .load(architecture, &device)?,
+        ),
         bias_sum: None,
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)
@@ -123,6 +125,7 @@ fn part(
         cut: schedule.cut(),
         has_additional: schedule.has_additional,
         sums_bias: false,
+        makes_statistics: false,
         is_joint: schedule.pass == Pass::Keys,
         cubin: program.load(architecture, device)?,
         splits: None,

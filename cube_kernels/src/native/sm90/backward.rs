@@ -44,7 +44,8 @@ pub fn warm_up_backward(
     problem: &Problem,
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    for schedule in plan.schedules() {
+    let apart = plan.clone().without_own_statistics();
+    for schedule in plan.schedules().chain(&apart.queries) {
         for read in delta_dims(problem.head_dim_v) {
             Program::Delta(schedule.element, read, false).load(&device)?;
         }
@@ -84,18 +85,24 @@ pub fn backward_with(
         return Ok(());
     };
     let wanted = outputs.as_ref().map(|_, gradient| gradient.is_some());
-    let plan = plan.wanted(&wanted);
+    let mut plan = plan.wanted(&wanted);
+    if !inputs.has_out {
+        plan = plan.without_own_statistics();
+    }
     if let Some(dense) = dense(problem) {
         let mut more = plan.additional.iter();
         let fits = more.all(|schedule| schedule.pass == Pass::Keys && schedule.fits(&dense));
         assert!(fits, "no schedules for {dense:?}");
     }
     let bias_sum = wanted.bias == Some(true);
+    let makes_statistics = plan.queries.iter().any(|schedule| schedule.makes_statistics);
+    let needs_delta = !makes_statistics || !plan.additional.is_empty();
+    let delta = || Program::Delta(element, delta_dim(problem, inputs), false).load(&device);
     let parts = Parts {
         queries: load(&plan.queries, &device)?,
         keys: load(&plan.keys, &device)?,
         additional: load(&plan.additional, &device)?,
-        delta: Program::Delta(element, delta_dim(problem, inputs), false).load(&device)?,
+        delta: needs_delta.then(delta).transpose()?,
         bias_sum: bias_sum.then(|| Program::Bias(element).load(&device)).transpose()?,
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)
@@ -107,6 +114,7 @@ pub(super) fn load(schedules: &[Schedule], device: &DeviceInfo) -> Result<Vec<Pa
             cut: schedule.cut(),
             has_additional: schedule.has_additional,
             sums_bias: schedule.gradients.bias,
+            makes_statistics: schedule.makes_statistics,
             is_joint: schedule.gradients.width > 0 && schedule.gradients.value,
             cubin: Program::Attention(*schedule).load(device)?,
             splits: splits(schedule, device)?,

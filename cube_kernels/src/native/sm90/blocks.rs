@@ -220,7 +220,9 @@ pub fn backward_blocks_with(
         queries: load(&plan.queries, &device)?,
         keys: load(&plan.keys, &device)?,
         additional: vec![],
-        delta: Program::Delta(element, delta_dim(&sparse.problem, inputs), false).load(&device)?,
+        delta: Some(
+            Program::Delta(element, delta_dim(&sparse.problem, inputs), false).load(&device)?,
+        ),
         bias_sum: None,
     };
     let makers = launches::Makers {

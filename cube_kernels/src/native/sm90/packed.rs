@@ -68,7 +68,9 @@ pub fn backward_packed(
             queries: load(&queries, &device)?,
             keys: load(&keys, &device)?,
             additional: vec![],
-            delta: Program::Delta(element, delta_dim(packed.line(), inputs), true).load(&device)?,
+            delta: Some(
+                Program::Delta(element, delta_dim(packed.line(), inputs), true).load(&device)?,
+            ),
             bias_sum: None,
         };
         ready.push((kernels, &part.packed));

@@ -112,6 +112,8 @@ pub struct Schedule {
     /// Of a backward pass, whether dP of a step is begun only when its scores are there, which saves
     /// registers.
     pub is_late: bool,
+    /// Of a kernel for queries, whether it makes their statistics itself, and leaves them to those for keys; see `cuda/own_statistics.cuh`.
+    pub makes_statistics: bool,
     /// Whether it computes the sequences of a packed batch, with no more axes than `rank` and some of the other traits.
     pub is_packed: bool,
     /// Whether the columns are those of listed blocks. Boxes of rows may then have fewer than 64, and boxes of columns a power of two
@@ -153,6 +155,7 @@ impl Schedule {
             shares_rows: false,
             mask: Mask::None,
             is_late: false,
+            makes_statistics: false,
             is_packed: false,
             listed: None,
         }
@@ -418,8 +421,9 @@ impl Schedule {
         let (first, second) = (self.chunks(self.head_dim), self.chunks(self.head_dim_v));
         let step = self.blocks * (first + second) * TILE * self.swizzle();
         let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
-        // Query; or query and its output's gradient; or key and value.
+        // Query; or query and its output's gradient, and perhaps the output; or key and value.
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
+        let rows = rows + if self.makes_statistics { second } else { 0 };
         let rows = self.row_tiles() * rows * TILE * self.swizzle();
         // Sums of a warpgroup lie where rows were.
         let sums = size_of::<f32>() * TILE * self.head_dim.max(self.head_dim_v);
@@ -430,7 +434,8 @@ impl Schedule {
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (self.row_buffers(), 4 * stages + row_barriers),
             Pass::Queries | Pass::Keys => {
-                let slots = if self.is_packed { 4 } else { 2 * self.row_buffers() };
+                let is_early = self.is_packed || self.listed.is_none() && self.bias.is_none();
+                let slots = if is_early { 4 } else { 2 * self.row_buffers() };
                 (slots, 2 * stages + row_barriers)
             }
         };
@@ -577,9 +582,30 @@ impl Schedule {
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
                 ("WITH_SECOND", usize::from(self.gradients.value)),
                 ("LATE", usize::from(self.is_late)),
+                ("MAKES_STATISTICS", usize::from(self.makes_statistics)),
             ]),
         }
         macros
+    }
+
+    /// Whether it can be made one that [makes statistics](Self::makes_statistics): of a kernel that sees each query once, and where
+    /// the dilation groups of an axis are equally long, so that no place in the statistics is without a query.
+    pub(super) fn can_make_statistics(&self, problem: &Problem) -> bool {
+        self.pass == Pass::Queries
+            && self.head_dim.max(self.head_dim_v) <= 128
+            && !self.is_packed
+            && self.listed.is_none()
+            && !self.is_short_of_registers()
+            && Self { makes_statistics: true, ..*self }.shared_memory() <= self.room()
+            && problem.axes.iter().all(|axis| axis.queries.is_multiple_of(axis.dilation))
+    }
+
+    /// Whether a kernel for queries has no registers for more than it does: where it sums the gradient of a bias in three CTAs, and of
+    /// long vectors with dilations, strides and additional tokens.
+    fn is_short_of_registers(&self) -> bool {
+        let has_all = self.is_dilated && self.is_strided && self.has_additional;
+        self.gradients.bias && self.ctas == 3
+            || has_all && self.head_dim.max(self.head_dim_v) > 64 && self.rank > 1
     }
 
     /// Whether the schedule is one for `problem`: shapes and flags fit.
@@ -594,6 +620,7 @@ impl Schedule {
             && (self.has_origin || !problem.has_origin())
             && self.bias == problem.has_bias.then(|| problem.bias_extents())
             && self.listed.is_none()
+            && (!self.makes_statistics || self.can_make_statistics(problem))
             && problem.group_size().is_multiple_of(self.splits)
             && (self.splits == 1 || self.pass == Pass::Keys)
     }
@@ -648,6 +675,7 @@ impl fmt::Display for Schedule {
             (self.has_origin, "_origin"),
             (self.has_additional, "_additional"),
             (self.is_packed, "_packed"),
+            (self.makes_statistics, "_statistics"),
         ] {
             f.write_str(if flag { name } else { "" })?;
         }

@@ -53,6 +53,8 @@ impl Schedule {
                 include_str!("cuda/backward_layout.cuh"),
                 include_str!("../cuda/row_gradients.cuh"),
                 include_str!("../cuda/backward_repair.cuh"),
+                include_str!("../cuda/query_statistics.cuh"),
+                include_str!("cuda/own_statistics.cuh"),
                 include_str!("cuda/bias_sums.cuh"),
                 include_str!("cuda/backward.cu"),
             ),

@@ -176,6 +176,7 @@ DEVICE void tma_load(u32 destination, const TensorMap* map, u32 barrier, int d, 
   m_tma(destination, map, barrier, at);
 }
 DEVICE void tma_prefetch(const TensorMap*) {}
+DEVICE void tma_prefetch_box(const TensorMap*, int, int, int, int, int) {}
 DEVICE void tma_acquire(const TensorMap* map) { m_tma_acquire(map); }
 DEVICE void shared_proxy_fence() { m_proxy_fence(); }
 
@@ -196,6 +197,7 @@ DEVICE float2 load_float2(u32 address) { return m_load<float2>(address); }
 DEVICE float4 load_float4(u32 address) { return m_load<float4>(address); }
 #define shared_base() ((u32)m_shared_address(memory))
 DEVICE u32 load_word(u32 address) { return m_load<u32>(address); }
+DEVICE uint4 load_words(u32 address) { return m_load<uint4>(address); }
 DEVICE void store_word(u32 address, u32 x) { m_store(address, x); }
 
 // ---- sm90/cuda/wgmma.cuh, but for the products, which are written from the instructions' text

@@ -19,8 +19,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the producer does not wait for free rows",
         On::Line,
-        "barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);\n    slots[slot].first = step;",
-        "slots[slot].first = step;",
+        "    if constexpr (!EARLY) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);\n",
+        "",
+    ),
+    fault(
+        "the producer finds a tile and does not wait for free rows",
+        On::Line,
+        "    if constexpr (EARLY) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);\n",
+        "",
     ),
     fault(
         "the producer does not wait for free columns",
@@ -68,8 +74,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "a tile is described where the one before still is",
         On::Line,
-        "TILE_SLOTS = PACKED ? 4 : 2 * ROW_BUFFERS;",
-        "TILE_SLOTS = PACKED ? 4 : ROW_BUFFERS;",
+        "TILE_SLOTS = EARLY ? 4 : 2 * ROW_BUFFERS;",
+        "TILE_SLOTS = EARLY ? 2 : ROW_BUFFERS;",
     ),
     fault(
         "a stage is not freed at the end of a pass",
@@ -228,10 +234,11 @@ pub const FAULTS: &[Fault] = &[
         "(products[4 * j + e] + mean[e]);",
     ),
     fault(
-        "heads that share keys are one",
+        // Each split has one of two.
+        "heads that share keys are two",
         On::Plane,
         "return INVERSE ? params.group_size / COLUMN_H : 1;",
-        "return 1;",
+        "return INVERSE ? 2 : 1;",
     ),
     fault(
         "a key is seen by one query too few",
@@ -248,20 +255,44 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "delta leaves out the logsumexp's gradient",
         On::Line,
-        "is_blind ? 0.f : sum[i] - dlse[i];",
-        "is_blind ? 0.f : sum[i];",
+        "is_blind ? 0.f : product - dlse;",
+        "is_blind ? 0.f : product;",
     ),
     fault(
         "lanes of delta do not meet",
-        On::LongLine,
+        On::Space,
         "int mask = LANES / 2; mask; mask >>= 1",
         "int mask = LANES / 4; mask; mask >>= 1",
     ),
     fault(
         "statistics are written one place further",
-        On::Plane,
+        On::Space,
         "at[1]) * extent[2].value + at[2];",
         "at[1]) * extent[2].value + at[2] + 1;",
     ),
-    // A taken tile that is taken again is written again, with the same bits: what is left of the counter in memory harms nobody.
+    // Statistics that a kernel makes itself.
+    fault(
+        "pieces of a row do not meet",
+        On::LongLine,
+        "sums[i] += sums[i + half];",
+        "sums[i] += 0.f;",
+    ),
+    fault(
+        "lanes of a row do not meet",
+        On::Line,
+        "int mask = 2; mask; mask >>= 1",
+        "int mask = 1; mask; mask >>= 1",
+    ),
+    fault(
+        "statistics are not left to the kernel for keys",
+        On::Plane,
+        "if (lane % 4 == 0) const_cast",
+        "if (lane % 4 == 4) const_cast",
+    ),
+    fault(
+        "rows of the output are another head's",
+        On::Plane,
+        "chunks_of(DIM_V), 64, at, own.head);\n",
+        "chunks_of(DIM_V), 64, at, 0);\n",
+    ),
 ];

@@ -29,7 +29,7 @@
 constexpr int FIRST_TILE = chunks_of(DIM) * CHUNK, SECOND_TILE = chunks_of(DIM_V) * CHUNK;
 constexpr int COLUMN_BYTES = FIRST_TILE + SECOND_TILE;
 constexpr int COLUMN_OFFSET = FIRST_TILE + SECOND_TILE;
-constexpr int STATISTICS_STAGE = INVERSE ? 128 * 16 : 0;      // see delta.cu
+constexpr int STATISTICS_STAGE = INVERSE ? 128 * 16 : 0;      // see query_statistics.cuh
 constexpr int STATISTICS_OFFSET = COLUMN_OFFSET + STAGES * COLUMN_BYTES;
 constexpr int WORK_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
 constexpr int BARRIER_OFFSET = WORK_OFFSET + SLOTS * sizeof(Work);

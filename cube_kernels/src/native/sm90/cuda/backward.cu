@@ -17,7 +17,8 @@
 // tile, up to ROW_BUFFERS tiles ahead, and both tensors of the columns in steps of BLOCKS boxes of 64, STAGES
 // steps ahead, with the logsumexp and delta of columns that are queries. A consumer sums `first` of a step
 // together with S and dP of the next; while it computes P and dS, others have the tensor cores. CTAs take
-// tiles as they come to them, so that those of unequal length end together.
+// tiles as they come to them, so that those of unequal length end together. With MAKES_STATISTICS a kernel for queries also makes what
+// all kernels need of each query besides its vectors, see own_statistics.cuh.
 //
 // With SHARED_ROWS a tile is 64 rows for both consumers, who take steps in turn. The second one's sums go through shared memory to the first one.
 //
@@ -54,6 +55,23 @@ DEVICE void load_rows(const Space& space, const Tile& tile, const Maps& maps, u3
     row_box(space, own, LISTED ? 0 : w, at);
     load_box(rows + w * FIRST_TILE, maps.row_first, full, chunks_of(DIM), 64, at, row_head(own.head));
     load_box(rows + SECOND_TILE_OFFSET + w * SECOND_TILE, maps.row_second, full, chunks_of(DIM_V), 64, at, row_head(own.head));
+    if constexpr (MAKES_STATISTICS) load_box(rows + THIRD_TILE_OFFSET + w * SECOND_TILE, maps.statistics, full, chunks_of(DIM_V), 64, at, own.head);
+  }
+}
+
+// Brings them as far as the cache.
+DEVICE void prefetch_rows(const Space& space, const Tile& tile, const Maps& maps) {
+#pragma unroll
+  for (int w = 0; w < ROW_TILES; w++) {
+    int at[3];
+    row_box(space, tile, w, at);
+#pragma unroll
+    for (int c = 0; c < chunks_of(DIM); c++) tma_prefetch_box(maps.row_first, SWIZZLE / 2 * c, at[2], at[1], at[0], row_head(tile.head));
+#pragma unroll
+    for (int c = 0; c < chunks_of(DIM_V); c++) {
+      tma_prefetch_box(maps.row_second, SWIZZLE / 2 * c, at[2], at[1], at[0], row_head(tile.head));
+      if constexpr (MAKES_STATISTICS) tma_prefetch_box(maps.statistics, SWIZZLE / 2 * c, at[2], at[1], at[0], tile.head);
+    }
   }
 }
 
@@ -131,8 +149,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
        number = SUM_BIAS ? number + 1 : later_tile(launch.any())) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
-    // Finding a tile of a packed batch takes long. There are slots enough to do so while the rows before it are in use.
-    if constexpr (!PACKED) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
+    // Finding a tile takes long. There are slots enough to do so while the rows before it are in use, which are none's but those of one tile.
+    if constexpr (!EARLY) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
     int index = number;
     launch.find(index, slots[slot]);
@@ -141,7 +159,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
     step = tile.first;  // so that no register has to hold it meanwhile
     if (tile.steps == 0) continue;
     launch.acquire(tile, slots[slot - 1 & TILE_SLOTS - 1]);
-    if constexpr (PACKED) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
+    if constexpr (EARLY && !PACKED) prefetch_rows(launch.params(again).space, tile, launch.maps(again));
+    if constexpr (EARLY) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     load_rows(launch.params(again).space, tile, launch.maps(again), shared + slot % ROW_BUFFERS * ROWS_BYTES, barriers.rows_full(slot));
     slot = slot + 1 & TILE_SLOTS - 1;
     for (int pass = 0; pass < passes(launch.params(again)); pass++) {
@@ -326,7 +345,7 @@ struct Consumer {
   }
 
   // A tile whose rows have arrived.
-  DEVICE void consume(const Params& params, const Tile& tile) {
+  DEVICE void consume(const Params& params, const Results& results, const Tile& tile) {
     const Space& space = params.space;
     const float scale_log2 = params.scale_log2;
     const int own = row_tile();
@@ -340,7 +359,12 @@ struct Consumer {
     const Range visible = visible_steps(space, tile, own);
     const int low = visible.low, high = steps > tile.steps && visible.low < visible.high ? steps : visible.high;
 #endif
+#if MAKES_STATISTICS
+    OwnStatistics statistics;
+    statistics.start(params, results, tile, rows() + SECOND_TILE_OFFSET + own * SECOND_TILE, rows() + THIRD_TILE_OFFSET + own * SECOND_TILE, warp, lane, row_at);
+#else
     if constexpr (!INVERSE) read_statistics(params, tile, row_at);
+#endif
     if constexpr (ROWS_IN_REGISTERS) keep_rows();
 
     LinearRows linear;
@@ -459,6 +483,9 @@ struct Consumer {
         fire();
         wait_columns(step + low);
         begin(low, true);
+#if MAKES_STATISTICS
+        finish_statistics(params, results, tile, statistics);
+#endif
         weigh(low);
 #pragma unroll 1
         for (int i = low + TURN; i < high; i += TURN) {
@@ -473,6 +500,9 @@ struct Consumer {
         }
         release_columns(step + last);
       }
+#if MAKES_STATISTICS
+      else finish_statistics(params, results, tile, statistics);
+#endif
       for (int i = high; !SHARED_ROWS && i < steps; i++) skip(step + i);
     }
     if constexpr (SHARED_ROWS) {
@@ -503,19 +533,37 @@ struct Consumer {
     }
   }
 
+  // Rows that do not exist may be those of another sample, whose slopes belong to no sum.
+  DEVICE void forget_statistics(int r) {
+    lse[r] = SUM_BIAS ? -NEG_INF : 0.f;
+    delta[r] = 0.f;
+  }
+
+  DEVICE void take_statistics(const float4& statistics, int r) {
+    lse[r] = statistics.z;
+    delta[r] = statistics.w;
+  }
+
   DEVICE void read_statistics(const Params& params, const Tile& tile, const int (&at)[2][PLACE]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      // Rows that do not exist may be those of another sample, whose slopes belong to no sum.
-      lse[r] = SUM_BIAS ? -NEG_INF : 0.f;
-      delta[r] = 0.f;
-      if (row_exists(tile, at[r])) {
-        const float4 statistics = statistics_of(params, tile, head_of(tile, at[r]), at[r]);
-        lse[r] = statistics.z;
-        delta[r] = statistics.w;
-      }
+      forget_statistics(r);
+      if (row_exists(tile, at[r])) take_statistics(statistics_of(params, tile, head_of(tile, at[r]), at[r]), r);
     }
   }
+
+#if MAKES_STATISTICS
+  // Behind the first product, as the logsumexps are on their way until then.
+  DEVICE void finish_statistics(const Params& params, const Results& results, const Tile& tile, const OwnStatistics& own) {
+    int at[2][PLACE];
+    rows_of_lane(tile, row_tile(), warp, lane, at);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      forget_statistics(r);
+      if (row_exists(tile, at[r])) take_statistics(own.finish(params, results, tile, lane, at[r], r), r);
+    }
+  }
+#endif
 
   // Writes the rows, and computes those again that became infinite or NaN.
   DEVICE void finish(const Params& params, const Tile& tile) {
@@ -538,6 +586,7 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), CTAS)
 #if PACKED
 attention_backward(const __grid_constant__ Launch launch) {
+  const Results results = {};
 #else
 attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid_constant__ TensorMap map_row_second,
                    const __grid_constant__ TensorMap map_column_first, const __grid_constant__ TensorMap map_column_second,
@@ -546,7 +595,13 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
 #if SUM_BIAS
                    , const __grid_constant__ Runs runs
 #endif
+#if MAKES_STATISTICS
+                   , const __grid_constant__ Results results
+#endif
                    ) {
+#if !MAKES_STATISTICS
+  const Results results = {};
+#endif
   const Maps maps = {&map_row_first, &map_row_second, &map_column_first, &map_column_second, &map_more_key, &map_more_value, &map_statistics};
   const Launch launch = {params, maps};
 #endif
@@ -599,7 +654,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
       const Tile& tile = ((const Tile*)(memory + TILE_OFFSET))[LISTED ? consumer.slot * TILES + consumer.row_tile() : consumer.slot];
       if (uniform(tile.steps) == 0) break;
-      consumer.consume(launch.params(tile), tile);
+      consumer.consume(launch.params(tile), results, tile);
     }
     if constexpr (SUM_BIAS) {
       const BiasTable table = {memory + TABLE_OFFSET};

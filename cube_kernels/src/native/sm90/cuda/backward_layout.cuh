@@ -5,18 +5,20 @@ constexpr int SECOND_TILE = chunks_of(DIM_V) * 64 * SWIZZLE;
 constexpr int FIRST_STAGE = chunks_of(DIM) * ROWS * SWIZZLE;
 constexpr int SECOND_STAGE = chunks_of(DIM_V) * ROWS * SWIZZLE;
 constexpr int SECOND_TILE_OFFSET = ROW_TILES * FIRST_TILE;
-constexpr int TILE_BYTES = ROW_TILES * (FIRST_TILE + SECOND_TILE);
+constexpr int THIRD_TILE_OFFSET = SECOND_TILE_OFFSET + ROW_TILES * SECOND_TILE;  // of the output, with MAKES_STATISTICS
+constexpr int TILE_BYTES = ROW_TILES * (FIRST_TILE + (MAKES_STATISTICS ? 2 : 1) * SECOND_TILE);
 constexpr int SUMS_BYTES = SHARED_ROWS ? 64 * 4 * (DIM > DIM_V ? DIM : DIM_V) : 0;  // of one gradient, in the place of the rows
 constexpr int ROWS_BYTES = TILE_BYTES > SUMS_BYTES ? TILE_BYTES : SUMS_BYTES;
-constexpr int ROWS_LOADED = ROW_TILES * (chunks_of(DIM) + chunks_of(DIM_V)) * ROW_BOX * SWIZZLE;
+constexpr int ROWS_LOADED = ROW_TILES * (chunks_of(DIM) + (MAKES_STATISTICS ? 2 : 1) * chunks_of(DIM_V)) * ROW_BOX * SWIZZLE;
 constexpr int FIRST_OFFSET = ROW_BUFFERS * ROWS_BYTES;
 constexpr int SECOND_OFFSET = FIRST_OFFSET + STAGES * FIRST_STAGE;
 constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;
 constexpr int STATISTICS_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
-constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see delta.cu
+constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see query_statistics.cuh
 constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
-// Results are written when the rows are gone. Of a packed batch, the tile behind the next is found meanwhile.
-constexpr int TILE_SLOTS = PACKED ? 4 : 2 * ROW_BUFFERS;
+// Results are written when the rows are gone. Where rows are those of one tile, the one behind it is found meanwhile, if there are registers.
+constexpr bool EARLY = PACKED || ROW_BUFFERS == 1 && !LISTED && !BIAS;
+constexpr int TILE_SLOTS = EARLY ? 4 : 2 * ROW_BUFFERS;
 constexpr int TILES = LISTED ? ROW_TILES : 1;  // of a slot: listed, each box of rows has its own
 constexpr int BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * TILES * 128;
 constexpr int TABLE_OFFSET = BARRIER_OFFSET + 8 * (2 * STAGES + 2 * ROW_BUFFERS);  // of a bias

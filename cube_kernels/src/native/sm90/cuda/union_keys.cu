@@ -21,7 +21,7 @@ static_assert(STAGES * STAGE >= KEYS * (DIM + DIM_V) * 4, "a team's sums have ro
 struct Params {
   void *dk, *dv;
   const u16 *query, *key, *value, *dout;
-  const float4* statistics;      // [batch, heads, queries], see delta.cu
+  const float4* statistics;      // [batch, heads, queries], see query_statistics.cuh
   const int4* parts;             // see union_parts.cu
   float* sums;                   // [slots, KEYS, DIM + DIM_V]
   Inverse inverse;

@@ -3,7 +3,7 @@
 struct Params {
   void* dq;
   const u16 *query, *key, *value, *dout;
-  const float4* statistics;      // [batch, heads, queries], see delta.cu
+  const float4* statistics;      // [batch, heads, queries], see query_statistics.cuh
   Union of;
   i64 query_strides[3], key_strides[3], value_strides[3], dout_strides[3];  // elements: batch, token, head
   float scale, scale_log2;       // scale * log2(e)

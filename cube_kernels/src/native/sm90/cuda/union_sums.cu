@@ -8,7 +8,7 @@
 struct Params {
   void *dk, *dv;
   const u16 *query, *key, *value, *dout;
-  const float4* statistics;      // [batch, heads, queries], see delta.cu
+  const float4* statistics;      // [batch, heads, queries], see query_statistics.cuh
   const int* slots;              // see union_parts.cu
   const float* sums;             // [slots, KEYS, DIM + DIM_V]
   Inverse inverse;

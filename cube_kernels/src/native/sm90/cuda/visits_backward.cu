@@ -27,7 +27,7 @@ struct Params {
   u16* partial;                  // [pairs of the launch, listed, GROUP, DIM]: steps of a row's scale, and 32768; and a row for what is nobody's
   float* scales;                 // the same without vectors
   const u16 *query, *key, *value, *dout;
-  const float4* statistics;      // [batch, heads, queries], see delta.cu
+  const float4* statistics;      // [batch, heads, queries], see query_statistics.cuh
   const int4* parts;             // see union_parts.cu
   float* sums;                   // [slots of the launch, KEYS, DIM + DIM_V]
   Inverse inverse;               // of entries

@@ -6,7 +6,7 @@
 struct Params {
   u16* dq;
   const u16 *query, *key, *value, *dout;
-  const float4* statistics;      // [batch, heads, queries], see delta.cu
+  const float4* statistics;      // [batch, heads, queries], see query_statistics.cuh
   const u16* partial;            // [pairs of the launch, queries, entries, GROUP, DIM]: steps of a row's scale, and 32768
   const float* scales;           // the same without vectors
   const int* lists;              // [batch, queries, heads_kv, entries]

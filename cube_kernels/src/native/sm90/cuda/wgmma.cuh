@@ -26,6 +26,11 @@ DEVICE u32 shift_left(u32 value, u32 bits) { u32 r; asm volatile("shl.b32 %0, %1
 DEVICE u32 shift_right(u32 value, u32 bits) { u32 r; asm volatile("shr.b32 %0, %1, %2;" : "=r"(r) : "r"(value), "r"(bits)); return r; }
 
 DEVICE u32 load_word(u32 address) { u32 y; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(address)); return y; }
+DEVICE uint4 load_words(u32 address) {
+  uint4 y;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "r"(address));
+  return y;
+}
 DEVICE float load_float(u32 address) { float y; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(y) : "r"(address)); return y; }
 
 // Named barriers between the consumer warpgroups.

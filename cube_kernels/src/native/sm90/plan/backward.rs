@@ -32,6 +32,12 @@ impl BackwardPlan {
         self.queries.iter().chain(&self.keys).chain(&self.additional)
     }
 
+    /// The same with a kernel of its own for the statistics.
+    pub fn without_own_statistics(mut self) -> Self {
+        self.queries.iter_mut().for_each(|schedule| schedule.makes_statistics = false);
+        self
+    }
+
     /// Those of its kernels that sum a gradient that somebody wants.
     pub fn wanted(&self, wanted: &Operands<bool>) -> Self {
         let Operands { query, key, value, additional, bias } = *wanted;
@@ -98,11 +104,11 @@ pub fn plan_backward(
         Some(dense) => of(&dense, Pass::Keys)?,
         None => vec![],
     };
-    Some(BackwardPlan {
-        queries: of(problem, Pass::Queries)?,
-        keys: of(problem, Pass::Keys)?,
-        additional,
-    })
+    let mut queries = of(problem, Pass::Queries)?;
+    if let [schedule] = &mut queries[..] {
+        schedule.makes_statistics = schedule.can_make_statistics(problem);
+    }
+    Some(BackwardPlan { queries, keys: of(problem, Pass::Keys)?, additional })
 }
 
 /// What runs: what [`plan_backward()`] gives, chosen once for a problem.
