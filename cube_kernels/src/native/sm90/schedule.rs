@@ -604,8 +604,7 @@ impl Schedule {
     /// long vectors with dilations, strides and additional tokens.
     fn is_short_of_registers(&self) -> bool {
         let has_all = self.is_dilated && self.is_strided && self.has_additional;
-        self.gradients.bias && self.ctas == 3
-            || has_all && self.head_dim.max(self.head_dim_v) > 64 && self.rank > 1
+        self.gradients.bias && self.ctas == 3 || has_all && self.head_dim.max(self.head_dim_v) > 64
     }
 
     /// Whether the schedule is one for `problem`: shapes and flags fit.
