@@ -434,7 +434,8 @@ impl Schedule {
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (self.row_buffers(), 4 * stages + row_barriers),
             Pass::Queries | Pass::Keys => {
-                let is_early = self.is_packed || self.listed.is_none() && self.bias.is_none();
+                let is_plain = self.listed.is_none() && self.bias.is_none();
+                let is_early = self.is_packed || self.pass == Pass::Queries && is_plain;
                 let slots = if is_early { 4 } else { 2 * self.row_buffers() };
                 (slots, 2 * stages + row_barriers)
             }
