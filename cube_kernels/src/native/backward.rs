@@ -1,7 +1,7 @@
 //! Launches of the backward kernels, which all architectures' take alike.
 //!
-//! First the statistics: what the kernels need of each query besides its vectors, unless the first of the kernels makes them itself. Then the gradients, each
-//! written once by one kernel that computes all scores it needs: nothing is summed in memory but where CTAs
+//! First the statistics: what the kernels need of each query besides its vectors, unless the first of the kernels
+//! makes them itself. Then the gradients, each written once by one kernel that computes all scores it needs: nothing is summed in memory but where CTAs
 //! share the heads of a group, see [`splits`](super::splits), and in one order, so that results are the same in
 //! every run. The statistics and those sums are all the workspace there is, but for a counter for each launch,
 //! from which its CTAs take their tiles.
@@ -156,12 +156,13 @@ pub(super) fn enqueue(
         let bytes = statistics_bytes(problem);
         let makers = launches.iter().filter(|(_, work, _)| work.part.makes_statistics).count();
         let workspace = match makers {
-            0 => Workspace::new(client, bytes, launches.len(), bias),
+            0 => {
+                let workspace = Workspace::new(client, bytes, launches.len(), bias);
+                launch_delta(client, parts.delta(), problem, inputs, &workspace);
+                workspace
+            }
             _ => Workspace::with_counters(client, bytes, launches.len(), bias),
         };
-        if makers == 0 {
-            launch_delta(client, parts.delta(), problem, inputs, &workspace);
-        }
         let mut row = 0;
         for (number, (grid, work, written)) in launches.iter().enumerate() {
             let part = work.part;
@@ -244,8 +245,8 @@ pub(super) struct Workspace {
 impl Workspace {
     /// For so many launches, with statistics of so many bytes.
     pub fn new(client: &Client, bytes: usize, launches: usize, bias: Option<Bias>) -> Self {
-        let taken = client.empty(size_of::<i32>() * COUNTERS * launches);
-        Self { statistics: client.empty(bytes), taken, launches, bias }
+        let taken = client.empty(counter_bytes(launches));
+        Self::of(client, bytes, launches, bias, taken)
     }
 
     /// The same with counters that are zero, for kernels that make the statistics themselves.
@@ -255,9 +256,24 @@ impl Workspace {
         launches: usize,
         bias: Option<Bias>,
     ) -> Self {
-        let taken = client.create_from_slice(&vec![0; size_of::<i32>() * COUNTERS * launches]);
+        let taken = client.create_from_slice(&vec![0; counter_bytes(launches)]);
+        Self::of(client, bytes, launches, bias, taken)
+    }
+
+    fn of(
+        client: &Client,
+        bytes: usize,
+        launches: usize,
+        bias: Option<Bias>,
+        taken: Handle,
+    ) -> Self {
         Self { statistics: client.empty(bytes), taken, launches, bias }
     }
+}
+
+/// Bytes of the counters of so many launches.
+fn counter_bytes(launches: usize) -> usize {
+    size_of::<i32>() * COUNTERS * launches
 }
 
 /// Raw scores from which on rows are computed again; see `cuda/query_statistics.cuh`.
@@ -435,8 +451,7 @@ pub(super) fn buffers(
         additional.as_ref().map_or((key, value), |more| (&more.key, &more.value));
     let read = [query, key, value, dout, more_key, more_value];
     let read = read.map(|tensor| Buffer::read(&tensor.handle));
-    let first_counter = size_of::<i32>() * COUNTERS * number;
-    let taken = workspace.taken.clone().offset_start(first_counter as u64);
+    let taken = workspace.taken.clone().offset_start(counter_bytes(number) as u64);
     let written = [&taken, first, second].map(Buffer::written);
     let bias = Bias::buffers(workspace.bias.as_ref(), &query.handle);
     let read = read.into_iter().chain([Buffer::read(&workspace.statistics)]);

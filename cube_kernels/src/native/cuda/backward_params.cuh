@@ -9,7 +9,7 @@ constexpr int COUNTERS = 32;     // of a launch, as in grid.rs
 struct Params {
   void *first, *second;          // gradients: of query, or of key and value; or sums [batch, keys, heads, SPLITS, dim], of the elements that this kernel has
   const u16 *query, *key, *value, *dout, *more_key, *more_value;
-  const float4* statistics;      // of the queries, see query_statistics.cuh
+  float4* statistics;            // of the queries, see query_statistics.cuh
   int* taken;                    // tiles that this launch has handed out, beyond the first of each CTA: COUNTERS, of members of a chunk
   i64 query_strides[5], key_strides[5], value_strides[5], dout_strides[5];  // elements: batch, z, y, x, head
   i64 more_key_strides[3], more_value_strides[3];                           // batch, token, head
@@ -60,7 +60,7 @@ DEVICE int query_head(const Params& params, const Tile& tile, int pass) {
 }
 
 // The statistics of the query at a position; the tile's group is the query's.
-template <int N> DEVICE const float4& statistics_of(const Params& params, const Tile& tile, int head, const int (&query)[N]) {
+template <int N> DEVICE float4& statistics_of(const Params& params, const Tile& tile, int head, const int (&query)[N]) {
   i64 index = tile.batch * params.heads + head;
 #pragma unroll
   for (int a = 0; a < 3; a++) {

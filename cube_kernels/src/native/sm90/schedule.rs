@@ -434,9 +434,7 @@ impl Schedule {
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (self.row_buffers(), 4 * stages + row_barriers),
             Pass::Queries | Pass::Keys => {
-                let is_plain = self.listed.is_none() && self.bias.is_none();
-                let is_early = self.is_packed || self.pass == Pass::Queries && is_plain;
-                let slots = if is_early { 4 } else { 2 * self.row_buffers() };
+                let slots = if self.finds_early() { 4 } else { 2 * self.row_buffers() };
                 (slots, 2 * stages + row_barriers)
             }
         };
@@ -583,10 +581,18 @@ impl Schedule {
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
                 ("WITH_SECOND", usize::from(self.gradients.value)),
                 ("LATE", usize::from(self.is_late)),
+                ("EARLY", usize::from(self.finds_early())),
                 ("MAKES_STATISTICS", usize::from(self.makes_statistics)),
             ]),
         }
         macros
+    }
+
+    /// Whether the tile behind the next one of a backward pass is found, and its rows are prefetched, while rows are in use. Kernels for
+    /// keys and ones with a bias have no registers for it.
+    fn finds_early(&self) -> bool {
+        let is_plain = self.listed.is_none() && self.bias.is_none();
+        self.is_packed || self.pass == Pass::Queries && is_plain
     }
 
     /// Whether it can be made one that [makes statistics](Self::makes_statistics): of a kernel that sees each query once, and where

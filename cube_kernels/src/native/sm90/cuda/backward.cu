@@ -149,7 +149,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
        number = SUM_BIAS ? number + 1 : later_tile(launch.any())) {
     // Lives in shared memory for the producer, too, which has few registers.
     const Tile& tile = slots[slot];
-    // Finding a tile takes long. There are slots enough to do so while the rows before it are in use, which are none's but those of one tile.
+    // Finding a tile takes long. With EARLY there are slots enough to do so while the rows before it are in use.
     if constexpr (!EARLY) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
     int index = number;

@@ -16,8 +16,7 @@ constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;
 constexpr int STATISTICS_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
 constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see query_statistics.cuh
 constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
-// Results are written when the rows are gone. Where rows are those of one tile, the one behind it is found meanwhile, if there are registers.
-constexpr bool EARLY = PACKED || ROW_BUFFERS == 1 && !INVERSE && !LISTED && !BIAS;
+// Results are written when the rows are gone. With EARLY the tile behind the next is found meanwhile.
 constexpr int TILE_SLOTS = EARLY ? 4 : 2 * ROW_BUFFERS;
 constexpr int TILES = LISTED ? ROW_TILES : 1;  // of a slot: listed, each box of rows has its own
 constexpr int BARRIER_OFFSET = TILE_OFFSET + TILE_SLOTS * TILES * 128;

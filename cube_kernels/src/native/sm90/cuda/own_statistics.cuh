@@ -48,11 +48,10 @@ struct OwnStatistics {
   // Of a row, which are written.
   DEVICE float4 finish(const Params& params, const Results& results, const Tile& tile, int lane, const int (&at)[PLACE], int r) const {
     const float4 statistics = query_statistics(lse[r], dlse[r], product[r], results.untrusted);
-    if (lane % 4 == 0) const_cast<float4&>(statistics_of(params, tile, tile.head, at)) = statistics;
+    if (lane % 4 == 0) statistics_of(params, tile, tile.head, at) = statistics;
     return statistics;
   }
 };
 #else
 struct Results {};
-struct OwnStatistics {};
 #endif

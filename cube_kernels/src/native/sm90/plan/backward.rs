@@ -105,7 +105,7 @@ pub fn plan_backward(
         None => vec![],
     };
     let mut queries = of(problem, Pass::Queries)?;
-    if let [schedule] = &mut queries[..] {
+    for schedule in &mut queries {
         schedule.makes_statistics = schedule.can_make_statistics(problem);
     }
     Some(BackwardPlan { queries, keys: of(problem, Pass::Keys)?, additional })
