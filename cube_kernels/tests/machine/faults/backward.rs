@@ -280,7 +280,7 @@ pub const FAULTS: &[Fault] = &[
     ),
     fault(
         "lanes of a row do not meet",
-        On::Line,
+        On::Plane,
         "int mask = 2; mask; mask >>= 1",
         "int mask = 1; mask; mask >>= 1",
     ),
