@@ -1,15 +1,13 @@
-//! Forward kernels with four pipelines in a CTA, and kernels whose tiles have fewer rows than a warpgroup could.
+//! Forward kernels with four pipelines in a CTA, and kernels whose tiles have fewer rows, or steps fewer columns, than they could.
 
-use burn_natten_kernels::native::sm90::{Element, Pass, backward_candidates, estimate};
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::native::sm90::{Element, Pass, Schedule, backward_candidates, candidates};
+use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use test_support::compare::format;
 use test_support::tier::check_data;
 use test_support::{Data, axis, problem};
 
 use crate::run::Policy;
-use crate::ways::{
-    OnMachine, Way, check_one_forward, client, hopper, planned_backward, planned_in_teams,
-};
+use crate::ways::{OnMachine, Way, best_of, check_one_forward, client, hopper, planned_backward};
 
 /// A problem for each mask, and for each macro that the kernels have.
 fn problems() -> Vec<Problem> {
@@ -37,13 +35,28 @@ fn space() -> Problem {
     problem(&axes, 64).with_head_dim_v(24)
 }
 
-fn check(problems: &[Problem], policies: &[Policy], kinds: &[(usize, Option<usize>)]) {
+/// What a test asks of a schedule.
+type Kind = fn(&Schedule) -> bool;
+
+const IN_TEAMS: Kind = |schedule| schedule.teams == 4;
+const SHORT_ROWS: Kind = |schedule| volume(schedule.row_tile()) == 60;
+/// Products sum over 16 columns: over the last eight of 56 in a product whose other half is zeros.
+const HALF_A_PRODUCT: Kind = |schedule| volume(schedule.column_tile()) % 16 == 8;
+/// More coordinates than there are slots for blocks that share a step.
+const LONG_LINES: Kind = |schedule| schedule.column_tile()[2] >= 12;
+const WIDE: Kind = |schedule| schedule.columns() > 128;
+
+fn volume(tile: [usize; MAX_RANK]) -> usize {
+    tile.iter().product()
+}
+
+fn check(problems: &[Problem], policies: &[Policy], kinds: &[Kind]) {
     let client = client();
     for (number, problem) in problems.iter().enumerate() {
-        for (teams, rows) in kinds {
-            let element = [Element::Bf16, Element::F16][(number + teams / 4) % 2];
+        for (other, kind) in kinds.iter().enumerate() {
+            let element = [Element::Bf16, Element::F16][(number + other) % 2];
             let data = Data::random(problem, number as u64, format(element).round);
-            let schedule = planned_in_teams(problem, element, *teams, *rows);
+            let schedule = best_of(candidates(problem, element), problem, kind);
             for policy in policies {
                 let Some(machine) = hopper(*policy) else { return };
                 let result = check_one_forward(&machine, &client, problem, &schedule, &data);
@@ -56,27 +69,47 @@ fn check(problems: &[Problem], policies: &[Policy], kinds: &[(usize, Option<usiz
 #[test]
 fn four_pipelines_share_a_cta() {
     let (plain, with_bias) = (problems()[0], problems()[6]);
-    check(&[plain, with_bias], &[Policy::Late], &[(4, None)]);
+    check(&[plain, with_bias], &[Policy::Late], &[IN_TEAMS]);
 }
 
 #[test]
 fn tiles_have_sixty_rows() {
-    check(&[space()], &[Policy::Late], &[(4, Some(60)), (1, Some(60))]);
-    check_backward(&space(), Policy::Random(1));
+    let in_teams: Kind = |schedule| SHORT_ROWS(schedule) && IN_TEAMS(schedule);
+    let alone: Kind = |schedule| SHORT_ROWS(schedule) && schedule.teams == 1;
+    check(&[space()], &[Policy::Late], &[in_teams, alone]);
+    check_backward(&space(), SHORT_ROWS, Policy::Random(1));
 }
 
-/// A backward pass whose kernels have 60 rows.
-fn check_backward(problem: &Problem, policy: Policy) {
+#[test]
+fn steps_have_other_numbers_of_columns() {
+    let plain = problems()[0];
+    check(&[plain], &[Policy::Late], &[HALF_A_PRODUCT, LONG_LINES]);
+    check_backward(&plain, HALF_A_PRODUCT, Policy::Random(1));
+    check_backward(&space(), LONG_LINES, Policy::Late);
+    check(&wide(), &[Policy::Late], &[WIDE]);
+}
+
+/// Of vectors so long that steps are wide.
+fn wide() -> [Problem; 2] {
+    let [z, y, x] = space().axes.map(|axis| axis.with_dilation(1));
+    [problem(&plane(), 128).with_head_dim_v(72), problem(&[z, y, x], 128).with_batch(1)]
+}
+
+/// A backward pass whose kernels are of a kind, those that have it.
+fn check_backward(problem: &Problem, kind: Kind, policy: Policy) {
     let element = Element::Bf16;
     let mut plan = planned_backward(problem, element);
+    let mut kernels = 0;
     for schedule in plan.queries.iter_mut().chain(&mut plan.keys) {
         let (pass, gradients) = (schedule.pass, schedule.gradients);
         assert!(pass != Pass::Forward);
         let all = backward_candidates(problem, element, pass, gradients);
-        let short = all.into_iter().filter(|one| one.row_tile().iter().product::<usize>() == 60);
-        let timed = short.map(|one| (estimate(&one, problem), one));
-        *schedule = timed.min_by(|(a, _), (b, _)| a.total_cmp(b)).expect("a schedule").1;
+        if all.iter().any(kind) {
+            *schedule = best_of(all, problem, kind);
+            kernels += 1;
+        }
     }
+    assert!(kernels > 0, "{problem:?}");
     let Some(machine) = hopper(policy) else { return };
     let data = Data::random(problem, 5, format(element).round);
     let way = Way { machine, plan };
@@ -86,8 +119,14 @@ fn check_backward(problem: &Problem, policy: Policy) {
 
 #[test]
 #[ignore = "minutes"]
-fn pipelines_and_short_rows_in_every_way() {
-    check(&problems(), &Policy::ALL, &[(4, None)]);
-    check(&[space()], &Policy::ALL, &[(4, Some(60)), (1, Some(60))]);
-    Policy::ALL.into_iter().for_each(|policy| check_backward(&space(), policy));
+fn pipelines_rows_and_columns_in_every_way() {
+    check(&problems(), &Policy::ALL, &[IN_TEAMS]);
+    check(&problems()[..1], &Policy::ALL, &[HALF_A_PRODUCT, LONG_LINES]);
+    check(&wide(), &Policy::ALL, &[WIDE]);
+    check(&[space()], &Policy::ALL, &[SHORT_ROWS]);
+    for policy in Policy::ALL {
+        check_backward(&space(), SHORT_ROWS, policy);
+        check_backward(&space(), LONG_LINES, policy);
+        check_backward(&problems()[0], HALF_A_PRODUCT, policy);
+    }
 }

@@ -33,21 +33,22 @@ pub struct OnMachine;
 pub fn planned(problem: &Problem, element: Element) -> Schedule {
     plan(problem, element).unwrap_or_else(|| panic!("no schedule for {problem:?}"))
 }
-/// The best of the schedules whose CTAs have so many pipelines, among those with rows of so many tokens if that is said.
-pub fn planned_in_teams(
+
+/// The best of these schedules that a test asks for.
+pub fn best_of(
+    all: Vec<Schedule>,
     problem: &Problem,
-    element: Element,
-    teams: usize,
-    rows: Option<usize>,
+    is_one: impl Fn(&Schedule) -> bool,
 ) -> Schedule {
-    let is_one = |schedule: &Schedule| {
-        let tokens: usize = schedule.row_tile().iter().product();
-        schedule.teams == teams && rows.is_none_or(|rows| rows == tokens)
-    };
-    let all = candidates(problem, element).into_iter().filter(is_one);
-    let timed = all.map(|schedule| (estimate(&schedule, problem), schedule));
+    let timed =
+        all.into_iter().filter(is_one).map(|schedule| (estimate(&schedule, problem), schedule));
     let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
     best.unwrap_or_else(|| panic!("no such schedule for {problem:?}")).1
+}
+
+/// The best of forward schedules whose CTAs have so many pipelines.
+pub fn planned_in_teams(problem: &Problem, element: Element, teams: usize) -> Schedule {
+    best_of(candidates(problem, element), problem, |schedule| schedule.teams == teams)
 }
 pub fn planned_backward(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))

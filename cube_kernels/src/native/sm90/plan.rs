@@ -25,8 +25,9 @@ pub use packed::{PackedPart, planned_packed, planned_packed_backward};
 
 pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_backward};
 
-/// One-hot coordinates that a block may have over all axes.
+/// One-hot coordinates that a block may have over all axes, and one that has a step for itself.
 const SLOTS: usize = 16;
+const MORE_SLOTS: usize = 32;
 /// Scales below this would let masked scores through; see `cuda/mask.cuh`.
 const MIN_SCALE: f64 = 1e-6;
 /// Elements of the longest vectors.
@@ -40,6 +41,12 @@ const MULTIPROCESSORS: f64 = 132.0;
 
 /// Seconds from the scores of 64 queries and 64 keys to their weights, for one warpgroup alone.
 const SOFTMAX_LATENCY: f64 = 0.48e-6;
+/// Share of a step's time that is left without columns.
+const FIXED: f64 = 0.85;
+/// Time of a step of more than 128 columns, relative to theirs in steps of 128.
+const WIDE_STEP: f64 = 0.965;
+/// Time of a step of up to 64 columns with more than [`SLOTS`], relative to one with fewer.
+const SLOTS_STEP: f64 = 1.06;
 /// By how much longer a step of one block takes a CTA's only warpgroup.
 const SHORT_STEP: f64 = 0.355e-6;
 /// The same where enough warpgroups overlap: what exponentials and their arithmetic take.
@@ -209,7 +216,8 @@ fn schedules(
             let schedule = Schedule { mask, is_strided, sum_slots, ..schedule };
             let fits = schedule.sums_bias()
                 && (schedule.teams == 1 || has_teams(&schedule))
-                && (mask != Mask::OneHot || slots(&schedule) <= SLOTS)
+                && has_slots(&schedule)
+                && has_columns(&schedule, shape)
                 && !spills(&schedule);
             schedules.extend(schedule.with_stages().filter(|_| fits));
         }
@@ -243,11 +251,13 @@ struct Shape {
     blocks: usize,
     ctas: usize,
     is_late: bool,
+    /// Whether its blocks are those of [`WIDE`].
+    is_wide: bool,
 }
 
 impl Shape {
     fn new(warpgroups: usize, blocks: usize, ctas: usize) -> Self {
-        Self { warpgroups, teams: 1, blocks, ctas, is_late: false }
+        Self { warpgroups, teams: 1, blocks, ctas, is_late: false, is_wide: false }
     }
 }
 
@@ -259,13 +269,28 @@ fn shapes(dim: usize) -> Vec<Shape> {
     match dim {
         // Long rows of keys, and tiles of few steps: more pipelines hide each other's ends.
         ..=64 => vec![shape(3, 2, 1), shape(1, 2, 2), shape(1, 1, 3), shape(2, 2, 1), four],
-        65..=128 => vec![shape(2, 2, 1)],
+        65..=128 => vec![shape(2, 2, 1), Shape { is_wide: true, ..shape(2, 1, 1) }],
         _ => vec![shape(2, 1, 1)],
     }
 }
 
 /// Rows of a warpgroup that has a few less than it could: windows that are short along three axes are seen by less beside.
-const SHORT_ROWS: [[usize; MAX_RANK]; 4] = [[2, 5, 6], [2, 6, 5], [6, 2, 5], [6, 5, 2]];
+const SHORT_ROWS: [[usize; MAX_RANK]; 6] =
+    [[2, 5, 6], [2, 6, 5], [6, 2, 5], [6, 5, 2], [1, 6, 10], [1, 10, 6]];
+/// Blocks of four lines, of which short windows in planes are fewer steps than of squares.
+const LINES: [[usize; MAX_RANK]; 8] = [
+    [1, 4, 10],
+    [1, 4, 12],
+    [1, 4, 14],
+    [1, 4, 16],
+    [1, 10, 4],
+    [1, 12, 4],
+    [1, 14, 4],
+    [1, 16, 4],
+];
+/// Blocks that are more than two of 64, in two and three axes: a line's last one is too long. Not of dilated axes, which take longer with
+/// them.
+const WIDE: [[usize; MAX_RANK]; 5] = [[1, 8, 20], [1, 20, 8], [1, 8, 22], [1, 22, 8], [3, 6, 8]];
 
 /// Tiles of queries and keys and the stacking axis.
 fn tiles(problem: &Problem, pass: Pass) -> Vec<([usize; 3], [usize; 3], usize)> {
@@ -289,15 +314,30 @@ fn tiles(problem: &Problem, pass: Pass) -> Vec<([usize; 3], [usize; 3], usize)> 
             [8, 8, 1],
         ],
     };
-    let is_short = problem.head_dim.max(problem.head_dim_v) <= 64;
-    let short_rows = rank == 3 && is_short && !problem.has_bias && problem.additional == 0;
-    let rows = match short_rows {
-        true => [&shapes[..], &SHORT_ROWS].concat(),
-        false => shapes.clone(),
-    };
+    let (mut rows, mut columns) = (shapes.clone(), shapes);
+    if !problem.has_bias && problem.additional == 0 {
+        let is_short = problem.head_dim.max(problem.head_dim_v) <= 64;
+        let of_rank =
+            |tile: &&[usize; MAX_RANK]| tile.iter().filter(|side| **side > 1).count() == rank;
+        let is_dilated = problem.axes.iter().any(|axis| axis.dilation > 1);
+        match (is_short, rank) {
+            (false, _) if is_dilated => {}
+            (false, _) => columns.extend(WIDE.iter().filter(of_rank)),
+            (true, 1) => {}
+            (true, 2) => columns.extend(LINES),
+            (true, _) => {
+                rows.extend(SHORT_ROWS);
+                if pass == Pass::Keys {
+                    let is_full =
+                        |tile: &&[usize; MAX_RANK]| tile.iter().product::<usize>() == TILE;
+                    columns.extend(LINES.iter().filter(is_full));
+                }
+            }
+        }
+    }
     let (queries, keys) = match pass {
-        Pass::Forward | Pass::Queries => (&rows, &shapes),
-        Pass::Keys => (&shapes, &rows),
+        Pass::Forward | Pass::Queries => (&rows, &columns),
+        Pass::Keys => (&columns, &rows),
     };
     let mut tiles = vec![];
     for q_tile in queries {
@@ -319,6 +359,27 @@ fn queries_of_key(problem: &Problem) -> Option<usize> {
     // A slow axis that repeats or skips keys keeps to squares, which are known to have registers enough.
     let is_plain = slow.stride == 1 && slow.dilation == 1 && !problem.has_bias;
     (problem.rank() == 2 && divides && is_one && is_plain).then_some(fast.queries)
+}
+
+/// Whether a product with one-hot coordinates has room for those of a step.
+fn has_slots(schedule: &Schedule) -> bool {
+    let most = if takes_any_columns(schedule) { MORE_SLOTS } else { SLOTS };
+    schedule.mask != Mask::OneHot || slots(schedule) <= most
+}
+
+/// Whether blocks have as many columns as the shape is for.
+fn has_columns(schedule: &Schedule, shape: &Shape) -> bool {
+    let columns = schedule.columns() / schedule.blocks;
+    let is_one = if shape.is_wide { columns > TILE } else { columns < TILE };
+    columns == TILE && !shape.is_wide || is_one && takes_any_columns(schedule)
+}
+
+/// Whether its blocks may have other numbers of columns than 64, and more coordinates: each has a step for itself then, and registers are left.
+fn takes_any_columns(schedule: &Schedule) -> bool {
+    let is_plain = schedule.bias.is_none() && !schedule.has_additional && !schedule.is_packed;
+    let has_lines =
+        LINES.contains(&schedule.column_tile()) && schedule.head_dim.max(schedule.head_dim_v) <= 64;
+    schedule.blocks == 1 && is_plain && (has_lines || schedule.columns() > TILE)
 }
 
 /// One-hot coordinates of a block, as the kernel lays them out.
@@ -408,7 +469,16 @@ impl Load {
             Pass::Forward | Pass::Queries => 1.0,
         };
         let blocks = schedule.blocks as f64;
-        let columns = TILE * schedule.blocks;
+        let columns = schedule.columns();
+        // Of a step, in blocks of 64 columns that would take as long.
+        let share = columns as f64 / TILE as f64;
+        let size = match schedule.blocks {
+            1 if columns < TILE => FIXED + (1.0 - FIXED) * share,
+            1 if columns > 2 * TILE => WIDE_STEP * share,
+            _ => share,
+        };
+        let has_more_slots = schedule.mask == Mask::OneHot && slots(schedule) > SLOTS;
+        let size = if has_more_slots && columns <= TILE { SLOTS_STEP * size } else { size };
         let count = |rows: [usize; MAX_RANK]| {
             let (_, count) = count(schedule, rows, problem);
             let (visited, tiles) = (count.visited as f64, count.q_tiles as f64);
@@ -428,15 +498,15 @@ impl Load {
         let one_hot = if schedule.mask == Mask::OneHot { 16 } else { 0 };
         let depth = one_hot + schedule.multiply_adds();
         let rate = device.matmul_flops / MULTIPROCESSORS;
-        let products = (2 * TILE * columns * depth) as f64 / rate;
+        let products = size * (2 * TILE * TILE * depth) as f64 / rate;
         let latency = match schedule.pass {
             Pass::Forward if schedule.warpgroups * schedule.blocks == 1 => {
-                SOFTMAX_LATENCY + SHORT_STEP
+                size * SOFTMAX_LATENCY + SHORT_STEP
             }
-            Pass::Forward => blocks * SOFTMAX_LATENCY,
-            Pass::Queries | Pass::Keys => BACKWARD_LATENCY,
+            Pass::Forward => size * SOFTMAX_LATENCY,
+            Pass::Queries | Pass::Keys => size / blocks * BACKWARD_LATENCY,
         };
-        let step = (products / PRODUCTS).max((products + latency) / together).max(blocks * SOFTMAX);
+        let step = (products / PRODUCTS).max((products + latency) / together).max(size * SOFTMAX);
         let slots = tiles * schedule.warpgroups as f64;
         let tile = match (schedule.pass, schedule.teams, schedule.warpgroups) {
             (Pass::Forward, 1, 1) => TILE_LATENCY_ALONE,
@@ -479,7 +549,8 @@ impl Load {
         let mut time = (self.work * unevenness).max(self.cache).max(self.memory);
         if schedule.rank > 1 && schedule.mask != Mask::Linear {
             let fastest = MAX_RANK - 1;
-            time *= 1.0 + SHORT_LINES * (8.0 / schedule.column_tile()[fastest] as f64 - 1.0);
+            let shortness = 8.0 / schedule.column_tile()[fastest] as f64 - 1.0;
+            time *= 1.0 + SHORT_LINES * shortness.max(0.0);
             time *= 1.0 + if schedule.stack == fastest { FASTEST_STACKED } else { 0.0 };
         }
         time

@@ -49,7 +49,7 @@ impl Gradients {
     pub const NONE: Self = Self { start: 0, width: 0, value: false, bias: false };
 }
 
-/// Rows of a warpgroup's tile, and columns of a block.
+/// Rows of a warpgroup's tile, and columns of a block, or most of them.
 pub(super) const TILE: usize = 64;
 /// Shared memory that a CTA can have.
 pub(super) const SHARED_MEMORY: usize = 227 * 1024;
@@ -86,9 +86,9 @@ pub struct Schedule {
     pub bias: Option<[usize; MAX_RANK]>,
     /// Steps of a tile whose sums of the bias' gradient are kept apart, see `cuda/bias_sums.cuh`.
     pub sum_slots: usize,
-    /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64, or of a warpgroup a few less.
+    /// Queries of one warpgroup or, where they are columns, of a block; slowest axis first: 64, or a few less.
     pub q_tile: [usize; MAX_RANK],
-    /// Keys of a block or, where they are rows, of one warpgroup, likewise.
+    /// Keys of a block or, where they are rows, of one warpgroup, likewise. Of a block they are a multiple of 8.
     pub kv_tile: [usize; MAX_RANK],
     /// Axis along which the tiles of a CTA's warpgroups are stacked, and the slowest axis of the
     /// order in which blocks are visited.
@@ -206,7 +206,13 @@ impl Schedule {
 
     /// Columns of a step.
     pub fn columns(&self) -> usize {
-        self.blocks * TILE
+        let block = if self.listed.is_some() { TILE } else { self.column_tile().iter().product() };
+        self.blocks * block
+    }
+
+    /// Rows of shared memory that they take: products sum over 16.
+    fn stage_rows(&self) -> usize {
+        self.columns().next_multiple_of(16)
     }
 
     /// Threads of a CTA.
@@ -218,7 +224,9 @@ impl Schedule {
     pub fn rows_in_registers(&self) -> bool {
         let longest = self.head_dim.max(self.head_dim_v);
         match self.pass {
-            Pass::Forward => longest <= 128 && self.warpgroups < 3 && self.teams == 1,
+            Pass::Forward => {
+                longest <= 128 && self.warpgroups < 3 && self.teams == 1 && self.columns() <= 128
+            }
             Pass::Queries => {
                 let fits = self.ctas < 3 && (self.is_late || self.warpgroups < 3);
                 // What sums a bias' gradient needs the registers.
@@ -263,14 +271,14 @@ impl Schedule {
             Mask::OneHot => "one-hot masks",
             Mask::ByItem => "listed blocks",
         };
-        let Self { warpgroups, blocks, stages, .. } = self;
+        let Self { warpgroups, stages, .. } = self;
         let (ctas, joined) = match self.teams {
             1 => (self.ctas, ""),
             teams => (teams, " in one CTA"),
         };
         let axis = ["slowest axis", "middle axis", "fastest axis"][self.stack];
         let (columns, of) =
-            (blocks * TILE, if self.pass == Pass::Keys { "queries" } else { "keys" });
+            (self.columns(), if self.pass == Pass::Keys { "queries" } else { "keys" });
         let shared = if self.shares_rows { ", which share rows" } else { "" };
         let splits = match self.splits {
             1 => String::new(),
@@ -419,8 +427,8 @@ impl Schedule {
     /// Bytes of shared memory with `stages` steps in flight.
     fn shared_memory_with(&self, stages: usize) -> usize {
         let (first, second) = (self.chunks(self.head_dim), self.chunks(self.head_dim_v));
-        let step = self.blocks * (first + second) * TILE * self.swizzle();
-        let one_hot = if self.mask == Mask::OneHot { self.blocks * TILE * 32 } else { 0 };
+        let step = (first + second) * self.stage_rows() * self.swizzle();
+        let one_hot = if self.mask == Mask::OneHot { self.columns() * 32 } else { 0 };
         // Query; or query and its output's gradient, and perhaps the output; or key and value.
         let rows = first + if self.pass == Pass::Forward { 0 } else { second };
         let rows = rows + if self.makes_statistics { second } else { 0 };
@@ -430,7 +438,7 @@ impl Schedule {
         let rows = self.row_buffers() * if self.shares_rows { rows.max(sums) } else { rows };
         let row_barriers = 2 * self.row_buffers();
         // Logsumexp and delta of columns that are queries.
-        let statistics = if self.pass == Pass::Keys { self.blocks * TILE * 16 } else { 0 };
+        let statistics = if self.pass == Pass::Keys { self.columns() * 16 } else { 0 };
         let (tiles, barriers) = match self.pass {
             Pass::Forward => (self.row_buffers(), 4 * stages + row_barriers),
             Pass::Queries | Pass::Keys => {

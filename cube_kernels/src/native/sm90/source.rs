@@ -66,7 +66,7 @@ impl Schedule {
     /// that the operand lists are as long as the shape is wide.
     fn wgmma(&self) -> String {
         let element = self.element.name();
-        let keys = self.blocks * super::schedule::TILE;
+        let keys = self.columns();
         let half = format!("k16.f32.{element}.{element}");
         // An operand in shared memory could be transposed, and says that it is not.
         let (a, tail) = match self.rows_in_registers() {

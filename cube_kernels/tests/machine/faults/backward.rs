@@ -68,8 +68,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the bytes of the statistics are not expected",
         On::Plane,
-        "FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);",
-        "FIRST_STAGE + SECOND_STAGE);",
+        "* ROWS * SWIZZLE + STATISTICS_STAGE;",
+        "* ROWS * SWIZZLE;",
     ),
     fault(
         "a tile is described where the one before still is",
@@ -85,6 +85,24 @@ pub const FAULTS: &[Fault] = &[
     ),
     // Fences and groups.
     fault(
+        "columns of a step are not filled up to a product with zeros, backward",
+        On::Plane,
+        "ROW_BOX < 64 || ROWS < STAGE_ROWS",
+        "ROW_BOX < 64",
+    ),
+    fault(
+        "weights of columns that no step has are left as they are, backward",
+        On::Plane,
+        "i < FRAGMENTS; i++) p[i] = 0;",
+        "i < FRAGMENTS; i++) p[i] = 0x3F803F80;",
+    ),
+    fault(
+        "the second set of slots has the coordinates of the first, backward",
+        On::Plane,
+        "slot_coordinate(16 * set + lane % 4 * 4)",
+        "slot_coordinate(lane % 4 * 4)",
+    ),
+    fault(
         "the table of the mask is not fenced, backward",
         On::Plane,
         "    shared_proxy_fence();\n",
@@ -93,14 +111,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "no fence before dS K",
         On::Plane,
-        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_first",
-        "#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_first",
+        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < FRAGMENTS / 4; k++)\n      wgmma_first",
+        "#pragma unroll\n    for (int k = 0; k < FRAGMENTS / 4; k++)\n      wgmma_first",
     ),
     fault(
         "no fence before P dout",
         On::Line,
-        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_second",
-        "#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_second",
+        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < FRAGMENTS / 4; k++)\n      wgmma_second",
+        "#pragma unroll\n    for (int k = 0; k < FRAGMENTS / 4; k++)\n      wgmma_second",
     ),
     fault(
         "dP is not committed",
@@ -130,7 +148,7 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the chunks of dout are as far as they have bytes in a row",
         On::LongLine,
-        "swizzled(base() + SECOND_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE)",
+        "swizzled(base() + SECOND_OFFSET, STAGE_ROWS * SWIZZLE, 8 * SWIZZLE)",
         "swizzled(base() + SECOND_OFFSET, 128, 8 * SWIZZLE)",
     ),
     fault(

@@ -157,14 +157,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "half of the bytes are expected",
         On::Plane,
-        "barrier_expect(barriers.k_full(stage), K_STAGE);",
-        "barrier_expect(barriers.k_full(stage), K_STAGE / 2);",
+        "barrier_expect(barriers.k_full(stage), K_BYTES);",
+        "barrier_expect(barriers.k_full(stage), K_BYTES / 2);",
     ),
     fault(
         "more bytes are expected than are loaded",
         On::Plane,
-        "barrier_expect(barriers.v_full(stage), V_STAGE);",
-        "barrier_expect(barriers.v_full(stage), V_STAGE + 16);",
+        "barrier_expect(barriers.v_full(stage), V_BYTES);",
+        "barrier_expect(barriers.v_full(stage), V_BYTES + 16);",
     ),
     fault(
         "the first turn is nobody's",
@@ -180,6 +180,24 @@ pub const FAULTS: &[Fault] = &[
         "  if (role == 0)",
     ),
     fault("barriers are not fenced for TMA", On::Line, "    barrier_init_fence();\n", ""),
+    fault(
+        "columns of a step are not filled up to a product with zeros, forward",
+        On::Teams,
+        "ROW_BOX < 64 || ROWS < STAGE_ROWS",
+        "ROW_BOX < 64",
+    ),
+    fault(
+        "weights of columns that no step has are left as they are, forward",
+        On::Teams,
+        "i < FRAGMENTS; i++) p[i] = 0;",
+        "i < FRAGMENTS; i++) p[i] = 0x3F803F80;",
+    ),
+    fault(
+        "the second set of slots has the coordinates of the first, forward",
+        On::Teams,
+        "slot_coordinate(16 * set + lane % 4 * 4)",
+        "slot_coordinate(lane % 4 * 4)",
+    ),
     fault("the table of the mask is not fenced", On::Plane, "    shared_proxy_fence();\n", ""),
     fault(
         "no fence before the scores' product",
@@ -190,8 +208,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "no fence before the values' product",
         On::Line,
-        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_values",
-        "#pragma unroll\n    for (int k = 0; k < SCORES / 8; k++)\n      wgmma_values",
+        "    wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < FRAGMENTS / 4; k++)\n      wgmma_values",
+        "#pragma unroll\n    for (int k = 0; k < FRAGMENTS / 4; k++)\n      wgmma_values",
     ),
     fault(
         "the scores' product is not committed",
@@ -227,8 +245,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the values' descriptor has half of the distance of its chunks",
         On::LongLine,
-        "value_matrix = swizzled(shared + V_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE);",
-        "value_matrix = swizzled(shared + V_OFFSET, ROWS * SWIZZLE / 2, 8 * SWIZZLE);",
+        "value_matrix = swizzled(shared + V_OFFSET, STAGE_ROWS * SWIZZLE, 8 * SWIZZLE);",
+        "value_matrix = swizzled(shared + V_OFFSET, STAGE_ROWS * SWIZZLE / 2, 8 * SWIZZLE);",
     ),
     fault("the swizzle is another", On::Line, "SWIZZLE == 128 ? 1 : 2", "SWIZZLE == 128 ? 2 : 1"),
     fault(
@@ -240,8 +258,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "a step of k is twice as far",
         On::Plane,
-        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);",
-        "k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 4);",
+        "k / 4 * (STAGE_ROWS * SWIZZLE >> 4) + k % 4 * 2);",
+        "k / 4 * (STAGE_ROWS * SWIZZLE >> 4) + k % 4 * 4);",
     ),
     fault(
         "the stage of the keys is that of the one before",

@@ -162,7 +162,7 @@ impl Chip {
             (On::SharedSelection, _) => selects(machine, 32),
             (On::Teams, _) => {
                 let problem = on.problem();
-                let schedule = planned_in_teams(&problem, element, 4, None);
+                let schedule = planned_in_teams(&problem, element, 4);
                 let data = Data::random(&problem, 3, format(element).round);
                 check_one_forward(machine, &client, &problem, &schedule, &data).map(|_| ())
             }
@@ -190,7 +190,7 @@ impl Chip {
         let data = Data::random(problem, 3, format(element).round);
         match (self, of) {
             (Self::Hopper, Direction::Forward) => {
-                let schedule = planned_in_teams(problem, element, 1, None);
+                let schedule = planned_in_teams(problem, element, 1);
                 check_one_forward(machine, client, problem, &schedule, &data)
             }
             (Self::Hopper, Direction::Backward) => {

@@ -14,7 +14,7 @@
 //
 // A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is 64
 // rows for each consumer, an N-D box of them, stacked along one axis. The producer brings the rows once a
-// tile, up to ROW_BUFFERS tiles ahead, and both tensors of the columns in steps of BLOCKS boxes of 64, STAGES
+// tile, up to ROW_BUFFERS tiles ahead, and both tensors of the columns in steps of BLOCKS boxes, STAGES
 // steps ahead, with the logsumexp and delta of columns that are queries. A consumer sums `first` of a step
 // together with S and dP of the next; while it computes P and dS, others have the tensor cores. CTAs take
 // tiles as they come to them, so that those of unequal length end together. With MAKES_STATISTICS a kernel for queries also makes what
@@ -22,8 +22,8 @@
 //
 // With SHARED_ROWS a tile is 64 rows for both consumers, who take steps in turn. The second one's sums go through shared memory to the first one.
 //
-// Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[32 BLOCKS], weights
-// and slopes[16 BLOCKS], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
+// Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[ROWS / 2], weights
+// and slopes[ROWS / 4], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
 
 constexpr int K_STEPS = (DIM + 15) / 16;      // wgmma k steps of S
 constexpr int K_STEPS_V = (DIM_V + 15) / 16;  // and of dP
@@ -105,14 +105,14 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
         const int stage = stage_of(step), head = column_head(params, tile, pass);
         const u32 full = barriers.full(stage);
         barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
-        barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
+        barrier_expect(full, STEP_LOADED);
         if constexpr (INVERSE) load_statistics(params, tile, maps.statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, items);
 #pragma unroll
         for (int b = 0; b < BOXES; b++) {
           int at[3];
           listed_box(params.space, tile, again(items + b), at);
-          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * SWIZZLE, maps.column_first, full, chunks_of(DIM), ROWS, at, head);
-          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * SWIZZLE, maps.column_second, full, chunks_of(DIM_V), ROWS, at, head);
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * SWIZZLE, maps.column_first, full, chunks_of(DIM), STAGE_ROWS, at, head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * SWIZZLE, maps.column_second, full, chunks_of(DIM_V), STAGE_ROWS, at, head);
         }
       }
     }
@@ -129,7 +129,7 @@ DEVICE void load_statistics(const Params& params, const Tile& tile, const Tensor
     int at[3];
 #pragma unroll
     for (int a = 0; a < 3; a++) at[a] = tile.group[a] * params.space.axes[a].pitch + tile.column[a] + walk.at[a] * column_extent(a);
-    tma_load(destination + b * 1024, map, barrier, 0, at[2], at[1], at[0], tile.batch * params.heads + head);
+    tma_load(destination + b * BLOCK * 16, map, barrier, 0, at[2], at[1], at[0], tile.batch * params.heads + head);
     if (b + 1 < BLOCKS) walk.next(tile);
   }
 }
@@ -170,7 +170,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
         const int stage = stage_of(step), head = column_head(launch.params(again), tile, pass);
         const u32 full = barriers.full(stage);
         barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
-        barrier_expect(full, FIRST_STAGE + SECOND_STAGE + STATISTICS_STAGE);
+        barrier_expect(full, STEP_LOADED);
         if constexpr (INVERSE)
           load_statistics(launch.params(again), tile, launch.maps(again).statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, walk);
         const bool more = ADDITIONAL && i >= tile.steps;
@@ -179,8 +179,8 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
         else column_boxes(launch.params(again).space, tile, walk, at);
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * 64 * SWIZZLE, more ? launch.maps(again).more_key : launch.maps(again).column_first, full, chunks_of(DIM), ROWS, at[b], head);
-          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * 64 * SWIZZLE, more ? launch.maps(again).more_value : launch.maps(again).column_second, full, chunks_of(DIM_V), ROWS, at[b], head);
+          load_box(shared + FIRST_OFFSET + stage * FIRST_STAGE + b * BLOCK * SWIZZLE, more ? launch.maps(again).more_key : launch.maps(again).column_first, full, chunks_of(DIM), STAGE_ROWS, at[b], head);
+          load_box(shared + SECOND_OFFSET + stage * SECOND_STAGE + b * BLOCK * SWIZZLE, more ? launch.maps(again).more_value : launch.maps(again).column_second, full, chunks_of(DIM_V), STAGE_ROWS, at[b], head);
         }
       }
     }
@@ -202,7 +202,7 @@ struct Consumer {
   // What a specialisation does not use takes no registers.
   float scores[SCORES], products[SCORES];
   float first[WITH_FIRST ? FIRST_DIM / 2 : 1], second[WITH_SECOND ? DIM_V / 2 : 1];
-  u32 slopes[SCORES / 2], weights[SCORES / 2];
+  u32 slopes[FRAGMENTS], weights[FRAGMENTS];
   u32 row_first_fragments[4 * K_STEPS], row_second_fragments[4 * K_STEPS_V];
   float lse[2], delta[2];
   OneHotRows one_hot;
@@ -252,7 +252,7 @@ struct Consumer {
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || BIAS_FIRST || k > 0;
-      const u64 column = column_first.at(k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);
+      const u64 column = column_first.at(k / 4 * (STAGE_ROWS * SWIZZLE >> 4) + k % 4 * 2);
 #if ROWS_IN_REGISTERS
       wgmma_scores(scores, row_first_fragments[4 * k], row_first_fragments[4 * k + 1], row_first_fragments[4 * k + 2], row_first_fragments[4 * k + 3], column, accumulate);
 #else
@@ -269,7 +269,7 @@ struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS_V; k++) {
-      const u64 column = column_second.at(k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);
+      const u64 column = column_second.at(k / 4 * (STAGE_ROWS * SWIZZLE >> 4) + k % 4 * 2);
 #if ROWS_IN_REGISTERS
       wgmma_scores(products, row_second_fragments[4 * k], row_second_fragments[4 * k + 1], row_second_fragments[4 * k + 2], row_second_fragments[4 * k + 3], column, k > 0);
 #else
@@ -282,10 +282,10 @@ struct Consumer {
   // first += dS K or dS^T Q
   DEVICE void accumulate_first(int step) {
 #if WITH_FIRST
-    const Matrix columns = swizzled(base() + FIRST_OFFSET + FIRST_START / 64 * ROWS * SWIZZLE, ROWS * SWIZZLE, 8 * SWIZZLE).behind(stage_of(step) * (FIRST_STAGE >> 4));
+    const Matrix columns = swizzled(base() + FIRST_OFFSET + FIRST_START / 64 * STAGE_ROWS * SWIZZLE, STAGE_ROWS * SWIZZLE, 8 * SWIZZLE).behind(stage_of(step) * (FIRST_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < SCORES / 8; k++)
+    for (int k = 0; k < FRAGMENTS / 4; k++)
       wgmma_first(first, slopes[4 * k], slopes[4 * k + 1], slopes[4 * k + 2], slopes[4 * k + 3], columns.at(k * SWIZZLE));
     wgmma_commit();
 #endif
@@ -294,10 +294,10 @@ struct Consumer {
   // second += P^T dout
   DEVICE void accumulate_second(int step) {
 #if WITH_SECOND
-    const Matrix columns = swizzled(base() + SECOND_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE).behind(stage_of(step) * (SECOND_STAGE >> 4));
+    const Matrix columns = swizzled(base() + SECOND_OFFSET, STAGE_ROWS * SWIZZLE, 8 * SWIZZLE).behind(stage_of(step) * (SECOND_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < SCORES / 8; k++)
+    for (int k = 0; k < FRAGMENTS / 4; k++)
       wgmma_second(second, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], columns.at(k * SWIZZLE));
     wgmma_commit();
 #endif
@@ -634,9 +634,10 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     write_one_hot(memory + ONE_HOT_OFFSET);
     shared_proxy_fence();
   }
-  if constexpr (ROW_BOX < 64) {
+  if constexpr (ROW_BOX < 64 || ROWS < STAGE_ROWS) {
     // Rows that no box fills. They belong to nobody: where sums lay in between, they have what is left of these.
-    for (int i = threadIdx.x; i < ROW_BUFFERS * ROWS_BYTES / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
+    constexpr int CLEARED = ROWS < STAGE_ROWS ? ONE_HOT_OFFSET : FIRST_OFFSET;
+    for (int i = threadIdx.x; i < CLEARED / 4; i += blockDim.x) ((u32*)memory)[i] = 0;
     shared_proxy_fence();
   }
   if constexpr (SUM_BIAS) BiasSums::start(launch.any().bias, launch.any().heads);

@@ -2,8 +2,8 @@
 
 constexpr int FIRST_TILE = chunks_of(DIM) * 64 * SWIZZLE;  // bytes, of one warpgroup
 constexpr int SECOND_TILE = chunks_of(DIM_V) * 64 * SWIZZLE;
-constexpr int FIRST_STAGE = chunks_of(DIM) * ROWS * SWIZZLE;
-constexpr int SECOND_STAGE = chunks_of(DIM_V) * ROWS * SWIZZLE;
+constexpr int FIRST_STAGE = chunks_of(DIM) * STAGE_ROWS * SWIZZLE;
+constexpr int SECOND_STAGE = chunks_of(DIM_V) * STAGE_ROWS * SWIZZLE;
 constexpr int SECOND_TILE_OFFSET = ROW_TILES * FIRST_TILE;
 constexpr int THIRD_TILE_OFFSET = SECOND_TILE_OFFSET + ROW_TILES * SECOND_TILE;  // of the output, with MAKES_STATISTICS
 constexpr int TILE_BYTES = ROW_TILES * (FIRST_TILE + (MAKES_STATISTICS ? 2 : 1) * SECOND_TILE);
@@ -15,6 +15,7 @@ constexpr int SECOND_OFFSET = FIRST_OFFSET + STAGES * FIRST_STAGE;
 constexpr int ONE_HOT_OFFSET = SECOND_OFFSET + STAGES * SECOND_STAGE;
 constexpr int STATISTICS_OFFSET = ONE_HOT_OFFSET + ONE_HOT_BYTES;
 constexpr int STATISTICS_STAGE = INVERSE ? ROWS * 16 : 0;  // see query_statistics.cuh
+constexpr int STEP_LOADED = (chunks_of(DIM) + chunks_of(DIM_V)) * ROWS * SWIZZLE + STATISTICS_STAGE;
 constexpr int TILE_OFFSET = STATISTICS_OFFSET + STAGES * STATISTICS_STAGE;
 // Results are written when the rows are gone. With EARLY the tile behind the next is found meanwhile.
 constexpr int TILE_SLOTS = EARLY ? 4 : 2 * ROW_BUFFERS;

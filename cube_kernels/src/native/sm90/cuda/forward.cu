@@ -2,7 +2,7 @@
 //
 // A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is
 // 64 queries for each consumer, an N-D box of them, stacked along one axis. The producer brings Q once a
-// tile, then K and V in steps of BLOCKS boxes of 64 keys, STAGES steps ahead, straight from heads-last
+// tile, then K and V in steps of BLOCKS boxes of keys, STAGES steps ahead, straight from heads-last
 // memory with TMA; the boxes are laid from the first key that the tile sees. A consumer issues the
 // product Q K^T of a step together with P V of the step before, and its softmax runs while the other
 // warpgroup has the tensor cores (PINGPONG).
@@ -11,15 +11,17 @@
 // of one-hot columns: a multiprocessor has registers for four consumer warpgroups if one CTA holds them, and for three if each has a CTA
 // of its own. With ROW_BUFFERS, the rows of Q of the next tile are loaded while those of a tile are in use, in shared memory both.
 //
-// Registers of a consumer thread: out[DIM_V / 2], scores[32 BLOCKS], weights[16 BLOCKS], and with
+// Registers of a consumer thread: out[DIM_V / 2], scores[ROWS / 2], weights[ROWS / 4], and with
 // ROWS_IN_REGISTERS 2 * DIM / 8 more. Shared memory: see the layout below.
 
 constexpr int K_STEPS = (DIM + 15) / 16;  // wgmma k steps of the first product
 
 constexpr int Q_TILE = chunks_of(DIM) * 64 * SWIZZLE;  // bytes, of one warpgroup
 constexpr int Q_BYTES = chunks_of(DIM) * ROW_BOX * SWIZZLE;  // that are loaded
-constexpr int K_STAGE = chunks_of(DIM) * ROWS * SWIZZLE;
-constexpr int V_STAGE = chunks_of(DIM_V) * ROWS * SWIZZLE;
+constexpr int K_STAGE = chunks_of(DIM) * STAGE_ROWS * SWIZZLE;
+constexpr int V_STAGE = chunks_of(DIM_V) * STAGE_ROWS * SWIZZLE;
+constexpr int K_BYTES = chunks_of(DIM) * ROWS * SWIZZLE;  // that are loaded
+constexpr int V_BYTES = chunks_of(DIM_V) * ROWS * SWIZZLE;
 constexpr int K_OFFSET = ROW_BUFFERS * WARPGROUPS * Q_TILE;
 constexpr int V_OFFSET = K_OFFSET + STAGES * K_STAGE;
 constexpr int TEAM_BYTES = V_OFFSET + STAGES * V_STAGE;
@@ -106,7 +108,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
       const int stage = stage_of(step);
       const u32 key = shared + K_OFFSET + stage * K_STAGE, value = shared + V_OFFSET + stage * V_STAGE;
       barrier_wait(barriers.k_empty(stage), parity_of(step) ^ 1);
-      barrier_expect(barriers.k_full(stage), K_STAGE);
+      barrier_expect(barriers.k_full(stage), K_BYTES);
 #pragma unroll
       for (int b = 0; b < BOXES; b++) {
 #if LISTED
@@ -115,10 +117,10 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
 #else
         const int(&box)[3] = at[b];
 #endif
-        load_box(key + b * BLOCK * SWIZZLE, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), ROWS, box, head_kv);
+        load_box(key + b * BLOCK * SWIZZLE, more ? maps.more_key : maps.key, barriers.k_full(stage), chunks_of(DIM), STAGE_ROWS, box, head_kv);
       }
       barrier_wait(barriers.v_empty(stage), parity_of(step) ^ 1);
-      barrier_expect(barriers.v_full(stage), V_STAGE);
+      barrier_expect(barriers.v_full(stage), V_BYTES);
 #pragma unroll
       for (int b = 0; b < BOXES; b++) {
 #if LISTED
@@ -127,7 +129,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* next, const Barriers
 #else
         const int(&box)[3] = at[b];
 #endif
-        load_box(value + b * BLOCK * SWIZZLE, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), ROWS, box, head_kv);
+        load_box(value + b * BLOCK * SWIZZLE, more ? maps.more_value : maps.value, barriers.v_full(stage), chunks_of(DIM_V), STAGE_ROWS, box, head_kv);
       }
     }
   }
@@ -149,7 +151,7 @@ struct Consumer {
   int team, warpgroup, warp, lane;
   float scores[SCORES];
   float out[DIM_V / 2];
-  u32 weights[SCORES / 2];
+  u32 weights[FRAGMENTS];
   u32 query[4 * K_STEPS];        // with ROWS_IN_REGISTERS
   Softmax softmax;
   OneHotRows one_hot;
@@ -172,7 +174,7 @@ struct Consumer {
     lane = threadIdx.x % 32;
     query_matrix = swizzled(shared + warpgroup * Q_TILE, 16, 8 * SWIZZLE);
     key_matrix = swizzled(shared + K_OFFSET, 16, 8 * SWIZZLE);
-    value_matrix = swizzled(shared + V_OFFSET, ROWS * SWIZZLE, 8 * SWIZZLE);
+    value_matrix = swizzled(shared + V_OFFSET, STAGE_ROWS * SWIZZLE, 8 * SWIZZLE);
     one_hot_matrix = unswizzled(one_hot_columns, 128, 256);
     one_hot.start_lane(lane);
   }
@@ -203,7 +205,7 @@ struct Consumer {
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
       const int accumulate = MASK == ONE_HOT || BIAS_FIRST || k > 0;
-      const u64 key_k = key.at(k / 4 * (ROWS * SWIZZLE >> 4) + k % 4 * 2);
+      const u64 key_k = key.at(k / 4 * (STAGE_ROWS * SWIZZLE >> 4) + k % 4 * 2);
 #if ROWS_IN_REGISTERS
       wgmma_scores(scores, query[4 * k], query[4 * k + 1], query[4 * k + 2], query[4 * k + 3], key_k, accumulate);
 #else
@@ -218,7 +220,7 @@ struct Consumer {
     const Matrix value = value_matrix.behind(stage_of(step) * (V_STAGE >> 4));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < SCORES / 8; k++)
+    for (int k = 0; k < FRAGMENTS / 4; k++)
       wgmma_values(out, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], value.at(k * SWIZZLE));
     wgmma_commit();
   }
@@ -435,10 +437,11 @@ attention_forward(const __grid_constant__ TensorMap map_query, const __grid_cons
     write_one_hot(memory + ONE_HOT_OFFSET);
     shared_proxy_fence();
   }
-  if constexpr (ROW_BOX < 64) {
+  if constexpr (ROW_BOX < 64 || ROWS < STAGE_ROWS) {
     // Rows that no box fills.
+    constexpr int CLEARED = ROWS < STAGE_ROWS ? TEAM_BYTES : K_OFFSET;
     for (int team = 0; team < TEAMS; team++)
-      for (int i = threadIdx.x; i < K_OFFSET / 4; i += blockDim.x) ((u32*)(memory + team * TEAM_BYTES))[i] = 0;
+      for (int i = threadIdx.x; i < CLEARED / 4; i += blockDim.x) ((u32*)(memory + team * TEAM_BYTES))[i] = 0;
     shared_proxy_fence();
   }
   launch.start(*(Tile*)(memory + TILE_OFFSET));

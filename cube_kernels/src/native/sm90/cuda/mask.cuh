@@ -5,11 +5,12 @@
 // ONE_HOT  two and three axes: one more product on the tensor cores, in every step.
 // BY_ITEM  listed blocks: comparisons, in the last steps, see listed.cuh.
 //
-// One-hot masks. The columns of a block have at most 16 coordinates over all axes. Row n of a constant
+// One-hot masks. The columns of a block have at most 16 coordinates over all axes, or 32. Row n of a constant
 // matrix B has a one (57344, the largest e5m2) at each coordinate of column n; row m of A has -57344 at
 // each coordinate that the window of row m excludes. Their product is 0 for a visible column and at most
 // -57344^2 = -3.3e9 for any other; the scores are accumulated on top of it. With BLOCKS = 2 both blocks
-// of a step share one instruction: the second block uses the slots 16 to 31.
+// of a step share one instruction: the second block uses the slots 16 to 31. So does a block of more than 16 coordinates, if it has a step for
+// itself (SETS).
 // Where scores begin with the entries of a bias (WIDE_MASK), the product is added to them. Sums of 8-bit products may be kept to some 14
 // bits, so that operands are bf16 then: 32768 in B and, of two equal bytes, -101888 in A, -3.34e9 together.
 // A raw score (before the scale) near 3.3e9 that a row does not see can break through such a mask. A row
@@ -27,9 +28,11 @@ DEVICE constexpr int slots_of(int axis) {
 }
 constexpr int SLOTS_Z = slots_of(0), SLOTS_Y = slots_of(1), SLOTS_X = slots_of(2);
 constexpr float TRUSTED_SCORE = 16777216.f;
-constexpr int ONE_HOT_BYTES = MASK == ONE_HOT ? BLOCKS * 64 * 32 : 0;
+constexpr int SETS = MASK == ONE_HOT && SLOTS_Z + SLOTS_Y + SLOTS_X > 16 ? 2 : 1;  // of 16 slots, for a block
+constexpr int ONE_HOT_BYTES = MASK == ONE_HOT ? ROWS * 32 : 0;
 constexpr bool BIAS_FIRST = BIAS && BLOCKS == 1;  // scores begin with the bias
 constexpr bool WIDE_MASK = MASK == ONE_HOT && BIAS_FIRST;
+static_assert(BLOCKS * SETS <= 2 && (SETS == 1 || !WIDE_MASK), "a product has 32 slots, or 16 wide ones");
 
 DEVICE int slot_axis(int slot) { return slot < SLOTS_Z ? 0 : slot < SLOTS_Z + SLOTS_Y ? 1 : slot < SLOTS_Z + SLOTS_Y + SLOTS_X ? 2 : 3; }
 DEVICE int slot_coordinate(int slot) {
@@ -39,15 +42,15 @@ DEVICE int slot_coordinate(int slot) {
 // Writes B. Called by all threads of the CTA.
 DEVICE void write_one_hot(u8* table) {
   constexpr int DEPTH = WIDE_MASK ? 16 : 32;
-  for (int i = threadIdx.x; i < BLOCKS * 64 * DEPTH; i += blockDim.x) {
+  for (int i = threadIdx.x; i < ROWS * DEPTH; i += blockDim.x) {
     // Of 16 bits a lane's four slots are not one behind the other.
-    const int n = i / DEPTH, k = i % DEPTH, column = n % 64, slot = WIDE_MASK ? k % 8 / 2 * 4 + k / 8 * 2 + k % 2 : k % 16;
+    const int n = i / DEPTH, k = i % DEPTH, column = n % BLOCK, slot = WIDE_MASK ? k % 8 / 2 * 4 + k / 8 * 2 + k % 2 : k % (16 * SETS);
     const int at[3] = {column / (COLUMN_Y * COLUMN_X), column / COLUMN_X % COLUMN_Y, column % COLUMN_X};
     const int axis = slot_axis(slot);
-    const bool hot = (WIDE_MASK || k / 16 == n / 64) && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
+    const bool hot = (WIDE_MASK || k / (16 * SETS) == n / BLOCK) && axis < 3 && slot_coordinate(slot) == (axis == 0 ? at[0] : axis == 1 ? at[1] : at[2]);
     u8* const line = table + n / 8 * 256 + k / (DEPTH / 2) * 128 + n % 8 * 16;
     if constexpr (WIDE_MASK) ((u16*)line)[k % 8] = hot ? 0x4700 : 0;
-    else line[slot] = hot ? 0x7B : 0;
+    else line[k % 16] = hot ? 0x7B : 0;
   }
 }
 
@@ -59,57 +62,66 @@ template <bool Causal, class Axis> DEVICE Window own_window(const Axis& axis, in
 
 // The two rows of A that a lane holds.
 struct OneHotRows {
-  int axis, slot;               // of this lane's four slots
-  int start[2], end[2];         // window of each row along that axis, from this lane's first slot
+  int axis[SETS], slot[SETS];         // of this lane's four slots
+  int start[SETS][2], end[SETS][2];   // window of each row along that axis, from this lane's first slot
   u32 shifts[8];                // of the coming step, see `aim`
   u32 fragment[4];
 
   DEVICE void start_lane(int lane) {
-    axis = slot_axis(lane % 4 * 4);
-    slot = slot_coordinate(lane % 4 * 4);
+#pragma unroll
+    for (int set = 0; set < SETS; set++) {
+      axis[set] = slot_axis(16 * set + lane % 4 * 4);
+      slot[set] = slot_coordinate(16 * set + lane % 4 * 4);
+    }
   }
 
   // Lanes differ in their axes: each picks the numbers of its own, and none waits for branches that others take, where there are
   // registers for it. Slots of no axis take those of the last.
   static constexpr bool PICKS = WARPGROUPS < 3 && !BIAS;
-  DEVICE int pick(int z, int y, int x) const { return SLOTS_Z > 0 && axis == 0 ? z : SLOTS_Y > 0 && axis == 1 ? y : x; }
+  DEVICE int pick(int set, int z, int y, int x) const { return SLOTS_Z > 0 && axis[set] == 0 ? z : SLOTS_Y > 0 && axis[set] == 1 ? y : x; }
 
   DEVICE void start_tile(const Space& space, const Tile& tile, const int (&row)[2][PLACE]) {
+#pragma unroll
+    for (int set = 0; set < SETS; set++) start_set(space, tile, row, set);
+  }
+
+  DEVICE void start_set(const Space& space, const Tile& tile, const int (&row)[2][PLACE], int set) {
+    const int own_axis = axis[set];
     if constexpr (PICKS) {
       const AxisParams(&axes)[3] = space.axes;
-      const int rows = pick(tile.rows[0], tile.rows[1], tile.rows[2]), columns = pick(tile.columns[0], tile.columns[1], tile.columns[2]);
-      const int origin = pick(tile.column[0], tile.column[1], tile.column[2]) + slot;
+      const int rows = pick(set, tile.rows[0], tile.rows[1], tile.rows[2]), columns = pick(set, tile.columns[0], tile.columns[1], tile.columns[2]);
+      const int origin = pick(set, tile.column[0], tile.column[1], tile.column[2]) + slot[set];
       struct { int kernel, stride; } own;
-      own.kernel = pick(axes[0].kernel, axes[1].kernel, axes[2].kernel);
-      own.stride = STRIDED ? pick(axes[0].stride, axes[1].stride, axes[2].stride) : 1;
+      own.kernel = pick(set, axes[0].kernel, axes[1].kernel, axes[2].kernel);
+      own.stride = STRIDED ? pick(set, axes[0].stride, axes[1].stride, axes[2].stride) : 1;
 #if ORIGIN
-      const int shift = pick(tile.shift[0], tile.shift[1], tile.shift[2]);
+      const int shift = pick(set, tile.shift[0], tile.shift[1], tile.shift[2]);
 #else
       constexpr int shift = 0;
 #endif
       constexpr int AXES = 7 & 7 << FIRST_AXIS, CAUSAL_AXES = CAUSAL & AXES;
-      const bool causal = CAUSAL_AXES == AXES || CAUSAL_AXES && CAUSAL >> axis & 1;
+      const bool causal = CAUSAL_AXES == AXES || CAUSAL_AXES && CAUSAL >> own_axis & 1;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const int at = pick(row[r][0], row[r][1], row[r][2]);
+        const int at = pick(set, row[r][0], row[r][1], row[r][2]);
         Window w, other;
         if constexpr (CAUSAL_AXES != AXES) w = own_window<false>(own, shift, at, rows, columns);
         if constexpr (CAUSAL_AXES != 0) other = own_window<true>(own, shift, at, rows, columns);
         if (causal) w = other;
         // Slots of no axis see everything.
-        start[r] = axis < 3 ? w.start - origin : -(1 << 20);
-        end[r] = axis < 3 ? w.end - origin : 1 << 20;
+        start[set][r] = own_axis < 3 ? w.start - origin : -(1 << 20);
+        end[set][r] = own_axis < 3 ? w.end - origin : 1 << 20;
       }
     } else {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         Window w = {-(1 << 20), 1 << 20};
         int origin = 0;
-        if (axis == 0) w = window_of<0>(space, tile, row[r][0]), origin = tile.column[0];
-        if (axis == 1) w = window_of<1>(space, tile, row[r][1]), origin = tile.column[1];
-        if (axis == 2) w = window_of<2>(space, tile, row[r][2]), origin = tile.column[2];
-        start[r] = w.start - origin - slot;
-        end[r] = w.end - origin - slot;
+        if (own_axis == 0) w = window_of<0>(space, tile, row[r][0]), origin = tile.column[0];
+        if (own_axis == 1) w = window_of<1>(space, tile, row[r][1]), origin = tile.column[1];
+        if (own_axis == 2) w = window_of<2>(space, tile, row[r][2]), origin = tile.column[2];
+        start[set][r] = w.start - origin - slot[set];
+        end[set][r] = w.end - origin - slot[set];
       }
     }
   }
@@ -119,12 +131,17 @@ struct OneHotRows {
   DEVICE void aim(const Tile& tile, Walk& walk) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
-      const int offset = PICKS ? pick(walk.at[0], walk.at[1], walk.at[2]) * pick(COLUMN_Z, COLUMN_Y, COLUMN_X)
-                         : axis == 0 ? walk.at[0] * COLUMN_Z : axis == 1 ? walk.at[1] * COLUMN_Y : axis == 2 ? walk.at[2] * COLUMN_X : 0;
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        shifts[4 * block + 2 * r] = max_(0, 32 - 8 * max_(0, start[r] - offset));
-        shifts[4 * block + 2 * r + 1] = 8 * max_(0, end[r] - offset);
+      for (int set = 0; set < SETS; set++) {
+        const int own_axis = axis[set];
+        const int offset = PICKS ? pick(set, walk.at[0], walk.at[1], walk.at[2]) * pick(set, COLUMN_Z, COLUMN_Y, COLUMN_X)
+                           : own_axis == 0 ? walk.at[0] * COLUMN_Z : own_axis == 1 ? walk.at[1] * COLUMN_Y : own_axis == 2 ? walk.at[2] * COLUMN_X : 0;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int i = 4 * (block + set) + 2 * r;
+          shifts[i] = max_(0, 32 - 8 * max_(0, start[set][r] - offset));
+          shifts[i + 1] = 8 * max_(0, end[set][r] - offset);
+        }
       }
       walk.next(tile);
     }
@@ -133,14 +150,14 @@ struct OneHotRows {
   // Every column is visible.
   DEVICE void aim_nowhere() {
 #pragma unroll
-    for (int i = 0; i < 4 * BLOCKS; i++) shifts[i] = 32;
+    for (int i = 0; i < 4 * BLOCKS * SETS; i++) shifts[i] = 32;
   }
 
   // Writes the fragment. No wgmma may be in flight.
   DEVICE void fire() {
     constexpr u32 HIDDEN = WIDE_MASK ? 0xC7C7C7C7u : 0xFBFBFBFBu;
 #pragma unroll
-    for (int i = 0; i < 4; i++) fragment[i] = i < 2 * BLOCKS ? shift_right(HIDDEN, shifts[2 * i]) | shift_left(HIDDEN, shifts[2 * i + 1]) : 0u;
+    for (int i = 0; i < 4; i++) fragment[i] = i < 2 * BLOCKS * SETS ? shift_right(HIDDEN, shifts[2 * i]) | shift_left(HIDDEN, shifts[2 * i + 1]) : 0u;
     if constexpr (WIDE_MASK) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {

@@ -2,10 +2,15 @@
 
 constexpr int CONSUMER_WARPS = 4 * WARPGROUPS;  // of a pipeline, of which a CTA has TEAMS, each with tiles of its own
 
+// A step's columns, and where they are summed over, in products of 16. With fewer than 64 a stage may end with rows that no box fills, which
+// are zeros, as weights are that meet them.
+constexpr int STAGE_ROWS = (ROWS + 15) / 16 * 16;
+constexpr int FRAGMENTS = STAGE_ROWS / 4;  // registers for weights
+
 // Accumulator layout of wgmma: a lane holds two rows, `lane / 4` and eight further down, of its warp's
 // sixteen. In an array of scores, elements 4 j and 4 j + 1 are the columns 8 j + 2 (lane % 4) and the
 // next of the first row, 4 j + 2 and 4 j + 3 those of the second.
-constexpr int SCORES = BLOCKS * 32;
+constexpr int SCORES = ROWS / 2;
 
 // The producer hands registers over to the consumers, unless all have as many as there can be.
 constexpr bool MOVES_REGISTERS = WARPGROUPS * TEAMS * CTAS > 1;
@@ -68,10 +73,12 @@ template <int N> DEVICE void forget_row(float (&sums)[N], int second) {
 }
 
 // Accumulators as the first operand of another product.
-DEVICE void pack_fragments(const float (&s)[SCORES], u32 (&p)[SCORES / 2]) {
+DEVICE void pack_fragments(const float (&s)[SCORES], u32 (&p)[FRAGMENTS]) {
 #pragma unroll
   for (int j = 0; j < SCORES / 4; j++) {
     p[2 * j] = pack(s[4 * j], s[4 * j + 1]);
     p[2 * j + 1] = pack(s[4 * j + 2], s[4 * j + 3]);
   }
+#pragma unroll
+  for (int i = SCORES / 2; i < FRAGMENTS; i++) p[i] = 0;
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::parts::{Candidates, Parts};
-use super::{BackwardPlan, How, Load, SLOTS, backward, candidates, slots, spills, unsupported};
+use super::{BackwardPlan, How, Load, backward, candidates, has_slots, spills, unsupported};
 use crate::choices::{Choices, remembered};
 use crate::native::MAX_STEP;
 use crate::native::sm90::schedule::TILE;
@@ -53,9 +53,11 @@ impl Traits {
         let steps = |(index, dilation): (usize, &usize)| {
             cut.dilates_in_kernel(&Axis::UNIT.with_dilation(*dilation), index)
         };
-        let fits = (schedule.mask != Mask::OneHot || slots(&schedule) <= SLOTS)
+        let fits = has_slots(&schedule)
             && schedule.teams == 1
-            && schedule.row_tile().iter().product::<usize>() == TILE
+            && [schedule.row_tile(), schedule.column_tile()]
+                .iter()
+                .all(|tile| tile.iter().product::<usize>() == TILE)
             && !spills(&schedule)
             && self.dilation.iter().enumerate().all(steps);
         schedule.with_stages().filter(|_| fits)

@@ -87,7 +87,7 @@ fn wgmma_has_the_operands_of_its_shape() {
     for schedule in schedules() {
         let text = schedule.wgmma();
         let functions: Vec<&str> = text.split("DEVICE void ").skip(1).collect();
-        let keys = schedule.blocks * 64;
+        let keys = schedule.blocks * schedule.column_tile().iter().product::<usize>();
         let half = "k16.f32.f16.f16";
         let mut expected =
             vec![("wgmma_scores", keys, half), ("wgmma_mask", keys, "k32.f32.e5m2.e5m2")];
