@@ -90,12 +90,7 @@ pub const FAULTS: &[Fault] = &[
         "ROW_BOX < 64 || ROWS < STAGE_ROWS",
         "ROW_BOX < 64",
     ),
-    fault(
-        "weights of columns that no step has are left as they are, backward",
-        On::Plane,
-        "i < FRAGMENTS; i++) p[i] = 0;",
-        "i < FRAGMENTS; i++) p[i] = 0x3F803F80;",
-    ),
+    // Weights of columns that no step has may be any number: such columns are zeros.
     fault(
         "the second set of slots has the coordinates of the first, backward",
         On::Plane,
@@ -185,7 +180,7 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "bias: a lane's slots of 16 bits lie as those of 8 bits do",
         On::Bias,
-        "WIDE_MASK ? k % 8 / 2 * 4 + k / 8 * 2 + k % 2 : k % 16",
+        "WIDE_MASK ? k % 8 / 2 * 4 + k / 8 * 2 + k % 2 : k % (16 * SETS)",
         "k % 16",
     ),
     fault(

@@ -176,8 +176,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "barriers are used before they are there",
         On::Line,
-        "  __syncthreads();\n  if (role == 0)",
-        "  if (role == 0)",
+        "  __syncthreads();\n  const int team =",
+        "  const int team =",
     ),
     fault("barriers are not fenced for TMA", On::Line, "    barrier_init_fence();\n", ""),
     fault(
@@ -186,12 +186,7 @@ pub const FAULTS: &[Fault] = &[
         "ROW_BOX < 64 || ROWS < STAGE_ROWS",
         "ROW_BOX < 64",
     ),
-    fault(
-        "weights of columns that no step has are left as they are, forward",
-        On::Teams,
-        "i < FRAGMENTS; i++) p[i] = 0;",
-        "i < FRAGMENTS; i++) p[i] = 0x3F803F80;",
-    ),
+    // Weights of columns that no step has may be any number: such columns are zeros.
     fault(
         "the second set of slots has the coordinates of the first, forward",
         On::Teams,
@@ -304,8 +299,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the one-hot mask begins a column later",
         On::Plane,
-        "8 * max_(0, end[r] - offset)",
-        "8 * max_(0, end[r] - offset + 1)",
+        "8 * max_(0, end[set][r] - offset)",
+        "8 * max_(0, end[set][r] - offset + 1)",
     ),
     fault(
         "additional tokens are not masked",
