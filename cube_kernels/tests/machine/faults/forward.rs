@@ -168,7 +168,7 @@ pub const FAULTS: &[Fault] = &[
     ),
     fault(
         "the first turn is nobody's",
-        On::Line,
+        On::LongPlane,
         "if (role == WARPGROUPS) consumer.pass_turn();",
         "",
     ),
