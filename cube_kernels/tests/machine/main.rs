@@ -21,5 +21,6 @@ mod splits;
 mod teams;
 mod text;
 mod unfused;
+mod unseen;
 mod views;
 mod ways;

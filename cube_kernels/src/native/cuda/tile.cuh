@@ -45,6 +45,8 @@ struct Space {
 DEVICE constexpr int row_extent(int a) { return a == 0 ? ROW_Z : a == 1 ? ROW_Y : ROW_X; }
 DEVICE constexpr int column_extent(int a) { return a == 0 ? COLUMN_Z : a == 1 ? COLUMN_Y : COLUMN_X; }
 DEVICE constexpr int cta_extent(int a) { return row_extent(a) * (a == STACK ? ROW_TILES : 1); }
+// Whether a CTA has one row along an axis and a block one column: the blocks are all that the row sees, or one if it sees nothing.
+DEVICE constexpr bool is_single(int a) { return a >= FIRST_AXIS && row_extent(a) == 1 && column_extent(a) == 1 && STACK != a; }
 
 // Blocks of columns are visited with the stacking axis slowest, so that what a warpgroup sees is one range.
 constexpr int SLOW = STACK, MIDDLE = STACK == 0 ? 1 : 0, FAST = STACK == 2 ? 1 : 2;

@@ -44,8 +44,16 @@ DEVICE int additional_steps(int additional) { return ADDITIONAL ? (additional + 
 // The steps that hold all that a warpgroup's rows see: `low..high` of one pass over the blocks, without
 // additional tokens. Empty for a warpgroup all of whose rows lie outside.
 struct Range { int low, high; };
+// Whether the rows are keys that no query sees, by an axis that hides none of a block's columns.
+DEVICE bool is_unseen(const Space& space, const Tile& tile) {
+  bool unseen = false;
+  if constexpr (INVERSE && is_single(0)) unseen = unseen || window_of<0>(space, tile, tile.row[0]).end <= tile.column[0];
+  if constexpr (INVERSE && is_single(1)) unseen = unseen || window_of<1>(space, tile, tile.row[1]).end <= tile.column[1];
+  if constexpr (INVERSE && is_single(2)) unseen = unseen || window_of<2>(space, tile, tile.row[2]).end <= tile.column[2];
+  return unseen;
+}
 DEVICE Range steps_seen(const Space& space, const Tile& tile, int warpgroup) {
-  bool idle = false;
+  bool idle = is_unseen(space, tile);
 #pragma unroll
   for (int a = 0; a < 3; a++) idle = idle || tile.row[a] + (a == STACK ? warpgroup * row_extent(a) : 0) >= tile.rows[a];
   const int first = tile.row[SLOW] + warpgroup * row_extent(SLOW);
@@ -67,7 +75,7 @@ DEVICE Range visible_steps(const Space& space, const Tile& tile, int warpgroup) 
   if constexpr (WARPGROUPS == 1) {
     // A tile with steps has rows, and its blocks are laid around what they see: all of them, or, of keys that nobody sees, none.
     const bool none = INVERSE && window_of<SLOW>(space, tile, tile.row[SLOW] + row_extent(SLOW) - 1).end <= tile.column[SLOW];
-    return {0, uniform(none ? 0 : tile.steps)};
+    return {0, uniform(none || is_unseen(space, tile) ? 0 : tile.steps)};
   }
   Range steps = steps_seen(space, tile, warpgroup);
   steps.low = uniform(steps.low), steps.high = uniform(steps.high);

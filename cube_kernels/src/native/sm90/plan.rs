@@ -385,9 +385,11 @@ fn takes_any_columns(schedule: &Schedule) -> bool {
 /// One-hot coordinates of a block, as the kernel lays them out.
 fn slots(schedule: &Schedule) -> usize {
     let (rows, columns) = (schedule.row_tile(), schedule.column_tile());
-    let of = |axis: usize| match rows[axis] == 1 && columns[axis] == 1 && schedule.stack != axis {
-        true => 0,
-        false => columns[axis].next_multiple_of(4),
+    let of = |axis: usize| {
+        let is_single = rows[axis] == 1 && columns[axis] == 1 && schedule.stack != axis;
+        let may_be_blind = schedule.has_origin && schedule.pass != Pass::Keys;
+        let has_none = axis < MAX_RANK - schedule.rank || is_single && !may_be_blind;
+        if has_none { 0 } else { columns[axis].next_multiple_of(4) }
     };
     (0..MAX_RANK).map(of).sum()
 }
@@ -408,6 +410,10 @@ fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
     if problem.axes.iter().any(|axis| axis.window(0).1 == 0) {
         return false;
     }
+    // So is one of keys that nobody sees, but for axes that have one row.
+    if schedule.pass == Pass::Keys && problem.axes.iter().any(has_unseen_keys) {
+        return false;
+    }
     let windows = problem.with_additional(0);
     let (tiling, count) = count(schedule, schedule.cta_tile(), &windows);
     // A step of two blocks must not be left half empty.
@@ -419,6 +425,14 @@ fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
         Pass::Keys => true,
     };
     count.visited == count.unmasked && problem.axes.iter().enumerate().any(even)
+}
+
+/// Whether there are keys that no query sees: the first or the last ones of a dilation group, where queries are not those of the keys.
+fn has_unseen_keys(axis: &Axis) -> bool {
+    let ends = axis.dilation.min(axis.keys);
+    let is_unseen = |key: usize| axis.visitors(key).1 == 0;
+    let is_own = axis.origin == 0 && axis.queries == axis.keys;
+    !is_own && (0..ends).chain(axis.keys - ends..axis.keys).any(is_unseen)
 }
 
 /// The tiles that a schedule meets when `rows` are kept together.

@@ -22,9 +22,10 @@
 enum { NONE = 0, LINEAR = 1, ONE_HOT = 2, BY_ITEM = 3 };
 
 // Slots of an axis, in fours: each lane of a quad owns four consecutive slots of one axis. An axis needs
-// none where a CTA holds one row and a block one column: the blocks are then just that row's window.
+// none where a CTA holds one row and a block one column: the blocks are then just that row's window. Not so
+// where that of a query may be empty, as there is one block all the same.
 DEVICE constexpr int slots_of(int axis) {
-  return row_extent(axis) == 1 && column_extent(axis) == 1 && STACK != axis ? 0 : (column_extent(axis) + 3) / 4 * 4;
+  return axis < FIRST_AXIS || is_single(axis) && (INVERSE || !ORIGIN) ? 0 : (column_extent(axis) + 3) / 4 * 4;
 }
 constexpr int SLOTS_Z = slots_of(0), SLOTS_Y = slots_of(1), SLOTS_X = slots_of(2);
 constexpr float TRUSTED_SCORE = 16777216.f;
