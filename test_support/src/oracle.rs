@@ -264,17 +264,26 @@ pub fn places(problem: &Problem, query: usize) -> Vec<usize> {
 /// Both passes. The backward pass reads the output as `round` leaves it, as an implementation that
 /// stores it in that type does.
 pub fn compute(problem: &Problem, data: &Data, round: fn(f64) -> f64) -> Results {
-    compute_rounded(problem, data, round, |x| x)
+    compute_by(problem, data, round, None)
 }
 
-/// The same where `operand` rounds what matrix products multiply.
+/// The same where `operand` rounds what matrix products multiply. The backward pass is given the output of [`compute`].
 pub fn compute_rounded(
     problem: &Problem,
     data: &Data,
     round: fn(f64) -> f64,
     operand: fn(f64) -> f64,
 ) -> Results {
-    let attention = Attention {
+    compute_by(problem, data, round, Some(operand))
+}
+
+fn compute_by(
+    problem: &Problem,
+    data: &Data,
+    round: fn(f64) -> f64,
+    operand: Option<fn(f64) -> f64>,
+) -> Results {
+    let mut attention = Attention {
         batch: problem.batch,
         keys: problem.keys(),
         heads: problem.heads,
@@ -289,7 +298,7 @@ pub fn compute_rounded(
             false => Vec::new(),
         },
         entries: problem.bias_extents().iter().product(),
-        operand,
+        operand: |x| x,
     };
     let tensors = Tensors {
         query: &data.query,
@@ -301,8 +310,12 @@ pub fn compute_rounded(
         dout: &data.dout,
         dlse: &data.dlse,
     };
-    let (out, lse) = attention.forward(tensors);
+    let (mut out, mut lse) = attention.forward(tensors);
     let stored: Vec<f64> = out.iter().map(|x| round(*x)).collect();
+    if let Some(operand) = operand {
+        attention.operand = operand;
+        (out, lse) = attention.forward(tensors);
+    }
     let gradients = attention.backward(tensors, &stored);
     Results {
         out,
