@@ -37,7 +37,7 @@ fn check(blind: Axis, additional: usize) {
             let (pass, gradients) = (schedule.pass, schedule.gradients);
             *schedule = best(backward_candidates(&problem, element, pass, gradients));
         }
-        let way = Way { machine: machine.clone(), plan };
+        let way = Way { machine, plan };
         let result = check_data::<OnMachine>(&client, element, &way, &problem, &data);
         result.unwrap_or_else(|how| panic!("{problem:?}: {how}"));
     }
