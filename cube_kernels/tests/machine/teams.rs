@@ -1,13 +1,15 @@
 //! Forward kernels with four pipelines in a CTA, and kernels whose tiles have fewer rows, or steps fewer columns, than they could.
 
-use burn_natten_kernels::native::sm90::{Element, Pass, Schedule, backward_candidates, candidates};
+use burn_natten_kernels::native::sm90::{Element, Schedule, candidates};
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use test_support::compare::format;
 use test_support::tier::check_data;
 use test_support::{Data, axis, problem};
 
 use crate::run::Policy;
-use crate::ways::{OnMachine, Way, best_of, check_one_forward, client, hopper, planned_backward};
+use crate::ways::{
+    OnMachine, Way, best_of, check_one_forward, client, hopper, planned_backward_of,
+};
 
 /// A problem for each mask, and for each macro that the kernels have.
 fn problems() -> Vec<Problem> {
@@ -98,17 +100,7 @@ fn wide() -> [Problem; 2] {
 /// A backward pass whose kernels are of a kind, those that have it.
 fn check_backward(problem: &Problem, kind: Kind, policy: Policy) {
     let element = Element::Bf16;
-    let mut plan = planned_backward(problem, element);
-    let mut kernels = 0;
-    for schedule in plan.queries.iter_mut().chain(&mut plan.keys) {
-        let (pass, gradients) = (schedule.pass, schedule.gradients);
-        assert!(pass != Pass::Forward);
-        let all = backward_candidates(problem, element, pass, gradients);
-        if all.iter().any(kind) {
-            *schedule = best_of(all, problem, kind);
-            kernels += 1;
-        }
-    }
+    let (plan, kernels) = planned_backward_of(problem, element, kind);
     assert!(kernels > 0, "{problem:?}");
     let Some(machine) = hopper(policy) else { return };
     let data = Data::random(problem, 5, format(element).round);

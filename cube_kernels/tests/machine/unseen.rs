@@ -1,15 +1,15 @@
 //! Queries that see nothing, and keys that nobody sees, along an axis of which tiles have one row.
 
-use burn_natten_kernels::native::sm90::{
-    Element, Schedule, backward_candidates, candidates, plan_backward,
-};
+use burn_natten_kernels::native::sm90::{Element, Schedule, candidates};
 use burn_natten_kernels::{Axis, MAX_RANK, Problem};
 use test_support::compare::format;
 use test_support::tier::check_data;
 use test_support::{Data, axis, problem};
 
 use crate::run::Policy;
-use crate::ways::{OnMachine, Way, best_of, check_one_forward, client, hopper};
+use crate::ways::{
+    OnMachine, Way, best_of, check_one_forward, client, hopper, planned_backward_of,
+};
 
 /// With this axis as each of three in turn: tiles have one row along it wherever there are such tiles.
 fn check(blind: Axis, additional: usize) {
@@ -24,19 +24,13 @@ fn check(blind: Axis, additional: usize) {
         let data = Data::random(&problem, index as u64, format(element).round);
         let is_single =
             |one: &Schedule| one.row_tile()[index] == 1 && one.column_tile()[index] == 1;
-        let best = |all: Vec<Schedule>| {
-            let has_some = all.iter().any(is_single);
-            best_of(all, &problem, |one| !has_some || is_single(one))
-        };
-        let schedule = best(candidates(&problem, element));
+        let all = candidates(&problem, element);
+        let has_some = all.iter().any(is_single);
+        let schedule = best_of(all, &problem, |one| !has_some || is_single(one));
         let result = check_one_forward(&machine, &client, &problem, &schedule, &data);
         result.unwrap_or_else(|how| panic!("{problem:?}: {how}"));
 
-        let mut plan = plan_backward(&problem, element, None).expect("supported");
-        for schedule in plan.queries.iter_mut().chain(&mut plan.keys) {
-            let (pass, gradients) = (schedule.pass, schedule.gradients);
-            *schedule = best(backward_candidates(&problem, element, pass, gradients));
-        }
+        let (plan, _) = planned_backward_of(&problem, element, is_single);
         let way = Way { machine, plan };
         let result = check_data::<OnMachine>(&client, element, &way, &problem, &data);
         result.unwrap_or_else(|how| panic!("{problem:?}: {how}"));

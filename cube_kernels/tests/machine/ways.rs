@@ -3,8 +3,8 @@
 use std::panic::panic_any;
 
 use burn_natten_kernels::native::sm90::{
-    BackwardPlan, Element, Schedule, backward_with, candidates, estimate, forward_with, plan,
-    plan_backward,
+    BackwardPlan, Element, Schedule, backward_candidates, backward_with, candidates, estimate,
+    forward_with, plan, plan_backward,
 };
 use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
@@ -50,6 +50,26 @@ pub fn best_of(
 pub fn planned_in_teams(problem: &Problem, element: Element, teams: usize) -> Schedule {
     best_of(candidates(problem, element), problem, |schedule| schedule.teams == teams)
 }
+
+/// A plan of the best kernels that a test asks for, of those that have such schedules, and how many these are.
+pub fn planned_backward_of(
+    problem: &Problem,
+    element: Element,
+    is_one: impl Fn(&Schedule) -> bool,
+) -> (BackwardPlan, usize) {
+    let mut plan = planned_backward(problem, element);
+    let mut kernels = 0;
+    for schedule in plan.queries.iter_mut().chain(&mut plan.keys) {
+        let (pass, gradients) = (schedule.pass, schedule.gradients);
+        let all = backward_candidates(problem, element, pass, gradients);
+        if all.iter().any(&is_one) {
+            *schedule = best_of(all, problem, &is_one);
+            kernels += 1;
+        }
+    }
+    (plan, kernels)
+}
+
 pub fn planned_backward(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))
 }

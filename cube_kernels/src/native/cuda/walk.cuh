@@ -41,9 +41,6 @@ DEVICE void additional_boxes(const Tile& tile, int token, int (&at)[BLOCKS][3]) 
 
 DEVICE int additional_steps(int additional) { return ADDITIONAL ? (additional + ROWS - 1) / ROWS : 0; }
 
-// The steps that hold all that a warpgroup's rows see: `low..high` of one pass over the blocks, without
-// additional tokens. Empty for a warpgroup all of whose rows lie outside.
-struct Range { int low, high; };
 // Whether the rows are keys that no query sees, by an axis that hides none of a block's columns.
 DEVICE bool is_unseen(const Space& space, const Tile& tile) {
   bool unseen = false;
@@ -52,6 +49,10 @@ DEVICE bool is_unseen(const Space& space, const Tile& tile) {
   if constexpr (INVERSE && is_single(2)) unseen = unseen || window_of<2>(space, tile, tile.row[2]).end <= tile.column[2];
   return unseen;
 }
+
+// The steps that hold all that a warpgroup's rows see: `low..high` of one pass over the blocks, without
+// additional tokens. Empty for a warpgroup all of whose rows lie outside.
+struct Range { int low, high; };
 DEVICE Range steps_seen(const Space& space, const Tile& tile, int warpgroup) {
   bool idle = is_unseen(space, tile);
 #pragma unroll

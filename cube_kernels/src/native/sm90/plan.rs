@@ -376,10 +376,9 @@ fn has_columns(schedule: &Schedule, shape: &Shape) -> bool {
 
 /// Whether its blocks may have other numbers of columns than 64, and more coordinates: each has a step for itself then, and registers are left.
 fn takes_any_columns(schedule: &Schedule) -> bool {
-    let is_plain = schedule.bias.is_none() && !schedule.has_additional && !schedule.is_packed;
     let has_lines =
         LINES.contains(&schedule.column_tile()) && schedule.head_dim.max(schedule.head_dim_v) <= 64;
-    schedule.blocks == 1 && is_plain && (has_lines || schedule.columns() > TILE)
+    schedule.blocks == 1 && !schedule.is_packed && (has_lines || schedule.columns() > TILE)
 }
 
 /// One-hot coordinates of a block, as the kernel lays them out.
@@ -410,7 +409,7 @@ fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
     if problem.axes.iter().any(|axis| axis.window(0).1 == 0) {
         return false;
     }
-    // So is one of keys that nobody sees, but for axes that have one row.
+    // So may one be of keys that nobody sees.
     if schedule.pass == Pass::Keys && problem.axes.iter().any(has_unseen_keys) {
         return false;
     }
