@@ -91,8 +91,8 @@ fn tensor(tokens: [usize; MAX_RANK], heads: usize, dim: usize) -> Strided {
     Strided::contiguous(handle, Shape { batch: 1, tokens, heads, dim })
 }
 
-/// What `cuTensorMapEncodeTiled` demands.
-fn check_map(map: &TensorMap, what: &str) {
+/// What `cuTensorMapEncodeTiled` demands, of a map with boxes of the tokens `tile`.
+fn check_map(map: &TensorMap, tile: [usize; MAX_RANK], what: &str) {
     let bytes = match map.element {
         MapElement::F16 | MapElement::Bf16 => 2,
         MapElement::F32 => 4,
@@ -112,8 +112,8 @@ fn check_map(map: &TensorMap, what: &str) {
     // Elements of a box: those that it steps on.
     let extents = map.tile.iter().zip(map.steps).map(|(extent, step)| extent.div_ceil(step));
     let row = if is_swizzled { map.swizzle() / 2 } else { STATISTICS as u32 };
-    // A few of a warpgroup's rows may be none.
-    assert!((60..=64).contains(&(extents.product::<u32>() / row)), "{what}: {map:?}");
+    let tokens = tile.iter().product::<usize>();
+    assert_eq!(extents.product::<u32>() as usize, tokens * row as usize, "{what}: {map:?}");
 }
 
 #[test]
@@ -126,11 +126,11 @@ fn boxes_are_ones_that_tma_loads() {
             for residues in launches(&schedule.cut(), &problem) {
                 let grid =
                     Grid { cut: schedule.cut(), problem: &problem, multiprocessors: 132, residues };
-                check_map(&grid.query_map(0, &queries, 64), &what);
-                check_map(&grid.key_map(0, &keys, 64), &what);
+                check_map(&grid.query_map(0, &queries, 64), schedule.q_tile, &what);
+                check_map(&grid.key_map(0, &keys, 64), schedule.kv_tile, &what);
             }
             if schedule.pass == Pass::Keys {
-                check_map(&statistics_map(0, &schedule.cut(), &problem), &what);
+                check_map(&statistics_map(0, &schedule.cut(), &problem), schedule.q_tile, &what);
             }
         }
     }
