@@ -12,12 +12,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn_natten_kernels::native::Element;
-use burn_natten_kernels::native::compile::{Source, build, nvrtc_version};
+use burn_natten_kernels::native::compile::{Source, nvrtc_version};
 use burn_natten_kernels::native::sm100::{
     Architecture, Schedule, delta_source, plan, plan_backward, unsupported,
 };
 use burn_natten_kernels::{Axis, MAX_RANK, Pass, Problem, catalogue};
-use native_report::{Log, compile, print};
+use native_report::{Log, compile, print, save};
 
 mod native_report;
 
@@ -59,31 +59,13 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     if let Some(folder) = keep {
-        return match save(&programs, Path::new(folder)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(text) => {
-                eprintln!("{text}");
-                ExitCode::FAILURE
-            }
-        };
+        return save(programs.iter().map(|program| &program.source), Path::new(folder));
     }
     let rows = compile(&programs, |program| &program.source, report);
     println!("# Specialisations of the Blackwell kernels\n");
     println!("Made by `cargo run -p burn-natten-kernels --features cuda --example sm100_report`");
     println!("with NVRTC {major}.{minor}: {} specialisations, no GPU.\n", rows.len());
     print(&rows, &["registers at launch", "most", "shared memory", "tensor memory", "spills"])
-}
-
-/// Writes the source of all, and their machine code for `nvdisasm -c`.
-fn save(programs: &[Program], folder: &Path) -> Result<(), String> {
-    for Program { source, .. } in programs {
-        let (image, _) = build(source).map_err(|error| error.to_string())?;
-        for (extension, bytes) in [("cu", source.code.as_bytes()), ("cubin", &image)] {
-            let file = folder.join(format!("{}.{extension}", source.name));
-            std::fs::write(&file, bytes).map_err(|error| format!("{}: {error}", file.display()))?;
-        }
-    }
-    Ok(())
 }
 
 /// A kernel to be compiled.

@@ -1,6 +1,8 @@
 //! What the compile gates of native kernels share: programs are built on all cores, and what they take is a Markdown table.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -50,6 +52,25 @@ pub fn print(rows: &Rows, columns: &[&str]) -> ExitCode {
     }
     println!("\n{failures} failed");
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Writes sources and their machine code for `nvdisasm -c` into a folder; fails if one does not compile.
+pub fn save<'a>(sources: impl Iterator<Item = &'a Source>, folder: &Path) -> ExitCode {
+    let write = |source: &Source| {
+        let (image, _) = build(source).map_err(|error| error.to_string())?;
+        for (extension, bytes) in [("cu", source.code.as_bytes()), ("cubin", &image)] {
+            let file = folder.join(format!("{}.{extension}", source.name));
+            fs::write(&file, bytes).map_err(|error| format!("{}: {error}", file.display()))?;
+        }
+        Ok::<(), String>(())
+    };
+    for source in sources {
+        if let Err(text) = write(source) {
+            eprintln!("{text}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
 }
 
 /// What the compiler said of a program.

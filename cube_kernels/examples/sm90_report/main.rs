@@ -1,24 +1,25 @@
 //! The compile gate of the Hopper kernels: builds specialisations with NVRTC, without a GPU, and
 //! prints what they take as a Markdown table. Progress goes to standard error.
 //!
-//! `sm90_report [--sample | --all] [--list] [part of a name]`: what the selection chooses for the catalogue, a sweep over
+//! `sm90_report [--sample | --all] [--list] [--keep=FOLDER] [part of a name]..`: what the selection chooses for the catalogue, a sweep over
 //! head dimensions, ranks, options and shapes of CTA, and further schedules until every value of every
 //! macro, and every tile with every stacking axis, has been compiled once; of both passes. With
 //! `--sample` a tenth of it: what is chosen for the catalogue, and each value of a macro once. With
 //! `--all` every candidate of the catalogue and a wider sweep: hours. `--list` prints names and
-//! compiles nothing. Fails if one does not compile, spills registers, but for those that are known to, or has its wgmmas serialised.
+//! compiles nothing; `--keep=FOLDER` writes sources and machine code there, and prints nothing. Fails if one does not compile, spills registers, but for those that are known to, or has its wgmmas serialised.
 //!
 //! Needs libnvrtc where the loader finds it, as in the wheel `nvidia-cuda-nvrtc==13.0.*`.
 
 use std::collections::BTreeSet;
 use std::iter;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn_natten_kernels::native::compile::{Source, nvrtc_version};
 use burn_natten_kernels::native::sm90::{
     Element, OPTIONS, delta_source, inverse_source, lists_source,
 };
-use native_report::{Log, compile, print};
+use native_report::{Log, compile, print, save};
 use sweep::{Extent, dims, schedules, selections, unions};
 
 #[path = "../native_report/mod.rs"]
@@ -30,15 +31,19 @@ fn main() -> ExitCode {
         std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
     let mut extent = Extent::Sweep;
     let mut is_listed = false;
+    let mut keep = None;
     for flag in flags {
         match flag.as_str() {
             "--sample" => extent = Extent::Sample,
             "--all" => extent = Extent::All,
             "--list" => is_listed = true,
-            _ => {
-                eprintln!("{flag} is none of --sample, --all, --list");
-                return ExitCode::FAILURE;
-            }
+            _ => match flag.strip_prefix("--keep=") {
+                Some(folder) => keep = Some(PathBuf::from(folder)),
+                None => {
+                    eprintln!("{flag} is none of --sample, --all, --list, --keep=FOLDER");
+                    return ExitCode::FAILURE;
+                }
+            },
         }
     }
     let mut programs = programs(extent);
@@ -51,6 +56,9 @@ fn main() -> ExitCode {
         eprintln!("no libnvrtc found; set LD_LIBRARY_PATH to its folder");
         return ExitCode::FAILURE;
     };
+    if let Some(folder) = keep {
+        return save(programs.iter().map(|program| &program.source), &folder);
+    }
     let rows = compile(&programs, |program| &program.source, report);
     println!("# Specialisations of the Hopper kernels\n");
     println!("Made by `cargo run -p burn-natten-kernels --features cuda --example sm90_report`");
