@@ -10,11 +10,11 @@ pub const MAX_RANK: usize = 3;
 /// What the names of kernels call the axes, slowest first.
 pub(crate) const NAMES: [&str; MAX_RANK] = ["z", "y", "x"];
 
-/// What the names of kernels call the axes that are causal; nothing where none is.
-pub(crate) fn causal_suffix(is_causal: [bool; MAX_RANK]) -> String {
-    let causal = is_causal.into_iter().zip(NAMES).filter(|(bit, _)| *bit);
-    let names: String = causal.map(|(_, name)| name).collect();
-    if names.is_empty() { names } else { format!("_causal_{names}") }
+/// What the names of kernels say of axes that are `what`; nothing where none is.
+pub(crate) fn axes_suffix(what: &str, axes: [bool; MAX_RANK]) -> String {
+    let those = axes.into_iter().zip(NAMES).filter(|(bit, _)| *bit);
+    let names: String = those.map(|(_, name)| name).collect();
+    if names.is_empty() { names } else { format!("_{what}_{names}") }
 }
 
 /// One spatial axis: which keys each query sees along it. The semantics are those of [`window`].

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::problem::causal_suffix;
+use crate::problem::axes_suffix;
 use crate::tensor_core::Pass;
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Problem};
@@ -248,7 +248,7 @@ impl fmt::Display for Blueprint {
         write!(f, "_of_{}x{}", self.rows_each, self.columns_each)?;
         write!(f, "_depth{}", self.depth * self.vector)?;
         f.write_str(if self.holds_rows { "_held" } else { "" })?;
-        f.write_str(&causal_suffix(self.is_causal))?;
+        f.write_str(&axes_suffix("causal", self.is_causal))?;
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
         f.write_str(if self.has_additional { "_additional" } else { "" })?;
         f.write_str(if self.has_bias { "_bias" } else { "" })?;

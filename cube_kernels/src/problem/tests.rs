@@ -74,9 +74,9 @@ fn what_is_not_given_has_its_default() {
 
 #[test]
 fn kernels_name_the_slowest_axis_z() {
-    assert_eq!(causal_suffix([true, false, false]), "_causal_z");
-    assert_eq!(causal_suffix([true, false, true]), "_causal_zx");
-    assert_eq!(causal_suffix([false; 3]), "");
+    assert_eq!(axes_suffix("causal", [true, false, false]), "_causal_z");
+    assert_eq!(axes_suffix("causal", [true, false, true]), "_causal_zx");
+    assert_eq!(axes_suffix("causal", [false; 3]), "");
 }
 
 #[test]

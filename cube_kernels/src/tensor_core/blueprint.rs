@@ -3,7 +3,7 @@
 use std::fmt;
 
 pub use crate::Pass;
-use crate::problem::causal_suffix;
+use crate::problem::axes_suffix;
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Packed, Problem};
 
@@ -408,7 +408,7 @@ impl fmt::Display for Blueprint {
             Exponential::Library => "_exp",
             Exponential::Instruction(_) => "_ex2",
         })?;
-        f.write_str(&causal_suffix(self.is_causal))?;
+        f.write_str(&axes_suffix("causal", self.is_causal))?;
         f.write_str(if self.has_origin { "_origin" } else { "" })?;
         f.write_str(if self.has_additional { "_additional" } else { "" })?;
         f.write_str(if self.has_bias { "_bias" } else { "" })?;

@@ -29,7 +29,10 @@ DEVICE float log2_approx(float x) { float y; asm("lg2.approx.f32 %0, %1;" : "=f"
 #if BF16
 DEVICE u32 pack(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 DEVICE float unpack(u16 bits) { return __uint_as_float((u32)bits << 16); }
+// Both halves zero, of any sign, or NaN once one of a pair of numbers was infinite or NaN.
+DEVICE u32 add_poison(u32 poison, u32 both) { u32 r; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(both), "r"(0), "r"(poison)); return r; }
 #else
 DEVICE u32 pack(float low, float high) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 DEVICE float unpack(u16 bits) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits)); return y; }
+DEVICE u32 add_poison(u32 poison, u32 both) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(both), "r"(0), "r"(poison)); return r; }
 #endif

@@ -210,13 +210,13 @@ DEVICE void row_box(const Space& space, const Tile& tile, int warpgroup, int (&a
 // The head of a row.
 DEVICE int head_of(const Tile& tile, const int (&at)[PLACE]) { return LISTED ? at[PLACE - 1] : tile.head; }
 
-// The place of a row among all rows of the tensor, `[batch, tokens.., heads]`.
+// The place of a row among all rows of the tensor, `[batch, tokens.., heads]`. Tokens are fewer than 2^31.
 DEVICE i64 row_index(const Space& space, const Tile& tile, const int (&at)[PLACE]) {
-  i64 index = tile.batch;
+  u32 index = tile.batch;
 #pragma unroll
   for (int a = FIRST_AXIS; a < 3; a++)
     index = index * (INVERSE ? space.axes[a].keys : space.axes[a].queries) + token(space, tile, a, at[a]);
-  return index * space.heads + head_of(tile, at);
+  return (i64)((u64)index * (u32)space.heads + head_of(tile, at));
 }
 DEVICE bool row_exists(const Tile& tile, const int (&at)[PLACE]) {
   bool exists = !LISTED || at[PLACE - 1] < tile.head + ROW_H;

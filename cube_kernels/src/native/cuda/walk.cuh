@@ -1,25 +1,35 @@
 // The order in which a tile's blocks of columns are visited: all blocks of its box, in steps of BLOCKS, then the
 // additional tokens.
 
+// Bit a: no tile has more than one block along axis a.
+#if !defined ONE_BLOCK
+constexpr int ONE_BLOCK = 0;
+#endif
+
 constexpr int BLOCK = COLUMN_H * COLUMN_Z * COLUMN_Y * COLUMN_X;  // a box of columns
 constexpr int ROWS = BLOCKS * (LISTED ? 64 : BLOCK);  // columns of scores in a step, which are rows of memory
 constexpr int BOXES = ROWS / BLOCK;
+
+// Whether a walk stays where it is along an axis. Along the slow one it runs on behind the last block, where steps have two.
+DEVICE constexpr bool has_one_block(int a) { return a < FIRST_AXIS || ONE_BLOCK >> a & 1 && (a != SLOW || BLOCKS == 1); }
 
 // Walks over the blocks of a tile.
 struct Walk {
   int at[3];
   DEVICE void start(const Tile& tile, int block) {
-    at[FAST] = block % tile.blocks[FAST];
-    block /= tile.blocks[FAST];
-    at[MIDDLE] = block % tile.blocks[MIDDLE];
-    at[SLOW] = block / tile.blocks[MIDDLE];
+    const int fast = has_one_block(FAST) ? 1 : tile.blocks[FAST], middle = has_one_block(MIDDLE) ? 1 : tile.blocks[MIDDLE];
+    at[FAST] = block % fast;
+    block /= fast;
+    at[MIDDLE] = block % middle;
+    at[SLOW] = has_one_block(SLOW) ? 0 : block / middle;
   }
   // Behind the last block the slow axis runs on: such a block lies outside every window.
   DEVICE void next(const Tile& tile) {
-    if (++at[FAST] == tile.blocks[FAST]) {
-      at[FAST] = 0;
-      if (++at[MIDDLE] == tile.blocks[MIDDLE]) { at[MIDDLE] = 0; at[SLOW]++; }
-    }
+    if (!has_one_block(FAST) && ++at[FAST] < tile.blocks[FAST]) return;
+    at[FAST] = 0;
+    if (!has_one_block(MIDDLE) && ++at[MIDDLE] < tile.blocks[MIDDLE]) return;
+    at[MIDDLE] = 0;
+    if (!has_one_block(SLOW)) at[SLOW]++;
   }
 };
 

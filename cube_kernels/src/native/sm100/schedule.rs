@@ -2,7 +2,7 @@ use std::fmt;
 
 use super::Architecture;
 use crate::native::{Cut, Element};
-use crate::problem::{NAMES, causal_suffix};
+use crate::problem::{NAMES, axes_suffix};
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Pass, Problem};
 
@@ -293,7 +293,7 @@ impl fmt::Display for Schedule {
         }
         write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
         write!(f, "_{}s_{}", self.stages, NAMES[self.stack])?;
-        f.write_str(&causal_suffix(self.is_causal))?;
+        f.write_str(&axes_suffix("causal", self.is_causal))?;
         for (flag, name) in [
             (self.is_strided, "_strided"),
             (self.is_dilated, "_dilated"),

@@ -3,7 +3,7 @@ use std::fmt;
 pub use crate::Pass;
 use crate::native::Cut;
 pub use crate::native::Element;
-use crate::problem::{NAMES, causal_suffix};
+use crate::problem::{NAMES, axes_suffix};
 use crate::tiling::Tiling;
 use crate::{BlockSparse, MAX_RANK, Problem};
 
@@ -109,6 +109,8 @@ pub struct Schedule {
     pub shares_rows: bool,
     /// How windows are enforced.
     pub mask: Mask,
+    /// Axes along which no tile sees more than one block of columns, where masks are one-hot: their coordinates move along the others only.
+    pub one_block: [bool; MAX_RANK],
     /// Of a backward pass, whether dP of a step is begun only when its scores are there, which saves
     /// registers.
     pub is_late: bool,
@@ -154,6 +156,7 @@ impl Schedule {
             splits: 1,
             shares_rows: false,
             mask: Mask::None,
+            one_block: [false; MAX_RANK],
             is_late: false,
             makes_statistics: false,
             is_packed: false,
@@ -529,7 +532,10 @@ impl Schedule {
 
     /// The macros that the source is specialised by.
     pub fn macros(&self) -> Vec<(&'static str, usize)> {
-        let bits = self.is_causal.iter().enumerate().map(|(axis, bit)| usize::from(*bit) << axis);
+        let bits = |axes: [bool; MAX_RANK]| {
+            let bits = axes.into_iter().enumerate();
+            bits.map(|(axis, bit)| usize::from(bit) << axis).sum()
+        };
         let (producer, consumer) = self.registers();
         let [row_z, row_y, row_x] = self.row_tile();
         let [column_z, column_y, column_x] = self.column_tile();
@@ -539,7 +545,7 @@ impl Schedule {
             ("DIM", self.head_dim),
             ("DIM_V", self.head_dim_v),
             ("RANK", self.rank),
-            ("CAUSAL", bits.sum()),
+            ("CAUSAL", bits(self.is_causal)),
             ("STRIDED", usize::from(self.is_strided)),
             ("DILATED", usize::from(self.is_dilated)),
             ("ORIGIN", usize::from(self.has_origin)),
@@ -572,6 +578,9 @@ impl Schedule {
         ];
         if let Some(Listed { row_heads, column_heads }) = self.listed {
             macros.extend([("LISTED", 1), ("ROW_H", row_heads), ("COLUMN_H", column_heads)]);
+        }
+        if self.one_block.contains(&true) {
+            macros.push(("ONE_BLOCK", bits(self.one_block)));
         }
         if self.splits > 1 {
             macros.push(("SPLITS", self.splits));
@@ -682,7 +691,8 @@ impl fmt::Display for Schedule {
                 }
             }
         }
-        f.write_str(&causal_suffix(self.is_causal))?;
+        f.write_str(&axes_suffix("one", self.one_block))?;
+        f.write_str(&axes_suffix("causal", self.is_causal))?;
         for (flag, name) in [
             (self.is_strided, "_strided"),
             (self.is_dilated, "_dilated"),

@@ -162,6 +162,10 @@ DEVICE u16 m_round(float x, bool bf16) {
 #ifdef BF16
 DEVICE u32 pack(float low, float high) { return m_round(low, BF16) | (u32)m_round(high, BF16) << 16; }
 DEVICE float unpack(u16 bits) { return m_narrow(bits, BF16); }
+DEVICE u32 add_poison(u32 poison, u32 both) {
+  const float low = m_narrow(both, BF16) * 0.f + m_narrow(poison, BF16), high = m_narrow(both >> 16, BF16) * 0.f + m_narrow(poison >> 16, BF16);
+  return pack(low, high);
+}
 #endif
 
 // ---- cuda/tma.cuh

@@ -125,7 +125,7 @@ pub const FAULTS: &[Fault] = &[
         "the mask is written while a product reads it, backward",
         On::Plane,
         "      aim(i + 1);\n      wgmma_wait<is_early",
-        "      aim(i + 1);\n      fire();\n      wgmma_wait<is_early",
+        "      aim(i + 1);\n      fire(false);\n      wgmma_wait<is_early",
     ),
     fault(
         "slopes are written while a product reads them",

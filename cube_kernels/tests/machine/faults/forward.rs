@@ -220,15 +220,15 @@ pub const FAULTS: &[Fault] = &[
     ),
     fault(
         "sums are scaled before they are there",
-        On::Line,
-        "        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);\n        rescale();",
-        "        rescale();\n        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
+        On::Sharp,
+        "        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);\n        if (softmax.raises) rescale();",
+        "        if (softmax.raises) rescale();\n        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
     ),
     fault(
         "the mask is written while a product reads it",
         On::Plane,
         "        aim(i + 1);\n        wgmma_wait<1>();",
-        "        aim(i + 1);\n        fire();\n        wgmma_wait<1>();",
+        "        aim(i + 1);\n        fire(false);\n        wgmma_wait<1>();",
     ),
     // Descriptors and layouts.
     fault(
@@ -299,8 +299,20 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "the one-hot mask begins a column later",
         On::Plane,
-        "8 * max_(0, end[set][r] - offset)",
-        "8 * max_(0, end[set][r] - offset + 1)",
+        "max_(0, end[set][r] - offset)",
+        "max_(0, end[set][r] - offset + 8)",
+    ),
+    fault(
+        "the one-hot mask stays that of the first step",
+        On::Plane,
+        "ADDITIONAL || moves(SETS > 1 ? i / 2 : 0)",
+        "ADDITIONAL",
+    ),
+    fault(
+        "walks stand still along axes of several blocks",
+        On::Space,
+        "a < FIRST_AXIS || ONE_BLOCK >> a & 1",
+        "a < FIRST_AXIS || 7 >> a & 1",
     ),
     fault(
         "additional tokens are not masked",
@@ -308,7 +320,19 @@ pub const FAULTS: &[Fault] = &[
         "if (token + ROWS > additional)",
         "if (false)",
     ),
-    fault("sums are not scaled", On::Line, "        rescale();\n", ""),
+    fault("sums are not scaled", On::Sharp, "        if (softmax.raises) rescale();\n", ""),
+    fault(
+        "a row's maximum is that of a lane",
+        On::Sharp,
+        "    newest = fmaxf(newest, __shfl_xor_sync(~0u, newest, 1));\n",
+        "",
+    ),
+    fault(
+        "lanes decide alone whether they raise a maximum",
+        On::Sharp,
+        "raises = __any_sync(~0u, !(a <= limit[0] && b <= limit[1]));",
+        "raises = !(a <= limit[0] && b <= limit[1]);",
+    ),
     fault(
         "the second sample's boxes are those of the first",
         On::Space,

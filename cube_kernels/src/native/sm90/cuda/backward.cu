@@ -386,8 +386,8 @@ struct Consumer {
       if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
       else one_hot.aim(tile, walk);
     };
-    auto fire = [&]() {
-      if (MASK == ONE_HOT) one_hot.fire();
+    auto fire = [&](bool is_first) {
+      if (MASK == ONE_HOT) one_hot.fire(is_first);
     };
     // Comes between exponentials and the wait for dP: a branch, over which the compiler does not move that wait.
     // Else it moves it ahead of the exponentials, which then do not overlap.
@@ -421,7 +421,7 @@ struct Consumer {
       wgmma_wait<0>();
       if constexpr (WITH_SECOND) pin(second);
       if constexpr (WITH_FIRST) pack_fragments(products, slopes);
-      fire();
+      fire(false);
     };
     // S, masked, and dP of step `i`, and with them `first` of the step before. LATE has dP wait for the others,
     // and so their registers. A warp stops at a wgmma while others fill the queue: dP comes right before the
@@ -480,7 +480,7 @@ struct Consumer {
         walk = visible_walk(space, tile, own, low);
 #endif
         aim(low);
-        fire();
+        fire(true);
         wait_columns(step + low);
         begin(low, true);
 #if MAKES_STATISTICS

@@ -1,20 +1,11 @@
 // How rows become results: from a warpgroup's accumulators to memory, and again where they cannot be trusted.
 
-// Four lanes of a quad hold two adjacent columns each of four groups of eight columns; afterwards each
-// holds the eight columns of one group. In two rounds, each of which takes both of what it selects between:
-// the compiler makes branches of the selections otherwise, which a quad's lanes then take one after the other.
-DEVICE uint4 gather_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
-  const bool odd = lane & 1, high = lane & 2;
-  // With the neighbor: of groups a and b, and of c and d, the one of this lane's parity.
-  const u32 ab = odd ? b : a, cd = odd ? d : c;
-  const u32 ab_near = __shfl_xor_sync(~0u, odd ? a : b, 1), cd_near = __shfl_xor_sync(~0u, odd ? c : d, 1);
-  // With the other pair of lanes: of these two the lane's own group.
-  const u32 own = high ? cd : ab, near = high ? cd_near : ab_near;
-  const u32 far = __shfl_xor_sync(~0u, high ? ab : cd, 2), farthest = __shfl_xor_sync(~0u, high ? ab_near : cd_near, 2);
-  // They came from lanes q, q ^ 1, q ^ 2 and q ^ 3.
-  const u32 even_here = odd ? near : own, odd_here = odd ? own : near;
-  const u32 even_there = odd ? farthest : far, odd_there = odd ? far : farthest;
-  return make_uint4(high ? even_there : even_here, high ? odd_there : odd_here, high ? even_here : even_there, high ? odd_here : odd_there);
+// Lanes of a pair hold two adjacent columns each of two groups of eight columns; afterwards the even one has the four of the first group,
+// the odd one those of the second. A quad then writes 32 bytes of a row at once, which are a sector of memory.
+DEVICE uint2 gather_pair(u32 a, u32 b, int lane) {
+  const bool odd = lane & 1;
+  const u32 own = odd ? b : a, near = __shfl_xor_sync(~0u, odd ? a : b, 1);
+  return odd ? make_uint2(near, own) : make_uint2(own, near);
 }
 
 // Zero, or NaN where one of the `2 N` columns that a quad has of a row is infinite or NaN.
@@ -29,16 +20,26 @@ template <int N> DEVICE float poison_of(const float (&out)[N], int second) {
 // same row. Gives their poison.
 template <int N> DEVICE float store_row(u16* row, const float (&out)[N], int second, float factor, bool exists, int lane) {
   const int q = lane & 3;
-#define COLUMNS(j) pack(out[4 * (j) + 2 * second] * factor, out[4 * (j) + 2 * second + 1] * factor)
+  u32 poison = 0;
+  auto columns = [&](int j) {
+    const u32 both = pack(out[4 * j + 2 * second] * factor, out[4 * j + 2 * second + 1] * factor);
+    if constexpr (BF16) poison = add_poison(poison, both);
+    return both;
+  };
+  // All of them ahead of the stores, which are one branch then.
+  uint2 fours[N / 8];
 #pragma unroll
-  for (int j = 0; j + 3 < N / 4; j += 4) {
-    const uint4 columns = gather_quad(COLUMNS(j), COLUMNS(j + 1), COLUMNS(j + 2), COLUMNS(j + 3), lane);
-    if (exists) *(uint4*)(row + 8 * (j + q)) = columns;
+  for (int i = 0; i < N / 8; i++) fours[i] = gather_pair(columns(2 * i), columns(2 * i + 1), lane);
+  const u32 last = N / 4 % 2 ? columns(N / 4 - 1) : 0;
+  // The stores have offsets from it, where the compiler would make an address for each.
+  u16* const own = row + opaque(q % 2 * 8 + q / 2 * 4);
+  if (exists) {
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) *(uint2*)(own + 16 * i) = fours[i];
+    if constexpr (N / 4 % 2) *(u32*)(row + (2 * N - 8) + 2 * q) = last;
   }
-#pragma unroll
-  for (int j = N / 16 * 4; j < N / 4; j++)
-    if (exists) *(u32*)(row + 8 * j + 2 * q) = COLUMNS(j);
-#undef COLUMNS
+  // Numbers that are finite are so in bf16, too.
+  if constexpr (BF16) return poison & 0x7FFF7FFF ? NEG_INF - NEG_INF : 0.f;
   return poison_of(out, second);
 }
 

@@ -280,8 +280,8 @@ struct Consumer {
       if (ADDITIONAL && i >= tile.steps) one_hot.aim_nowhere();
       else one_hot.aim(tile, walk);
     };
-    auto fire = [&]() {
-      if (MASK == ONE_HOT) one_hot.fire();
+    auto fire = [&](bool is_first) {
+      if (MASK == ONE_HOT) one_hot.fire(is_first);
     };
     // What the scores of a step begin with. No wgmma may be in flight.
     auto start_scores = [&](int i) {
@@ -311,7 +311,7 @@ struct Consumer {
     for (int i = 0; i < low; i++) skip(first + i);
     if (low < high) {
       aim(low);
-      fire();
+      fire(true);
       start_scores(low);
       wait_key(first + low);
       wait_turn();
@@ -323,7 +323,7 @@ struct Consumer {
       release_key(first + low);
       weigh(low);
       pack_fragments(scores, weights);
-      fire();
+      fire(false);
 #pragma unroll 1
       for (int i = low + 1; i < high; i++) {
         start_scores(i);
@@ -341,9 +341,9 @@ struct Consumer {
         wgmma_wait<0>();
         pin(out);
         release_value(first + i - 1);
-        rescale();
+        if (softmax.raises) rescale();
         pack_fragments(scores, weights);
-        fire();
+        fire(false);
       }
       wait_value(first + high - 1);
       second_product(first + high - 1);

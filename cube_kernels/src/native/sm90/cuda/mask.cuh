@@ -35,8 +35,8 @@ constexpr bool BIAS_FIRST = BIAS && BLOCKS == 1;  // scores begin with the bias
 constexpr bool WIDE_MASK = MASK == ONE_HOT && BIAS_FIRST;
 static_assert(BLOCKS * SETS <= 2 && (SETS == 1 || !WIDE_MASK), "a product has 32 slots, or 16 wide ones");
 
-DEVICE int slot_axis(int slot) { return slot < SLOTS_Z ? 0 : slot < SLOTS_Z + SLOTS_Y ? 1 : slot < SLOTS_Z + SLOTS_Y + SLOTS_X ? 2 : 3; }
-DEVICE int slot_coordinate(int slot) {
+DEVICE constexpr int slot_axis(int slot) { return slot < SLOTS_Z ? 0 : slot < SLOTS_Z + SLOTS_Y ? 1 : slot < SLOTS_Z + SLOTS_Y + SLOTS_X ? 2 : 3; }
+DEVICE constexpr int slot_coordinate(int slot) {
   return slot < SLOTS_Z ? slot : slot < SLOTS_Z + SLOTS_Y ? slot - SLOTS_Z : slot - SLOTS_Z - SLOTS_Y;
 }
 
@@ -64,7 +64,7 @@ template <bool Causal, class Axis> DEVICE Window own_window(const Axis& axis, in
 // The two rows of A that a lane holds.
 struct OneHotRows {
   int axis[SETS], slot[SETS];         // of this lane's four slots
-  int start[SETS][2], end[SETS][2];   // window of each row along that axis, from this lane's first slot
+  int start[SETS][2], end[SETS][2];   // window of each row along that axis, from this lane's first slot, in bits of a fragment
   u32 shifts[8];                // of the coming step, see `aim`
   u32 fragment[4];
 
@@ -110,8 +110,8 @@ struct OneHotRows {
         if constexpr (CAUSAL_AXES != 0) other = own_window<true>(own, shift, at, rows, columns);
         if (causal) w = other;
         // Slots of no axis see everything.
-        start[set][r] = own_axis < 3 ? w.start - origin : -(1 << 20);
-        end[set][r] = own_axis < 3 ? w.end - origin : 1 << 20;
+        start[set][r] = own_axis < 3 ? 8 * (w.start - origin) : -(1 << 28);
+        end[set][r] = own_axis < 3 ? 8 * (w.end - origin) : 1 << 28;
       }
     } else {
 #pragma unroll
@@ -121,27 +121,33 @@ struct OneHotRows {
         if (own_axis == 0) w = window_of<0>(space, tile, row[r][0]), origin = tile.column[0];
         if (own_axis == 1) w = window_of<1>(space, tile, row[r][1]), origin = tile.column[1];
         if (own_axis == 2) w = window_of<2>(space, tile, row[r][2]), origin = tile.column[2];
-        start[set][r] = w.start - origin - slot[set];
-        end[set][r] = w.end - origin - slot[set];
+        start[set][r] = 8 * (w.start - origin - slot[set]);
+        end[set][r] = 8 * (w.end - origin - slot[set]);
       }
     }
   }
 
-  // The shift amounts for the blocks at `walk`, which moves on. Bytes below the window's start and from
-  // its end on are set.
+  // Whether the slots of a set are of axes along which a tile has several blocks.
+  static DEVICE constexpr bool moves(int set) {
+    bool any = false;
+    for (int slot = 16 * set; slot < 16 * set + 16; slot += 4) any = any || slot_axis(slot) < 3 && !has_one_block(slot_axis(slot));
+    return any;
+  }
+
+  // The shift amounts for the blocks at `walk`, which moves on: in front of what the rows see, and behind it.
   DEVICE void aim(const Tile& tile, Walk& walk) {
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
 #pragma unroll
       for (int set = 0; set < SETS; set++) {
-        const int own_axis = axis[set];
-        const int offset = PICKS ? pick(set, walk.at[0], walk.at[1], walk.at[2]) * pick(set, COLUMN_Z, COLUMN_Y, COLUMN_X)
-                           : own_axis == 0 ? walk.at[0] * COLUMN_Z : own_axis == 1 ? walk.at[1] * COLUMN_Y : own_axis == 2 ? walk.at[2] * COLUMN_X : 0;
+        const int own_axis = axis[set], step_z = 8 * COLUMN_Z, step_y = 8 * COLUMN_Y, step_x = 8 * COLUMN_X;
+        const int offset = PICKS ? pick(set, walk.at[0], walk.at[1], walk.at[2]) * pick(set, step_z, step_y, step_x)
+                           : own_axis == 0 ? walk.at[0] * step_z : own_axis == 1 ? walk.at[1] * step_y : own_axis == 2 ? walk.at[2] * step_x : 0;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
           const int i = 4 * (block + set) + 2 * r;
-          shifts[i] = max_(0, 32 - 8 * max_(0, start[set][r] - offset));
-          shifts[i + 1] = 8 * max_(0, end[set][r] - offset);
+          shifts[i] = max_(0, start[set][r] - offset);
+          shifts[i + 1] = max_(0, end[set][r] - offset);
         }
       }
       walk.next(tile);
@@ -151,14 +157,18 @@ struct OneHotRows {
   // Every column is visible.
   DEVICE void aim_nowhere() {
 #pragma unroll
-    for (int i = 0; i < 4 * BLOCKS * SETS; i++) shifts[i] = 32;
+    for (int i = 0; i < 4 * BLOCKS * SETS; i++) shifts[i] = i % 2 * 32;
   }
 
-  // Writes the fragment. No wgmma may be in flight.
-  DEVICE void fire() {
+  // Writes the fragment, of whose bytes those are hidden that lie in front of a row's window or behind it. What does not move stays as it is
+  // from a tile's first step on. No wgmma may be in flight.
+  DEVICE void fire(bool is_first) {
     constexpr u32 HIDDEN = WIDE_MASK ? 0xC7C7C7C7u : 0xFBFBFBFBu;
 #pragma unroll
-    for (int i = 0; i < 4; i++) fragment[i] = i < 2 * BLOCKS * SETS ? shift_right(HIDDEN, shifts[2 * i]) | shift_left(HIDDEN, shifts[2 * i + 1]) : 0u;
+    for (int i = 0; i < 4; i++) {
+      if (i >= 2 * BLOCKS * SETS) fragment[i] = 0u;
+      else if (is_first || WIDE_MASK || ADDITIONAL || moves(SETS > 1 ? i / 2 : 0)) fragment[i] = HIDDEN & ~(shift_left(~0u, shifts[2 * i]) & ~shift_left(~0u, shifts[2 * i + 1]));
+    }
     if constexpr (WIDE_MASK) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {

@@ -1,13 +1,19 @@
 // The online softmax of a warpgroup's 64 query rows.
 
 struct Softmax {
-  float max[2];      // of the raw scores so far
+  float max[2];      // of the raw scores, up to a step that raised it; no score since is larger by more than SLACK
   float sum[2];      // of exp2(scale_log2 * (score - max)), this lane's columns
-  float rescale[2];  // what the newest step multiplies older sums with
+  float rescale[2];  // what the newest step that raised a maximum multiplies older sums with
+  bool raises;       // whether that is the newest step of all: the same in all lanes of a warp
+  float minus[2];    // -scale_log2 * max
+  float limit[2];    // from which on a score raises it
+
+  // Powers of two by which weights may exceed one before older sums are multiplied, which few steps do then.
+  static constexpr float SLACK = 8.f;
 
   DEVICE void start() {
-    max[0] = max[1] = NEG_INF;
-    sum[0] = sum[1] = 0.f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) max[r] = limit[r] = NEG_INF, sum[r] = minus[r] = 0.f;
   }
 
   // Turns scores into weights. Every row of a step needs one score that is not -inf, unless LINEAR, BY_ITEM or with a bias.
@@ -18,30 +24,35 @@ struct Softmax {
       a = fmaxf(a, fmaxf(s[4 * j], s[4 * j + 1]));
       b = fmaxf(b, fmaxf(s[4 * j + 2], s[4 * j + 3]));
     }
-    a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
-    b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
-    a = fmaxf(max[0], fmaxf(a, __shfl_xor_sync(~0u, a, 2)));
-    b = fmaxf(max[1], fmaxf(b, __shfl_xor_sync(~0u, b, 2)));
-    // A bias may hide keys by an infinity.
-    constexpr bool may_be_hidden = MASK == LINEAR || MASK == BY_ITEM || BIAS;
-    const float base_a = may_be_hidden && a == NEG_INF ? 0.f : a, base_b = may_be_hidden && b == NEG_INF ? 0.f : b;
-    rescale[0] = exp2_approx((max[0] - base_a) * scale);
-    rescale[1] = exp2_approx((max[1] - base_b) * scale);
-    max[0] = a;
-    max[1] = b;
-    const float minus_a = -base_a * scale, minus_b = -base_b * scale;
+    // So that NaNs do it, too.
+    raises = __any_sync(~0u, !(a <= limit[0] && b <= limit[1]));
+    if (raises) raise(0, a, scale), raise(1, b, scale);
     float sum_a = 0.f, sum_b = 0.f;
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
-      s[4 * j] = exp2_approx(fmaf(s[4 * j], scale, minus_a));
-      s[4 * j + 1] = exp2_approx(fmaf(s[4 * j + 1], scale, minus_a));
-      s[4 * j + 2] = exp2_approx(fmaf(s[4 * j + 2], scale, minus_b));
-      s[4 * j + 3] = exp2_approx(fmaf(s[4 * j + 3], scale, minus_b));
+      s[4 * j] = exp2_approx(fmaf(s[4 * j], scale, minus[0]));
+      s[4 * j + 1] = exp2_approx(fmaf(s[4 * j + 1], scale, minus[0]));
+      s[4 * j + 2] = exp2_approx(fmaf(s[4 * j + 2], scale, minus[1]));
+      s[4 * j + 3] = exp2_approx(fmaf(s[4 * j + 3], scale, minus[1]));
       sum_a += s[4 * j] + s[4 * j + 1];
       sum_b += s[4 * j + 2] + s[4 * j + 3];
     }
-    sum[0] = sum[0] * rescale[0] + sum_a;
-    sum[1] = sum[1] * rescale[1] + sum_b;
+    sum[0] += sum_a;
+    sum[1] += sum_b;
+  }
+
+  // Raises the maximum of a row to that of its scores, `newest` those of this lane.
+  DEVICE void raise(int r, float newest, float scale) {
+    newest = fmaxf(newest, __shfl_xor_sync(~0u, newest, 1));
+    newest = fmaxf(max[r], fmaxf(newest, __shfl_xor_sync(~0u, newest, 2)));
+    // A bias may hide keys by an infinity.
+    constexpr bool may_be_hidden = MASK == LINEAR || MASK == BY_ITEM || BIAS;
+    const float base = may_be_hidden && newest == NEG_INF ? 0.f : newest;
+    rescale[r] = exp2_approx((max[r] - base) * scale);
+    sum[r] *= rescale[r];
+    max[r] = newest;
+    minus[r] = -base * scale;
+    limit[r] = newest + SLACK / scale;
   }
 
   // Adds up the columns of the other lanes.

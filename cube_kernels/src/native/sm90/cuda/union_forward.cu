@@ -76,7 +76,7 @@ struct Consumer {
         hide(scores, rows, item, 0, lane);
         softmax.step(scores, params.scale_log2);
         pack_left(scores, weights);
-        if (__any_sync(~0u, softmax.rescale[0] != 1.f || softmax.rescale[1] != 1.f)) {
+        if (softmax.raises) {
 #pragma unroll
           for (int j = 0; j < DIM_V / 8; j++) {
             out[4 * j] *= softmax.rescale[0];

@@ -44,6 +44,7 @@ impl Traits {
             has_origin: self.has_origin,
             // Which tiles are seen whole depends on lengths.
             mask: if schedule.rank == 1 { Mask::Linear } else { Mask::OneHot },
+            one_block: [false; MAX_RANK],
             is_packed: true,
             ..schedule
         };
