@@ -324,14 +324,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "a row's maximum is that of a lane",
         On::Sharp,
-        "    newest = fmaxf(newest, __shfl_xor_sync(~0u, newest, 1));\n",
+        "    a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));\n",
         "",
     ),
     fault(
         "lanes decide alone whether they raise a maximum",
         On::Sharp,
-        "raises = __any_sync(~0u, !(a <= limit[0] && b <= limit[1]));",
-        "raises = !(a <= limit[0] && b <= limit[1]);",
+        "raises = ALWAYS || __any_sync(~0u, !(a <= limit[0] && b <= limit[1]));",
+        "raises = ALWAYS || !(a <= limit[0] && b <= limit[1]);",
     ),
     fault(
         "the second sample's boxes are those of the first",

@@ -27,7 +27,7 @@ template <int N> DEVICE float store_row(u16* row, const float (&out)[N], int sec
     return both;
   };
   // All of them ahead of the stores, which are one branch then.
-  uint2 fours[N / 8];
+  uint2 fours[N < 8 ? 1 : N / 8];
 #pragma unroll
   for (int i = 0; i < N / 8; i++) fours[i] = gather_pair(columns(2 * i), columns(2 * i + 1), lane);
   const u32 last = N / 4 % 2 ? columns(N / 4 - 1) : 0;

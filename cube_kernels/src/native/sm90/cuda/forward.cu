@@ -299,7 +299,7 @@ struct Consumer {
         if (!ADDITIONAL || i < tile.steps) bias.add(table, tile, scores);
         bias.next(tile);
       }
-      softmax.step(scores, scale_of(params, scale_log2));
+      softmax.step<PINGPONG>(scores, scale_of(params, scale_log2));
     };
 
     clear(out);

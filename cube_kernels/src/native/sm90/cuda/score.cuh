@@ -16,8 +16,9 @@ struct Softmax {
     for (int r = 0; r < 2; r++) max[r] = limit[r] = NEG_INF, sum[r] = minus[r] = 0.f;
   }
 
-  // Turns scores into weights. Every row of a step needs one score that is not -inf, unless LINEAR, BY_ITEM or with a bias.
-  DEVICE void step(float (&s)[SCORES], float scale) {
+  // Turns scores into weights. Every row of a step needs one score that is not -inf, unless LINEAR, BY_ITEM or with a bias. With ALWAYS, maxima
+  // are those of all scores so far.
+  template <bool ALWAYS> DEVICE void step(float (&s)[SCORES], float scale) {
     float a = s[0], b = s[2];
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
@@ -25,8 +26,8 @@ struct Softmax {
       b = fmaxf(b, fmaxf(s[4 * j + 2], s[4 * j + 3]));
     }
     // So that NaNs do it, too.
-    raises = __any_sync(~0u, !(a <= limit[0] && b <= limit[1]));
-    if (raises) raise(0, a, scale), raise(1, b, scale);
+    raises = ALWAYS || __any_sync(~0u, !(a <= limit[0] && b <= limit[1]));
+    if (raises) raise<ALWAYS>(a, b, scale);
     float sum_a = 0.f, sum_b = 0.f;
 #pragma unroll
     for (int j = 0; j < SCORES / 4; j++) {
@@ -37,22 +38,30 @@ struct Softmax {
       sum_a += s[4 * j] + s[4 * j + 1];
       sum_b += s[4 * j + 2] + s[4 * j + 3];
     }
-    sum[0] += sum_a;
-    sum[1] += sum_b;
+    sum[0] = (ALWAYS ? sum[0] * rescale[0] : sum[0]) + sum_a;
+    sum[1] = (ALWAYS ? sum[1] * rescale[1] : sum[1]) + sum_b;
   }
 
-  // Raises the maximum of a row to that of its scores, `newest` those of this lane.
-  DEVICE void raise(int r, float newest, float scale) {
-    newest = fmaxf(newest, __shfl_xor_sync(~0u, newest, 1));
-    newest = fmaxf(max[r], fmaxf(newest, __shfl_xor_sync(~0u, newest, 2)));
+  // Raises the maxima to those of the rows' scores, of which a lane's are at most `a` and `b`.
+  template <bool ALWAYS> DEVICE void raise(float a, float b, float scale) {
+    a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
+    b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
+    a = fmaxf(max[0], fmaxf(a, __shfl_xor_sync(~0u, a, 2)));
+    b = fmaxf(max[1], fmaxf(b, __shfl_xor_sync(~0u, b, 2)));
     // A bias may hide keys by an infinity.
     constexpr bool may_be_hidden = MASK == LINEAR || MASK == BY_ITEM || BIAS;
-    const float base = may_be_hidden && newest == NEG_INF ? 0.f : newest;
-    rescale[r] = exp2_approx((max[r] - base) * scale);
-    sum[r] *= rescale[r];
-    max[r] = newest;
-    minus[r] = -base * scale;
-    limit[r] = newest + SLACK / scale;
+    const float base_a = may_be_hidden && a == NEG_INF ? 0.f : a, base_b = may_be_hidden && b == NEG_INF ? 0.f : b;
+    rescale[0] = exp2_approx((max[0] - base_a) * scale);
+    rescale[1] = exp2_approx((max[1] - base_b) * scale);
+    max[0] = a;
+    max[1] = b;
+    minus[0] = -base_a * scale;
+    minus[1] = -base_b * scale;
+    if constexpr (ALWAYS) return;
+    sum[0] *= rescale[0];
+    sum[1] *= rescale[1];
+    limit[0] = a + SLACK / scale;
+    limit[1] = b + SLACK / scale;
   }
 
   // Adds up the columns of the other lanes.

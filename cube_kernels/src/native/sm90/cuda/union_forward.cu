@@ -74,7 +74,7 @@ struct Consumer {
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) multiply_rows<KEYS>(scores, query + 4 * k, key, 0, k, lane);
         hide(scores, rows, item, 0, lane);
-        softmax.step(scores, params.scale_log2);
+        softmax.step<false>(scores, params.scale_log2);
         pack_left(scores, weights);
         if (softmax.raises) {
 #pragma unroll
