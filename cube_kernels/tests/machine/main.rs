@@ -16,6 +16,7 @@ mod packed;
 mod program;
 mod repair;
 mod run;
+mod samples;
 mod selection;
 mod splits;
 mod teams;

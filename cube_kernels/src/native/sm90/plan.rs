@@ -213,10 +213,13 @@ fn schedules(
             let mask = mask(&schedule, problem);
             let is_strided = schedule.is_strided || backward::needs_strides(&schedule, problem);
             let sum_slots = if gradients.bias { schedule.slots_wanted(problem) } else { 1 };
-            let one_block = match mask {
-                Mask::OneHot => one_block(&schedule, problem),
-                _ => [false; MAX_RANK],
-            };
+            // Not where there is a bias, whose walk is another one.
+            let can_stand = mask == Mask::OneHot && !problem.has_bias;
+            let one_block = std::array::from_fn(|axis| {
+                can_stand
+                    && axis >= MAX_RANK - schedule.rank
+                    && schedule.has_one_block(problem, axis)
+            });
             let schedule = Schedule { mask, one_block, is_strided, sum_slots, ..schedule };
             let fits = schedule.sums_bias()
                 && (schedule.teams == 1 || has_teams(&schedule))
@@ -430,26 +433,6 @@ fn sees_all(schedule: &Schedule, problem: &Problem) -> bool {
     count.visited == count.unmasked && problem.axes.iter().enumerate().any(even)
 }
 
-/// Axes along which no tile of a CTA sees more than one block of columns. Not where there is a bias, whose walk is another one.
-fn one_block(schedule: &Schedule, problem: &Problem) -> [bool; MAX_RANK] {
-    let columns = schedule.column_tile();
-    let has_one = |index: usize| {
-        let axis = &problem.axes[index];
-        let (tiling, is_short) =
-            (tiling(schedule, schedule.cta_tile()), axis.kernel_size <= columns[index]);
-        match schedule.pass {
-            Pass::Forward | Pass::Queries => {
-                is_short && tiling.axis_tiles(axis, index).all(|tile| tile.kv_tiles <= 1)
-            }
-            Pass::Keys => {
-                is_short && tiling.axis_visitors(axis, index).iter().all(|blocks| *blocks <= 1)
-            }
-        }
-    };
-    let is_axis = |index: usize| index >= MAX_RANK - schedule.rank && !problem.has_bias;
-    std::array::from_fn(|index| is_axis(index) && has_one(index))
-}
-
 /// Whether there are keys that no query sees: the first or the last ones of a dilation group, where queries are not those of the keys.
 fn has_unseen_keys(axis: &Axis) -> bool {
     let ends = axis.dilation.min(axis.keys);
@@ -460,19 +443,10 @@ fn has_unseen_keys(axis: &Axis) -> bool {
 
 /// The tiles that a schedule meets when `rows` are kept together.
 fn count(schedule: &Schedule, rows: [usize; MAX_RANK], problem: &Problem) -> (Tiling, TileCount) {
-    let tiling = tiling(schedule, rows);
+    let tiling = schedule.tiling_of(rows);
     match schedule.pass {
         Pass::Forward | Pass::Queries => (tiling, tiling.count(problem)),
         Pass::Keys => (tiling, tiling.count_visitors(problem)),
-    }
-}
-
-/// Its blocks of columns, and so many rows.
-fn tiling(schedule: &Schedule, rows: [usize; MAX_RANK]) -> Tiling {
-    let columns = schedule.column_tile();
-    match schedule.pass {
-        Pass::Forward | Pass::Queries => Tiling { q_tile: rows, kv_tile: columns },
-        Pass::Keys => Tiling { q_tile: columns, kv_tile: rows },
     }
 }
 

@@ -185,6 +185,27 @@ impl Schedule {
         Tiling { q_tile: self.q_tile, kv_tile: self.kv_tile }
     }
 
+    /// Blocks of its columns, and so many rows.
+    pub(super) fn tiling_of(&self, rows: [usize; MAX_RANK]) -> Tiling {
+        let columns = self.column_tile();
+        match self.pass {
+            Pass::Forward | Pass::Queries => Tiling { q_tile: rows, kv_tile: columns },
+            Pass::Keys => Tiling { q_tile: columns, kv_tile: rows },
+        }
+    }
+
+    /// Whether no tile of a CTA sees more than one block of columns along an axis of a problem.
+    pub(super) fn has_one_block(&self, problem: &Problem, index: usize) -> bool {
+        let (axis, tiling) = (&problem.axes[index], self.tiling_of(self.cta_tile()));
+        axis.kernel_size <= self.column_tile()[index]
+            && match self.pass {
+                Pass::Forward | Pass::Queries => {
+                    tiling.axis_tiles(axis, index).all(|tile| tile.kv_tiles <= 1)
+                }
+                Pass::Keys => tiling.axis_visitors(axis, index).iter().all(|blocks| *blocks <= 1),
+            }
+    }
+
     /// Rows of one warpgroup along each axis.
     pub fn row_tile(&self) -> [usize; MAX_RANK] {
         if self.pass == Pass::Keys { self.kv_tile } else { self.q_tile }
@@ -646,6 +667,7 @@ impl Schedule {
             && (!self.makes_statistics || self.can_make_statistics(problem))
             && problem.group_size().is_multiple_of(self.splits)
             && (self.splits == 1 || self.pass == Pass::Keys)
+            && (0..MAX_RANK).all(|axis| !self.one_block[axis] || self.has_one_block(problem, axis))
     }
 }
 

@@ -225,6 +225,12 @@ pub const FAULTS: &[Fault] = &[
         "        if (softmax.raises) rescale();\n        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
     ),
     fault(
+        "sums are scaled before they are there, of warpgroups that take turns",
+        On::LongLine,
+        "        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);\n        if (softmax.raises) rescale();",
+        "        if (softmax.raises) rescale();\n        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
+    ),
+    fault(
         "the mask is written while a product reads it",
         On::Plane,
         "        aim(i + 1);\n        wgmma_wait<1>();",
@@ -319,6 +325,12 @@ pub const FAULTS: &[Fault] = &[
         On::Space,
         "if (token + ROWS > additional)",
         "if (false)",
+    ),
+    fault(
+        "sums are not scaled, of warpgroups that take turns",
+        On::LongLine,
+        "        if (softmax.raises) rescale();\n",
+        "",
     ),
     fault("sums are not scaled", On::Sharp, "        if (softmax.raises) rescale();\n", ""),
     fault(

@@ -38,7 +38,7 @@ template <int N> DEVICE float store_row(u16* row, const float (&out)[N], int sec
     for (int i = 0; i < N / 8; i++) *(uint2*)(own + 16 * i) = fours[i];
     if constexpr (N / 4 % 2) *(u32*)(row + (2 * N - 8) + 2 * q) = last;
   }
-  // Numbers that are finite are so in bf16, too.
+  // Finite numbers are so in bf16, too, but for those that float32 ends with: their rows come out the same again.
   if constexpr (BF16) return poison & 0x7FFF7FFF ? NEG_INF - NEG_INF : 0.f;
   return poison_of(out, second);
 }

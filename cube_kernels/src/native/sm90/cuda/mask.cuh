@@ -15,7 +15,7 @@
 // bits, so that operands are bf16 then: 32768 in B and, of two equal bytes, -101888 in A, -3.34e9 together.
 // A raw score (before the scale) near 3.3e9 that a row does not see can break through such a mask. A row
 // whose largest masked score is beyond 2^24 is computed again, as is one that became infinite or NaN, see
-// finish.cuh. What is left is an unseen score within 2^24 of a multiple of 3.288e9 where no seen one comes
+// finish.cuh. What is left is an unseen score within some 2^24 of a multiple of 3.288e9 where no seen one comes
 // near: float32 knows scores of that size to no better than 256.
 
 // Values of MASK.

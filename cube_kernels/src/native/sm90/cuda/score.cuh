@@ -11,9 +11,12 @@ struct Softmax {
   // Powers of two by which weights may exceed one before older sums are multiplied, which few steps do then.
   static constexpr float SLACK = 8.f;
 
-  DEVICE void start() {
+  // Of rows that may vote, or not: those of another sample must not decide what is summed up in which order.
+  DEVICE void start(bool first, bool second) {
+    limit[0] = first ? NEG_INF : -NEG_INF;
+    limit[1] = second ? NEG_INF : -NEG_INF;
 #pragma unroll
-    for (int r = 0; r < 2; r++) max[r] = limit[r] = NEG_INF, sum[r] = minus[r] = 0.f;
+    for (int r = 0; r < 2; r++) max[r] = NEG_INF, sum[r] = minus[r] = 0.f;
   }
 
   // Turns scores into weights. Every row of a step needs one score that is not -inf, unless LINEAR, BY_ITEM or with a bias. With ALWAYS, maxima
@@ -60,8 +63,8 @@ struct Softmax {
     if constexpr (ALWAYS) return;
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    limit[0] = a + SLACK / scale;
-    limit[1] = b + SLACK / scale;
+    if (limit[0] < -NEG_INF) limit[0] = a + SLACK / scale;
+    if (limit[1] < -NEG_INF) limit[1] = b + SLACK / scale;
   }
 
   // Adds up the columns of the other lanes.

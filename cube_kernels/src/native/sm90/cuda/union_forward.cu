@@ -59,7 +59,7 @@ struct Consumer {
     u32 weights[SCORES / 2];
     clear(out);
     Softmax softmax;
-    softmax.start();
+    softmax.start(true, true);
     u32 listed = 0;              // bits of queries that see something
 #pragma unroll 1
     for (int i = 0; i < items.count; i++, step++) {

@@ -231,7 +231,7 @@ fn blocky() -> Vec<Problem> {
 
 /// Of the schedules of one kernel for each of the [`blocky`] problems.
 pub(super) fn check_whole_blocks(candidates: impl Fn(&Problem) -> Vec<Schedule>) {
-    let (mut with, mut without) = (0, 0);
+    let (mut with, mut without, mut one_blocks) = (0, 0, 0);
     for problem in blocky() {
         for schedule in candidates(&problem) {
             let of = |index: usize| {
@@ -245,7 +245,9 @@ pub(super) fn check_whole_blocks(candidates: impl Fn(&Problem) -> Vec<Schedule>)
                     line.seen.iter().all(|range| *range == visited)
                 })
             });
-            let [z, y, x] = all.map(|(lines, _)| lines);
+            let columns = all.each_ref().map(|(_, columns)| *columns);
+            let lines = all.map(|(lines, _)| lines);
+            let [z, y, x] = &lines;
             let is_even = z.iter().all(|z| {
                 y.iter().all(|y| {
                     x.iter()
@@ -257,10 +259,18 @@ pub(super) fn check_whole_blocks(candidates: impl Fn(&Problem) -> Vec<Schedule>)
             // A single block a step is never half empty.
             assert!(claimed || !is_whole || schedule.blocks > 1, "{schedule}: {problem:?}");
             assert_eq!(claimed, schedule.mask == Mask::None);
+            for (index, one_block) in schedule.one_block.into_iter().enumerate() {
+                let is_short = problem.axes[index].kernel_size <= columns[index];
+                let has_one = is_short && lines[index].iter().all(|line| line.blocks <= 1);
+                let is_masked = schedule.mask == Mask::OneHot && index >= MAX_RANK - problem.rank();
+                assert_eq!(one_block, is_masked && has_one, "{schedule}: {problem:?}");
+                one_blocks += usize::from(one_block);
+            }
             *(if claimed { &mut with } else { &mut without }) += 1;
         }
     }
     assert!(with > 100 && without > 100, "{with} whole, {without} not");
+    assert!(one_blocks > 100, "{one_blocks} axes of one block");
 }
 
 #[test]
