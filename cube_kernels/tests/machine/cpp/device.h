@@ -213,7 +213,6 @@ DEVICE void wgmma_commit() { m_wgmma_commit(); }
 template <int PENDING> DEVICE void wgmma_wait() { m_wgmma_wait(PENDING); }
 template <int N> DEVICE void pin(float (&)[N]) {}
 DEVICE u32 shift_left(u32 value, u32 bits) { return bits < 32 ? value << bits : 0; }
-DEVICE u32 shift_right(u32 value, u32 bits) { return bits < 32 ? value >> bits : 0; }
 DEVICE void named_sync(int id, int threads) { m_named(id, threads, 1); }
 DEVICE void named_arrive(int id, int threads) { m_named(id, threads, 0); }
 

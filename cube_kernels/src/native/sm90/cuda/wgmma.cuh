@@ -20,10 +20,9 @@ template <int N> DEVICE void pin(float (&values)[N]) {
 // From a register that holds it for long, they would be moved there one by one.
 DEVICE u32 shared_base() { u32 y; asm volatile("mov.u32 %0, memory;" : "=r"(y)); return y; }
 
-// Shifts that give zero from 32 on. Volatile: they stay behind the wait for the wgmmas that read the
+// A shift that gives zero from 32 on. Volatile: it stays behind the wait for the wgmmas that read the
 // fragment they write; moved in front of it, they make ptxas serialise those.
 DEVICE u32 shift_left(u32 value, u32 bits) { u32 r; asm volatile("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(value), "r"(bits)); return r; }
-DEVICE u32 shift_right(u32 value, u32 bits) { u32 r; asm volatile("shr.b32 %0, %1, %2;" : "=r"(r) : "r"(value), "r"(bits)); return r; }
 
 DEVICE u32 load_word(u32 address) { u32 y; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(address)); return y; }
 DEVICE uint4 load_words(u32 address) {

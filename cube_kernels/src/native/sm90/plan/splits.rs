@@ -7,7 +7,6 @@ use std::collections::BinaryHeap;
 use super::{Load, MULTIPROCESSORS, TILE_LATENCY};
 use crate::cost::DeviceModel;
 use crate::native::sm90::{Pass, Schedule};
-use crate::tiling::Tiling;
 use crate::{MAX_RANK, Problem};
 
 #[cfg(test)]
@@ -37,7 +36,7 @@ pub(super) fn split(schedule: Schedule, problem: &Problem) -> Schedule {
     }
     let slots = MULTIPROCESSORS as usize * schedule.ctas;
     let pairs = problem.batch * problem.heads_kv;
-    let tiling = Tiling { q_tile: schedule.column_tile(), kv_tile: schedule.cta_tile() };
+    let tiling = schedule.tiling_of(schedule.cta_tile());
     let [z, y, x]: [Vec<u64>; MAX_RANK] =
         std::array::from_fn(|index| tiling.axis_visitors(&problem.axes[index], index));
     let tiles = pairs * z.len() * y.len() * x.len();

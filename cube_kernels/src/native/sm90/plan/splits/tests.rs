@@ -1,5 +1,6 @@
 use super::*;
 use crate::native::sm90::{Element, plan_backward};
+use crate::tiling::Tiling;
 use crate::{Axis, catalogue};
 
 /// Compressed attention of native sparse attention: a key for each sixteen queries, which see those that end before them.
