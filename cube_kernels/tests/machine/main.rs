@@ -14,6 +14,7 @@ mod faults;
 mod golden;
 mod packed;
 mod program;
+mod references;
 mod repair;
 mod run;
 mod samples;

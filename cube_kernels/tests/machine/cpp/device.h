@@ -260,6 +260,7 @@ DEVICE void tmem_store(u32 address, const float* r) { m_tmem_store(address, (con
 DEVICE void mma_shared(u32 d, u64 a, u64 b, u32 instruction, u32 accumulate) { m_mma(d, 0, a, b, instruction, accumulate); }
 DEVICE void mma_tensor(u32 d, u32 a, u64 b, u32 instruction, u32 accumulate) { m_mma(d, 1, a, b, instruction, accumulate); }
 DEVICE void mma_commit(u32 barrier) { m_mma_commit(barrier); }
+DEVICE u32 max_pair(u32 a, u32 b) { return std::max(a & 0xFFFF, b & 0xFFFF) | std::max(a >> 16, b >> 16) << 16; }
 DEVICE float max2(float a, float b) { return a != a || b != b ? a + b : fmaxf(a, b); }
 DEVICE float max3(float a, float b, float c) { return max2(a, max2(b, c)); }
 DEVICE void fma2(float& x, float& y, float a, float b, float c, float d, float e, float f) { x = fmaf(a, b, e), y = fmaf(c, d, f); }

@@ -225,13 +225,12 @@ struct Consumer {
     wgmma_commit();
   }
 
-  DEVICE void rescale() {
-#pragma unroll
-    for (int j = 0; j < DIM_V / 8; j++) {
-      out[4 * j] *= softmax.rescale[0];
-      out[4 * j + 1] *= softmax.rescale[0];
-      out[4 * j + 2] *= softmax.rescale[1];
-      out[4 * j + 3] *= softmax.rescale[1];
+  // Packs the weights of a step whose older weights nobody reads any more.
+  DEVICE void pack_weights(float scale) {
+    pack_fragments(scores, weights);
+    if (softmax.overflows(weights)) {
+      softmax.raise(scores, out, scale);
+      pack_fragments(scores, weights);
     }
   }
 
@@ -299,7 +298,7 @@ struct Consumer {
         if (!ADDITIONAL || i < tile.steps) bias.add(table, tile, scores);
         bias.next(tile);
       }
-      softmax.step<PINGPONG>(scores, scale_of(params, scale_log2));
+      softmax.step(scores, scale_of(params, scale_log2));
     };
 
     clear(out);
@@ -342,8 +341,7 @@ struct Consumer {
         wgmma_wait<0>();
         pin(out);
         release_value(first + i - 1);
-        if (softmax.raises) rescale();
-        pack_fragments(scores, weights);
+        pack_weights(scale_of(params, scale_log2));
         fire(false);
       }
       wait_value(first + high - 1);
@@ -363,6 +361,11 @@ struct Consumer {
     return steps;
   }
 
+  // Whether a row has the weights of all that it sees, as far as its reference tells.
+  static DEVICE bool is_trusted(const Params& params, float reference) {
+    return fabsf(reference) < TRUSTED_SCORE && (!BIAS || reference * scale_of(params, params.scale_log2) > -Softmax::TRUSTED_POWERS);
+  }
+
   // Writes the rows, and computes those again that cannot be trusted.
   DEVICE void finish(const Params& params, const Tile& tile) {
     const Space& space = params.space;
@@ -377,18 +380,18 @@ struct Consumer {
 #endif
       const i64 row = row_index(space, tile, query_at[r]);
       const bool exists = row_exists(tile, query_at[r]);
-      // A row that sees nothing has no sum, or one of weights that the mask made alike.
+      // A row that sees nothing has no sum.
 #if LISTED
-      const bool blind = softmax.max[r] == NEG_INF && sees_nothing(params.listed, tile, query_at[r]);
+      const bool blind = softmax.reference[r] == NEG_INF && sees_nothing(params.listed, tile, query_at[r]);
 #else
       const bool blind = params.additional == 0 && is_blind(space, tile, query_at[r]);
 #endif
-      if (blind) forget_row(out, r), softmax.max[r] = NEG_INF, softmax.sum[r] = 0.f;
+      if (blind) forget_row(out, r), softmax.forget(r);
       const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
       if (lane % 4 == 0 && exists)
-        params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * LN_2;
-      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < TRUSTED_SCORE);
+        params.lse[row] = softmax.logsumexp(r);
+      broken[r] = exists && !blind && !(poison == 0.f && is_trusted(params, softmax.reference[r]));
     }
 #if LISTED
     // Found again where they are needed: registers are short.

@@ -14,7 +14,7 @@
 // Where scores begin with the entries of a bias (WIDE_MASK), the product is added to them. Sums of 8-bit products may be kept to some 14
 // bits, so that operands are bf16 then: 32768 in B and, of two equal bytes, -101888 in A, -3.34e9 together.
 // A raw score (before the scale) near 3.3e9 that a row does not see can break through such a mask. A row
-// whose largest masked score is beyond 2^24 is computed again, as is one that became infinite or NaN, see
+// whose largest masked score is beyond 2^24 or so is computed again, as is one that became infinite or NaN, see
 // finish.cuh. What is left is an unseen score within some 2^24 of a multiple of 3.288e9 where no seen one comes
 // near: float32 knows scores of that size to no better than 256.
 
@@ -29,6 +29,8 @@ DEVICE constexpr int slots_of(int axis) {
 }
 constexpr int SLOTS_Z = slots_of(0), SLOTS_Y = slots_of(1), SLOTS_X = slots_of(2);
 constexpr float TRUSTED_SCORE = 16777216.f;
+// Scores of what a row does not see are not above it. What it sees down there is nothing beside a score that is trusted.
+DEVICE float unseen() { return MASK == ONE_HOT ? -4.f * TRUSTED_SCORE : NEG_INF; }
 constexpr int SETS = MASK == ONE_HOT && SLOTS_Z + SLOTS_Y + SLOTS_X > 16 ? 2 : 1;  // of 16 slots, for a block
 constexpr int ONE_HOT_BYTES = MASK == ONE_HOT ? ROWS * 32 : 0;
 constexpr bool BIAS_FIRST = BIAS && BLOCKS == 1;  // scores begin with the bias

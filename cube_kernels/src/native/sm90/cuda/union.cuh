@@ -17,6 +17,7 @@ constexpr int SCORES = KEYS / 2;                       // a lane's
 // What score.cuh and row_sum.cuh ask for.
 enum { LINEAR = 1, BY_ITEM = 3 };
 constexpr int MASK = BY_ITEM, BIAS = 0;
+DEVICE float unseen() { return NEG_INF; }  // scores of what a row does not see
 
 constexpr int K_BYTES = chunks_of(DIM) * KEYS * SWIZZLE, V_BYTES = chunks_of(DIM_V) * KEYS * SWIZZLE;
 constexpr int STAGE = K_BYTES + V_BYTES;

@@ -74,16 +74,11 @@ struct Consumer {
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) multiply_rows<KEYS>(scores, query + 4 * k, key, 0, k, lane);
         hide(scores, rows, item, 0, lane);
-        softmax.step<false>(scores, params.scale_log2);
+        softmax.step(scores, params.scale_log2);
         pack_left(scores, weights);
-        if (softmax.raises) {
-#pragma unroll
-          for (int j = 0; j < DIM_V / 8; j++) {
-            out[4 * j] *= softmax.rescale[0];
-            out[4 * j + 1] *= softmax.rescale[0];
-            out[4 * j + 2] *= softmax.rescale[1];
-            out[4 * j + 3] *= softmax.rescale[1];
-          }
+        if (softmax.overflows(weights)) {
+          softmax.raise(scores, out, params.scale_log2);
+          pack_left(scores, weights);
         }
         multiply_columns<KEYS>(out, weights, value, 0, lane);
       }
@@ -104,13 +99,12 @@ struct Consumer {
       if (blind) {
 #pragma unroll
         for (int j = 0; j < DIM_V / 8; j++) out[4 * j + 2 * r] = out[4 * j + 2 * r + 1] = 0.f;
-        softmax.max[r] = NEG_INF;
-        softmax.sum[r] = 0.f;
+        softmax.forget(r);
       }
       const float factor = blind ? 0.f : 1.f / softmax.sum[r];
       const float poison = softmax.sum[r] * 0.f + store_row((u16*)params.out + row * DIM_V, out, r, factor, exists, lane);
-      if (lane % 4 == 0 && exists) params.lse[row] = (softmax.max[r] * params.scale_log2 + log2_approx(softmax.sum[r])) * LN_2;
-      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.max[r]) < -NEG_INF);
+      if (lane % 4 == 0 && exists) params.lse[row] = softmax.logsumexp(r);
+      broken[r] = exists && !blind && !(poison == 0.f && fabsf(softmax.reference[r]) < -NEG_INF);
     }
     for_each_broken(broken, rows.at, [&](const int (&at)[PLACE]) { repair(rows, items, at); });
   }

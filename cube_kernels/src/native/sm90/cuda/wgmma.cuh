@@ -36,5 +36,8 @@ DEVICE float load_float(u32 address) { float y; asm volatile("ld.shared.f32 %0, 
 DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+// The larger of each of two pairs of unsigned numbers in 16 bits.
+DEVICE u32 max_pair(u32 a, u32 b) { u32 y; asm("max.u16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+
 // The larger of two, or NaN if one is.
 DEVICE float max2(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
