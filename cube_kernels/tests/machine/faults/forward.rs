@@ -346,16 +346,10 @@ pub const FAULTS: &[Fault] = &[
         "for (int mask = 1; mask < 2; mask *= 2)\n#pragma unroll\n      for (int r = 0; r < 2; r++) most",
     ),
     fault(
-        "a row with a reference is given another",
-        On::Plane,
-        "if (reference[r] == NEG_INF && most[r] > unseen() ",
-        "if (most[r] > unseen() ",
-    ),
-    fault(
-        "a row refers to a score that it does not see",
-        On::Plane,
-        "if (reference[r] == NEG_INF && most[r] > unseen() ",
-        "if (reference[r] == NEG_INF ",
+        "a reference is raised by more than a number has",
+        On::Sharpest,
+        "fminf(exponent + HEADROOM, 126.f)",
+        "exponent + HEADROOM",
     ),
     fault(
         "lanes decide alone whether they raise a reference",

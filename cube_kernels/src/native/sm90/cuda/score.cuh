@@ -67,7 +67,8 @@ struct Softmax {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int exponent = (__float_as_int(most[r]) >> 23) - 127;
-      const float powers = exponent < LIMIT ? 0.f : exponent + HEADROOM;
+      // Not more than a normal number has.
+      const float powers = exponent < LIMIT ? 0.f : fminf(exponent + HEADROOM, 126.f);
       // What is left of them where `minus` is large.
       const float lowered = minus[r] - powers;
       factor[r] = powers > 0.f ? exp2_approx(lowered - minus[r]) : 1.f;
