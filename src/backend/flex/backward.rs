@@ -1,5 +1,5 @@
-//! The backward pass, without atomics: a query pass for `dq`, and a key pass over the inverse
-//! windows for `dk` and `dv`.
+//! The backward pass in two passes, without atomics: a query pass for `dq`, and a key pass over the inverse
+//! windows for `dk` and `dv`. The joint pass makes all three at once, where it can.
 //!
 //! ```text
 //! p = exp(s - lse)    ds = p (dp - delta)    dp = dout . v    delta = rowsum(dout * out) - dlse
@@ -12,7 +12,7 @@ use macerator::Simd;
 
 use super::bias::{Bias, BiasGradient, Stand, strands};
 use super::block::{Block, Meeting};
-use super::operand::{Operand, Place, Tokens};
+use super::operand::{Operand, Panel, Place, Tokens};
 use super::simd::{BLOCK, Real};
 use super::sweep::{
     Output, Scratch, Segment, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_strand,
@@ -87,13 +87,15 @@ fn query_task<'p, 'a, 's, S: Simd, A: Real>(
         for (tokens, meeting, bias) in [space].into_iter().chain(additional) {
             let head = task.head / problem.group_size();
             let place = Place { head, group: meeting.group, ..place };
+            let panels = [&tokens.key, &tokens.value]
+                .map(|operand| operand.whole_panel([place.batch, head]));
             let mut chunks = sweep(&meeting, tokens.key.grid);
             while let Some(len) = chunks.next_chunk(segments) {
                 let [s, dp] = &mut *scores;
                 // SAFETY: rows of head_dim and head_dim_v; keys and values have panels.
                 unsafe {
-                    chunk_scores::<S, A>(rows[0], &tokens.key, place, segments, s);
-                    chunk_scores::<S, A>(rows[1], &tokens.value, place, segments, dp);
+                    chunk_scores::<S, A>(rows[0], panels[0], place.group, segments, s);
+                    chunk_scores::<S, A>(rows[1], panels[1], place.group, segments, dp);
                 }
                 if let Some(bias) = bias {
                     bias.add_to_queries(s, &stand, segments);
@@ -185,13 +187,16 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
         for meeting in pass.meetings(task.row, block) {
             for head in task.head * heads..(task.head + 1) * heads {
                 let place = Place { head, group: meeting.group, ..own };
+                let [query, grad_out, lse, delta] =
+                    [pass.query, pass.grad_out, pass.lse, pass.delta]
+                        .map(|operand| operand.whole_panel([place.batch, head]));
                 let mut chunks = sweep(&meeting, pass.query.grid);
                 while let Some(len) = chunks.next_chunk(segments) {
                     let [p, dp] = &mut *scores;
                     // SAFETY: rows of head_dim and head_dim_v; query and grad_out have panels.
                     unsafe {
-                        chunk_scores::<S, A>(rows[0], pass.query, place, segments, p);
-                        chunk_scores::<S, A>(rows[1], pass.grad_out, place, segments, dp);
+                        chunk_scores::<S, A>(rows[0], query, place.group, segments, p);
+                        chunk_scores::<S, A>(rows[1], grad_out, place.group, segments, dp);
                     }
                     if let Some(bias) = pass.bias {
                         let outer = tokens.key.grid.outer_at(task.row);
@@ -199,8 +204,8 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                         let stand = Stand { head, outer, positions, partners };
                         bias.add_to_keys(p, &stand, segments);
                     }
-                    subtract(p, pass.lse, place, segments);
-                    subtract(dp, pass.delta, place, segments);
+                    subtract(p, lse, place.group, segments);
+                    subtract(dp, delta, place.group, segments);
                     for (p, dp) in p.iter_mut().zip(dp.iter_mut()) {
                         // SAFETY: an array of scores ends with a margin.
                         unsafe { A::exp_sub::<S>(p.as_mut_ptr(), len, A::zero()) };
@@ -229,13 +234,13 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
 #[inline(always)]
 fn subtract<A: Real>(
     scores: &mut [Vec<A>; BLOCK],
-    operand: &Operand<'_, A>,
-    place: Place,
+    panel: Panel<'_, A>,
+    group: usize,
     segments: &[Segment],
 ) {
     for segment in segments {
-        let place = Place { row: segment.row, position: segment.columns.start, ..place };
-        let values = &operand.panel[operand.panel_at(place)..][..segment.columns.len];
+        let (start, len) = (segment.columns.start, segment.columns.len);
+        let values = &panel.at(segment.row, group, start)[..len];
         for scores in scores.iter_mut() {
             for (score, value) in scores[segment.offset..].iter_mut().zip(values) {
                 *score = *score - *value;
@@ -245,7 +250,7 @@ fn subtract<A: Real>(
 }
 
 /// Writes the sums of the tokens of a block that exist, times `factor`.
-fn write<A: Real>(
+pub(super) fn write<A: Real>(
     output: &Output<'_, A>,
     like: &Operand<'_, A>,
     place: Place,

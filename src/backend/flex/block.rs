@@ -145,13 +145,18 @@ impl Block {
 
 /// All blocks of a line of a grid.
 pub(super) fn blocks(grid: &Grid) -> Vec<Block> {
+    blocks_in(grid, 0..grid.length)
+}
+
+/// The blocks of a line of a grid at these positions of every dilation group.
+pub(super) fn blocks_in(grid: &Grid, positions: Range<usize>) -> Vec<Block> {
     (0..grid.dilation)
         .flat_map(|group| {
-            let length = grid.group_length(group);
-            (0..length).step_by(BLOCK).map(move |first| Block {
+            let end = grid.group_length(group).min(positions.end);
+            (positions.start..end).step_by(BLOCK).map(move |first| Block {
                 group,
                 first,
-                live: BLOCK.min(length - first),
+                live: BLOCK.min(end - first),
             })
         })
         .collect()

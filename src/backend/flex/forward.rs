@@ -5,9 +5,11 @@ use macerator::Simd;
 
 use super::bias::{Bias, Stand};
 use super::block::Meeting;
-use super::operand::{Operand, Place, Tokens};
+use super::operand::{Operand, Panel, Place, Tokens};
+use super::ring::Ring;
 use super::simd::Real;
 use super::softmax::Softmax;
+use super::strips::{StripTask, Strips};
 use super::sweep::{
     Output, Scratch, Task, chunk_accumulate, chunk_scores, fill_outside, for_each_task, gather,
     split, split_mut, sweep,
@@ -17,31 +19,72 @@ use burn_natten_kernels::Problem;
 pub(super) struct Forward<'a, A: Clone> {
     pub problem: &'a Problem,
     pub query: Operand<'a, A>,
-    /// See [`Tokens::for_forward`].
+    /// See [`Tokens::for_forward`] and [`Tokens::for_strips`].
     pub space: Tokens<'a, A>,
     pub additional: Option<Tokens<'a, A>>,
     pub bias: Option<Bias<'a, A>>,
+    /// If it runs strip by strip. Otherwise keys have a panel.
+    pub strips: Option<Strips>,
 }
 
 impl<A: Real> Forward<'_, A> {
     /// Computes `out` `[batch, queries, heads, head_dim_v]` and `lse` `[batch, queries, heads]`.
     pub fn run(&self, out: &mut [A], lse: &mut [A]) {
-        let (out, lse) = (Output::new(out), Output::new(lse));
+        let outputs = [Output::new(out), Output::new(lse)];
         let problem = self.problem;
         let dims = [problem.head_dim, problem.head_dim_v];
+        if let Some(strips) = &self.strips {
+            let scratch = || (Scratch::new(dims), Ring::new());
+            return strips.for_each(problem, 1, scratch, |task, (scratch, ring)| {
+                run_strip(self, strips, &task, scratch, ring, &outputs);
+            });
+        }
         for_each_task(problem.batch, problem.heads, self.query.grid, dims, |task, scratch| {
-            run_task(self, &task, scratch, &out, &lse);
+            let head = task.head / problem.group_size();
+            let panel = self.space.key.whole_panel([task.batch, head]);
+            run_task(self, &task, panel, scratch, &outputs);
         });
     }
 }
 
 #[macerator::with_simd]
-fn run_task<'a, S: Simd, A: Real>(
+fn run_strip<'a, 'r, S: Simd, A: Real>(
+    pass: &Forward<'a, A>,
+    strips: &Strips,
+    strip: &StripTask<'r>,
+    scratch: &mut Scratch<A>,
+    ring: &mut Ring<A>,
+    outputs: &[Output<'a, A>; 2],
+) {
+    ring.begin(strip);
+    for row in strip.strip.rows.clone() {
+        let panel = ring.panel(&pass.space.key, strips, strip, row);
+        for head in strip.heads(pass.problem) {
+            let task = Task { batch: strip.batch, head, row, blocks: &strip.strip.blocks };
+            attend_blocks::<S, A>(pass, &task, panel, scratch, outputs);
+        }
+    }
+}
+
+#[macerator::with_simd]
+fn run_task<'a, 'p, S: Simd, A: Real>(
     pass: &Forward<'a, A>,
     task: &Task<'a>,
+    panel: Panel<'p, A>,
     scratch: &mut Scratch<A>,
-    out: &Output<'a, A>,
-    lse: &Output<'a, A>,
+    outputs: &[Output<'a, A>; 2],
+) {
+    attend_blocks::<S, A>(pass, task, panel, scratch, outputs);
+}
+
+/// The blocks of a task; `panel` is that of their keys.
+#[inline(always)]
+fn attend_blocks<S: Simd, A: Real>(
+    pass: &Forward<'_, A>,
+    task: &Task<'_>,
+    panel: Panel<'_, A>,
+    scratch: &mut Scratch<A>,
+    [out, lse]: &[Output<'_, A>; 2],
 ) {
     let (problem, grid) = (pass.problem, pass.query.grid);
     let outer = grid.outer_at(task.row);
@@ -59,11 +102,12 @@ fn run_task<'a, S: Simd, A: Real>(
             (bias, Stand { head: task.head, outer, positions: block.positions(), partners })
         });
         let space = (&pass.space, bias.as_ref());
-        attend::<S, A>(space, &meeting, Place { head, ..place }, scratch, &mut softmax);
+        attend::<S, A>(space, panel, &meeting, Place { head, ..place }, scratch, &mut softmax);
         if let Some(additional) = &pass.additional {
             let whole = Meeting::whole(additional.key.grid, 0);
             let place = Place { head, group: 0, ..place };
-            attend::<S, A>((additional, None), &whole, place, scratch, &mut softmax);
+            let panel = additional.key.whole_panel([place.batch, head]);
+            attend::<S, A>((additional, None), panel, &whole, place, scratch, &mut softmax);
         }
         let dim = problem.head_dim_v;
         for (i, sums) in scratch.sums[1].chunks(dim).take(block.live).enumerate() {
@@ -90,6 +134,7 @@ fn run_task<'a, S: Simd, A: Real>(
 #[inline(always)]
 fn attend<S: Simd, A: Real>(
     (tokens, bias): (&Tokens<'_, A>, Option<&(&Bias<'_, A>, Stand<'_>)>),
+    panel: Panel<'_, A>,
     meeting: &Meeting,
     place: Place,
     scratch: &mut Scratch<A>,
@@ -102,7 +147,7 @@ fn attend<S: Simd, A: Real>(
     let mut chunks = sweep(meeting, tokens.key.grid);
     while let Some(len) = chunks.next_chunk(segments) {
         // SAFETY: the rows were gathered for this head_dim, and keys have a panel.
-        unsafe { chunk_scores::<S, A>(rows, &tokens.key, place, segments, scores) };
+        unsafe { chunk_scores::<S, A>(rows, panel, place.group, segments, scores) };
         if let Some((bias, stand)) = bias {
             bias.add_to_queries(scores, stand, segments);
         }

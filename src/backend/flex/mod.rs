@@ -10,10 +10,13 @@ mod bias;
 mod block;
 mod block_sparse;
 mod forward;
+mod joint;
 mod operand;
+mod ring;
 mod select;
 mod simd;
 mod softmax;
+mod strips;
 mod sweep;
 mod unfused;
 
@@ -29,8 +32,10 @@ use rayon::prelude::*;
 use self::backward::{KeyPass, QueryPass};
 use self::bias::Bias;
 use self::forward::Forward;
+use self::joint::JointPass;
 use self::operand::{Grid, Operand, Tokens};
 use self::simd::Real;
+use self::strips::Strips;
 use super::extension::{saved, with_out};
 use super::{
     AttentionBackwardOps, AttentionGradients, AttentionInputs, AttentionOps, AttentionResults,
@@ -178,14 +183,20 @@ fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<F
     let problem = &plan.problem;
     let Operands { query, key, value, additional, bias } = operands;
     let grids = Grids::new(problem);
+    let strips = Strips::new(problem, &grids.query).filter(Strips::have_lines);
+    let space = tokens::<E>(&key, &value, &grids.key, problem);
     let pass = Forward {
         problem,
         query: Operand::new(rows::<E>(&query), &grids.query, problem.heads, problem.head_dim),
-        space: tokens::<E>(&key, &value, &grids.key, problem).for_forward(problem.batch),
+        space: match strips {
+            Some(_) => space.for_strips(true),
+            None => space.for_forward(problem.batch),
+        },
         additional: additional.as_ref().map(|KeyValue { key, value }| {
             tokens::<E>(key, value, &grids.additional, problem).for_forward(problem.batch)
         }),
         bias: bias.as_ref().map(|bias| Bias::new(rows::<E>(bias), problem)),
+        strips,
     };
     let count = problem.batch * problem.queries() * problem.heads;
     let mut out = vec![E::Sum::zero(); count * problem.head_dim_v];
@@ -230,6 +241,38 @@ fn backward<E: Storage>(
         ..Operands::new(None, None, None)
     };
 
+    let own = KeyValue { key: wanted.key, value: wanted.value };
+    let has_wanted = |wanted: &KeyValue<bool>| wanted.key || wanted.value;
+    let stored = |sums: Option<Vec<E>>, like| sums.map(|sums| tensor(sums, shape(like)));
+
+    // What all queries share, they cannot add to in strips.
+    let is_shared = problem.additional > 0 || wanted.bias == Some(true);
+    let is_joint = has_wanted(&own) && !is_shared;
+    let strips = || Strips::new(problem, &grids.query);
+    if let Some(strips) = is_joint.then(strips).flatten() {
+        let space = match strips.have_lines() {
+            true => space.for_strips(false),
+            false => space.for_query_pass(batch),
+        };
+        let sums = |like: &Operand<'_, E::Sum>| vec![E::Sum::zero(); like.rows.len()];
+        let (mut dq, mut dk, mut dv) = (sums(&query_rows), sums(&space.key), sums(&space.value));
+        let pass = JointPass {
+            problem,
+            query: &query_rows,
+            grad_out: &grad_out,
+            lse: &lse,
+            delta: &delta,
+            space: &space,
+            bias: position_bias.as_ref(),
+            strips,
+        };
+        pass.run(&mut dq, &mut dk, &mut dv);
+        gradients.query = stored(wanted.query.then(|| E::narrow(dq)), &query);
+        gradients.key = stored(wanted.key.then(|| E::narrow(dk)), &key);
+        gradients.value = stored(wanted.value.then(|| E::narrow(dv)), &value);
+        return gradients;
+    }
+
     // Each pass has the panels of what its tokens meet, and no others.
     let wants_bias = wanted.bias == Some(true);
     let (mut space, mut more) = match wanted.query || wants_bias {
@@ -260,8 +303,6 @@ fn backward<E: Storage>(
             (space, more)
         }
     };
-    let own = KeyValue { key: wanted.key, value: wanted.value };
-    let has_wanted = |wanted: &KeyValue<bool>| wanted.key || wanted.value;
     if ![Some(own), wanted.additional].iter().flatten().any(has_wanted) {
         return gradients;
     }
@@ -291,7 +332,6 @@ fn backward<E: Storage>(
         .run(&mut dk, &mut dv);
         [wanted.key.then(|| E::narrow(dk)), wanted.value.then(|| E::narrow(dv))]
     };
-    let stored = |sums: Option<Vec<E>>, like| sums.map(|sums| tensor(sums, shape(like)));
     if has_wanted(&own) {
         let [dk, dv] = key_pass(&space, own, false);
         (gradients.key, gradients.value) = (stored(dk, &key), stored(dv, &value));

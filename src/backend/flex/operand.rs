@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use burn_natten_kernels::{MAX_RANK, window::group_length};
 use rayon::prelude::*;
 
-use super::simd::{MARGIN, Real};
+use super::simd::{MARGIN, Real, is_finite};
 
 /// The tokens of a tensor: `rows` lines of `length` along the fastest axis.
 #[derive(Clone, Debug)]
@@ -79,10 +79,7 @@ impl<'a, A: Real> Operand<'a, A> {
 
     /// The same, searched for elements that are not finite: worth it if its rows are summed up.
     pub fn searched(mut self) -> Self {
-        self.is_finite = self
-            .rows
-            .par_chunks(1 << 14)
-            .all(|chunk| chunk.iter().fold(true, |finite, value| finite & value.is_finite()));
+        self.is_finite = self.rows.par_chunks(1 << 14).all(is_finite);
         self
     }
 
@@ -108,27 +105,48 @@ impl<'a, A: Real> Operand<'a, A> {
             lines.par_chunks_mut(line).enumerate().for_each(|(index, panel)| {
                 let (row, head) = (index % grid.rows(), index / grid.rows() % heads);
                 let batch = index / grid.rows() / heads;
-                for group in 0..grid.dilation {
-                    let place = Place { batch, head, row, group, position: 0 };
-                    let (first, step) = (self.row_at(place), self.row_step());
-                    let panel = &mut panel[grid.groups[group]..];
-                    // Sixteen tokens at a time: whole cache lines are written.
-                    let length = grid.group_length(group);
-                    for start in (0..length).step_by(16) {
-                        let end = length.min(start + 16);
-                        for d in 0..dim {
-                            let line = &mut panel[d * grid.pitch..][start..end];
-                            let column = self.rows[first + start * step + d..].iter().step_by(step);
-                            for (to, from) in line.iter_mut().zip(column) {
-                                *to = *from;
-                            }
-                        }
-                    }
-                }
+                self.transpose(Place { batch, head, row, group: 0, position: 0 }, panel);
             });
         }
         self.panel = panel;
         self
+    }
+
+    /// Writes a line of a panel.
+    pub fn transpose(&self, line: Place, panel: &mut [A]) {
+        let grid = self.grid;
+        for group in 0..grid.dilation {
+            let (first, step) = (self.row_at(Place { group, ..line }), self.row_step());
+            let panel = &mut panel[grid.groups[group]..];
+            // Sixteen tokens at a time: whole cache lines are written.
+            let length = grid.group_length(group);
+            for start in (0..length).step_by(16) {
+                let end = length.min(start + 16);
+                for d in 0..self.dim {
+                    let line = &mut panel[d * grid.pitch..][start..end];
+                    let column = self.rows[first + start * step + d..].iter().step_by(step);
+                    for (to, from) in line.iter_mut().zip(column) {
+                        *to = *from;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Elements of a line of a panel.
+    pub fn panel_line(&self) -> usize {
+        self.dim * self.grid.pitch
+    }
+
+    /// Its own panel, of a sample and head.
+    pub fn whole_panel(&self, [batch, head]: [usize; 2]) -> Panel<'_, A> {
+        let first = (batch * self.heads + head) * self.grid.rows() * self.panel_line();
+        Panel { elements: &self.panel, grid: self.grid, dim: self.dim, lines: Lines::From(first) }
+    }
+
+    /// A panel of a sample and head, of which each line of the grid begins where `lines` says.
+    pub fn panel_in<'p>(&'p self, elements: &'p [A], lines: &'p [usize]) -> Panel<'p, A> {
+        Panel { elements, grid: self.grid, dim: self.dim, lines: Lines::At(lines) }
     }
 
     /// The memory of its panel, which it has no more.
@@ -149,18 +167,41 @@ impl<'a, A: Real> Operand<'a, A> {
         self.grid.dilation * self.heads * self.dim
     }
 
-    /// The token's first component in the panel; the next is [`Self::pitch`] behind.
-    pub fn panel_at(&self, place: Place) -> usize {
-        let line = (place.batch * self.heads + place.head) * self.grid.rows() + place.row;
-        line * self.dim * self.grid.pitch + self.grid.groups[place.group] + place.position
+    pub fn row(&self, place: Place) -> &[A] {
+        &self.rows[self.row_at(place)..][..self.dim]
+    }
+}
+
+/// The panel of a sample and head.
+#[derive(Clone, Copy)]
+pub(super) struct Panel<'p, A> {
+    elements: &'p [A],
+    grid: &'p Grid,
+    pub dim: usize,
+    lines: Lines<'p>,
+}
+
+/// Where the lines of a panel begin.
+#[derive(Clone, Copy)]
+enum Lines<'p> {
+    /// One behind the other, the first one here.
+    From(usize),
+    At(&'p [usize]),
+}
+
+impl<'p, A> Panel<'p, A> {
+    /// The panel from the first component of a token on; the next is [`Self::pitch`] behind.
+    #[inline(always)]
+    pub fn at(&self, row: usize, group: usize, position: usize) -> &'p [A] {
+        let line = match self.lines {
+            Lines::From(first) => first + row * self.dim * self.grid.pitch,
+            Lines::At(lines) => lines[row],
+        };
+        &self.elements[line + self.grid.groups[group] + position..]
     }
 
     pub fn pitch(&self) -> usize {
         self.grid.pitch
-    }
-
-    pub fn row(&self, place: Place) -> &[A] {
-        &self.rows[self.row_at(place)..][..self.dim]
     }
 }
 
@@ -171,6 +212,14 @@ pub(super) struct Tokens<'a, A: Clone> {
 }
 
 impl<A: Real> Tokens<'_, A> {
+    /// For strips, which make the panels that they read.
+    pub fn for_strips(self, is_forward: bool) -> Self {
+        match is_forward {
+            true => Self { value: self.value.searched(), ..self },
+            false => Self { key: self.key.searched(), ..self },
+        }
+    }
+
     /// The forward pass takes scores with keys and sums values.
     pub fn for_forward(self, batch: usize) -> Self {
         Self { key: self.key.with_panel(batch), value: self.value.searched() }

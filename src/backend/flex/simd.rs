@@ -253,6 +253,92 @@ unsafe fn accumulate_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
     }
 }
 
+/// `rows[j * step + d] += sum_q weights[q][j] * vectors[q][d]` for `d < dim`, `j < len`.
+///
+/// # Safety
+///
+/// `weights` hold `len` elements, `vectors` `dim`, and so does each of the `len` rows.
+#[inline(always)]
+pub(super) unsafe fn scatter<S: Simd, A: Real, const Q: usize>(
+    weights: [*const A; Q],
+    len: usize,
+    vectors: [*const A; Q],
+    dim: usize,
+    rows: *mut A,
+    step: usize,
+) {
+    let lanes = lanes::<S, A>();
+    let mut d = 0;
+    // SAFETY: the caller's; whole vectors end at or before `dim`.
+    unsafe {
+        while d + 2 * lanes <= dim {
+            let vectors = vectors.map(|vector| vector.add(d));
+            scatter_tile::<S, A, Q, 2>(weights, len, vectors, rows.add(d), step);
+            d += 2 * lanes;
+        }
+        while d + lanes <= dim {
+            let vectors = vectors.map(|vector| vector.add(d));
+            scatter_tile::<S, A, Q, 1>(weights, len, vectors, rows.add(d), step);
+            d += lanes;
+        }
+        for d in d..dim {
+            for j in 0..len {
+                let row = rows.add(j * step + d);
+                for (weights, vector) in weights.into_iter().zip(vectors) {
+                    *row = *row + *weights.add(j) * *vector.add(d);
+                }
+            }
+        }
+    }
+}
+
+/// Vectors stay in registers while rows pass by.
+///
+/// # Safety
+///
+/// As for [`scatter`], with `V` vectors for `dim`.
+#[inline(always)]
+unsafe fn scatter_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
+    weights: [*const A; Q],
+    len: usize,
+    vectors: [*const A; Q],
+    rows: *mut A,
+    step: usize,
+) {
+    let lanes = lanes::<S, A>();
+    let mut kept = [[vector::<S, A>(A::zero()); V]; Q];
+    // SAFETY: the caller's.
+    unsafe {
+        for (kept, vector) in kept.iter_mut().zip(vectors) {
+            for (v, kept) in kept.iter_mut().enumerate() {
+                *kept = vload_unaligned(vector.add(v * lanes));
+            }
+        }
+        for j in 0..len {
+            let row = rows.add(j * step);
+            let mut totals = [vector::<S, A>(A::zero()); V];
+            for (v, total) in totals.iter_mut().enumerate() {
+                *total = vload_unaligned(row.add(v * lanes));
+            }
+            for (kept, weights) in kept.iter().zip(weights) {
+                let weight = vector::<S, A>(*weights.add(j));
+                for (total, kept) in totals.iter_mut().zip(kept) {
+                    *total = weight.mul_add(*kept, *total);
+                }
+            }
+            for (v, total) in totals.into_iter().enumerate() {
+                vstore_unaligned(row.add(v * lanes), total);
+            }
+        }
+    }
+}
+
+/// Whether no value is infinite or NaN.
+#[inline(always)]
+pub(super) fn is_finite<A: Real>(values: &[A]) -> bool {
+    values.iter().fold(true, |finite, value| finite & value.is_finite())
+}
+
 /// The greatest of `values`, `-inf` if there are none.
 #[inline(always)]
 pub(super) fn max<S: Simd, A: Real>(values: &[A]) -> A {

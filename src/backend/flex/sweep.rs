@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::block::{Block, Columns, Meeting, blocks};
-use super::operand::{Grid, Operand, Place};
+use super::operand::{Grid, Operand, Panel, Place};
 use super::simd::{self, BLOCK, MARGIN, Real};
 
 /// Columns whose scores are held at a time: with both score arrays of a backward pass 16 KB in
@@ -258,6 +258,12 @@ impl<'a, A: Copy> Output<'a, A> {
             unsafe { *self.first.add(start + i) = value };
         }
     }
+
+    /// Where elements lie that a task reads and writes. To do so is unsafe, as [`Self::write`] is.
+    pub fn vectors(&self, range: Range<usize>) -> *mut A {
+        assert!(range.start <= range.end && range.end <= self.len, "vectors lie within the buffer");
+        self.first.wrapping_add(range.start)
+    }
 }
 
 /// Scores of a chunk: the block's `rows` with the columns of all segments. Columns that are not a
@@ -265,23 +271,22 @@ impl<'a, A: Copy> Output<'a, A> {
 ///
 /// # Safety
 ///
-/// `rows` hold `operand.dim` elements and the operand has a panel.
+/// `rows` hold `panel.dim` elements.
 #[inline(always)]
 pub(super) unsafe fn chunk_scores<S: macerator::Simd, A: Real>(
     rows: [*const A; BLOCK],
-    operand: &Operand<'_, A>,
-    place: Place,
+    panel: Panel<'_, A>,
+    group: usize,
     segments: &[Segment],
     scores: &mut [Vec<A>; BLOCK],
 ) {
     let pieces = segments.iter().map(|segment| {
-        let place = Place { row: segment.row, position: segment.columns.start, ..place };
-        let panel = &operand.panel[operand.panel_at(place)..];
+        let panel = panel.at(segment.row, group, segment.columns.start);
         Piece { panel, len: segment.columns.len, offset: segment.offset }
     });
     let scores = scores.each_mut().map(|scores| &mut scores[..]);
     // SAFETY: the caller's; panel and scores end with a margin.
-    unsafe { piece_scores::<S, A>(rows, [operand.dim, operand.pitch()], pieces, scores) };
+    unsafe { piece_scores::<S, A>(rows, [panel.dim, panel.pitch()], pieces, scores) };
 }
 
 /// Neighboring columns of a panel, and where their scores begin.

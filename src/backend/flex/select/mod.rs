@@ -21,7 +21,7 @@ use macerator::Simd;
 use rayon::prelude::*;
 
 use self::top::Best;
-use super::operand::{Grid, Operand, Place};
+use super::operand::{Grid, Operand};
 use super::simd::{BLOCK, MARGIN, Real, max};
 use super::sweep::{Output, Piece, TASK_BLOCKS, piece_scores};
 use super::{Storage, rows as elements};
@@ -206,8 +206,7 @@ fn sum_masses<'a, S: Simd, A: Real>(
     let (plan, problem) = (pass.plan, &pass.plan.problem);
     let group = problem.group_size();
     let (dim, scale) = (problem.head_dim, A::from_f64(problem.scale));
-    let place = Place { batch: sample, head, row: 0, group: 0, position: 0 };
-    let panel = &pass.key.panel[pass.key.panel_at(place)..];
+    let panel = pass.key.whole_panel([sample, head]);
     scratch.masses.fill(A::zero());
     let count = tiles.len() * group;
     for start in (0..count).step_by(BLOCK) {
@@ -223,10 +222,10 @@ fn sum_masses<'a, S: Simd, A: Real>(
         let seen = |row: usize| plan.seen(tiles.start + row / group);
         let rows =
             std::array::from_fn(|i| scratch.rows[i.min(end - start - 1) * dim..][..dim].as_ptr());
-        let piece = Piece { panel, len: seen(end - 1), offset: 0 };
+        let piece = Piece { panel: panel.at(0, 0, 0), len: seen(end - 1), offset: 0 };
         let scores = scratch.scores.each_mut().map(|scores| &mut scores[..]);
         // SAFETY: rows of head_dim; the panel and scores end with a margin.
-        unsafe { piece_scores::<S, A>(rows, [dim, pass.key.pitch()], [piece].into_iter(), scores) };
+        unsafe { piece_scores::<S, A>(rows, [dim, panel.pitch()], [piece].into_iter(), scores) };
         for (row, scores) in (start..end).zip(&mut scratch.scores) {
             let seen = seen(row);
             let greatest = max::<S, A>(&scores[..seen]);
