@@ -115,8 +115,8 @@ fn query_task<'p, 'a, 's, S: Simd, A: Real>(
                 unsafe {
                     chunk_accumulate::<S, A>(
                         s,
-                        &tokens.key,
-                        place,
+                        tokens.key.vectors([place.batch, head]),
+                        place.group,
                         segments,
                         split_mut(&mut sums[0]),
                     )
@@ -219,8 +219,10 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                     // SAFETY: sums of head_dim and head_dim_v.
                     unsafe {
                         let (dk, dv) = (split_mut(dk), split_mut(dv));
-                        chunk_accumulate::<S, A>(dp, pass.query, place, segments, dk);
-                        chunk_accumulate::<S, A>(p, pass.grad_out, place, segments, dv);
+                        let [query, grad_out] = [pass.query, pass.grad_out]
+                            .map(|operand| operand.vectors([place.batch, head]));
+                        chunk_accumulate::<S, A>(dp, query, place.group, segments, dk);
+                        chunk_accumulate::<S, A>(p, grad_out, place.group, segments, dv);
                     }
                 }
             }

@@ -5,8 +5,8 @@ use macerator::Simd;
 
 use super::bias::{Bias, Stand};
 use super::block::Meeting;
-use super::operand::{Operand, Panel, Place, Tokens};
-use super::ring::Ring;
+use super::operand::{Grid, Operand, Panel, Place, Tokens, Vectors};
+use super::ring::{Forms, Ring};
 use super::simd::Real;
 use super::softmax::Softmax;
 use super::strips::{StripTask, Strips};
@@ -19,11 +19,11 @@ use burn_natten_kernels::Problem;
 pub(super) struct Forward<'a, A: Clone> {
     pub problem: &'a Problem,
     pub query: Operand<'a, A>,
-    /// See [`Tokens::for_forward`] and [`Tokens::for_strips`].
+    /// As [`Tokens::for_forward`] makes them, unless it runs strip by strip.
     pub space: Tokens<'a, A>,
     pub additional: Option<Tokens<'a, A>>,
     pub bias: Option<Bias<'a, A>>,
-    /// If it runs strip by strip. Otherwise keys have a panel.
+    /// If it runs strip by strip.
     pub strips: Option<Strips>,
 }
 
@@ -34,18 +34,24 @@ impl<A: Real> Forward<'_, A> {
         let problem = self.problem;
         let dims = [problem.head_dim, problem.head_dim_v];
         if let Some(strips) = &self.strips {
-            let scratch = || (Scratch::new(dims), Ring::new());
-            return strips.for_each(problem, 1, scratch, |task, (scratch, ring)| {
-                run_strip(self, strips, &task, scratch, ring, &outputs);
+            // Scores are taken with keys, and values are summed up.
+            let keys = Forms { panel: true, vectors: false };
+            let values = Forms { panel: false, vectors: true };
+            let scratch = || (Scratch::new(dims), [keys, values].map(Ring::new));
+            return strips.for_each(problem, 1, scratch, |task, (scratch, rings)| {
+                run_strip(self, strips, &task, scratch, rings, &outputs);
             });
         }
         for_each_task(problem.batch, problem.heads, self.query.grid, dims, |task, scratch| {
             let head = task.head / problem.group_size();
-            let panel = self.space.key.whole_panel([task.batch, head]);
-            run_task(self, &task, panel, scratch, &outputs);
+            let seen = self.space.scores_and_sums([task.batch, head]);
+            run_task(self, &task, seen, scratch, &outputs);
         });
     }
 }
+
+/// Panel and vectors, and the bias of the scores.
+type Seen<'p, 'b, A> = ((Panel<'p, A>, Vectors<'p, A>), Option<&'b (&'b Bias<'b, A>, Stand<'b>)>);
 
 #[macerator::with_simd]
 fn run_strip<'a, 'r, S: Simd, A: Real>(
@@ -53,15 +59,18 @@ fn run_strip<'a, 'r, S: Simd, A: Real>(
     strips: &Strips,
     strip: &StripTask<'r>,
     scratch: &mut Scratch<A>,
-    ring: &mut Ring<A>,
+    rings: &mut [Ring<A>; 2],
     outputs: &[Output<'a, A>; 2],
 ) {
-    ring.begin(strip);
+    let [keys, values] = rings;
+    keys.begin(strip);
+    values.begin(strip);
     for row in strip.strip.rows.clone() {
-        let panel = ring.panel(&pass.space.key, strips, strip, row);
+        let (keys, _) = keys.lines(&pass.space.key, strips, strip, row);
+        let (_, values) = values.lines(&pass.space.value, strips, strip, row);
         for head in strip.heads(pass.problem) {
             let task = Task { batch: strip.batch, head, row, blocks: &strip.strip.blocks };
-            attend_blocks::<S, A>(pass, &task, panel, scratch, outputs);
+            attend_blocks::<S, A>(pass, &task, (keys, values), scratch, outputs);
         }
     }
 }
@@ -70,19 +79,19 @@ fn run_strip<'a, 'r, S: Simd, A: Real>(
 fn run_task<'a, 'p, S: Simd, A: Real>(
     pass: &Forward<'a, A>,
     task: &Task<'a>,
-    panel: Panel<'p, A>,
+    seen: (Panel<'p, A>, Vectors<'p, A>),
     scratch: &mut Scratch<A>,
     outputs: &[Output<'a, A>; 2],
 ) {
-    attend_blocks::<S, A>(pass, task, panel, scratch, outputs);
+    attend_blocks::<S, A>(pass, task, seen, scratch, outputs);
 }
 
-/// The blocks of a task; `panel` is that of their keys.
+/// The blocks of a task, with the keys and values that they see.
 #[inline(always)]
 fn attend_blocks<S: Simd, A: Real>(
     pass: &Forward<'_, A>,
     task: &Task<'_>,
-    panel: Panel<'_, A>,
+    seen: (Panel<'_, A>, Vectors<'_, A>),
     scratch: &mut Scratch<A>,
     [out, lse]: &[Output<'_, A>; 2],
 ) {
@@ -101,13 +110,11 @@ fn attend_blocks<S: Simd, A: Real>(
             let partners = pass.space.key.grid;
             (bias, Stand { head: task.head, outer, positions: block.positions(), partners })
         });
-        let space = (&pass.space, bias.as_ref());
-        attend::<S, A>(space, panel, &meeting, Place { head, ..place }, scratch, &mut softmax);
+        attend::<S, A>((seen, bias.as_ref()), &meeting, pass.space.key.grid, scratch, &mut softmax);
         if let Some(additional) = &pass.additional {
             let whole = Meeting::whole(additional.key.grid, 0);
-            let place = Place { head, group: 0, ..place };
-            let panel = additional.key.whole_panel([place.batch, head]);
-            attend::<S, A>((additional, None), panel, &whole, place, scratch, &mut softmax);
+            let seen = (additional.scores_and_sums([place.batch, head]), None);
+            attend::<S, A>(seen, &whole, additional.key.grid, scratch, &mut softmax);
         }
         let dim = problem.head_dim_v;
         for (i, sums) in scratch.sums[1].chunks(dim).take(block.live).enumerate() {
@@ -133,31 +140,28 @@ fn attend_blocks<S: Simd, A: Real>(
 
 #[inline(always)]
 fn attend<S: Simd, A: Real>(
-    (tokens, bias): (&Tokens<'_, A>, Option<&(&Bias<'_, A>, Stand<'_>)>),
-    panel: Panel<'_, A>,
+    ((keys, values), bias): Seen<'_, '_, A>,
     meeting: &Meeting,
-    place: Place,
+    grid: &Grid,
     scratch: &mut Scratch<A>,
     softmax: &mut Softmax<A>,
 ) {
     let Scratch { segments, scores: [scores, _], rows: [rows, _], sums: [_, sums] } = scratch;
     let rows = split(rows);
-    let dim = tokens.value.dim;
-    let place = Place { group: meeting.group, ..place };
-    let mut chunks = sweep(meeting, tokens.key.grid);
+    let mut chunks = sweep(meeting, grid);
     while let Some(len) = chunks.next_chunk(segments) {
-        // SAFETY: the rows were gathered for this head_dim, and keys have a panel.
-        unsafe { chunk_scores::<S, A>(rows, panel, place.group, segments, scores) };
+        // SAFETY: the rows were gathered for this head_dim.
+        unsafe { chunk_scores::<S, A>(rows, keys, meeting.group, segments, scores) };
         if let Some((bias, stand)) = bias {
             bias.add_to_queries(scores, stand, segments);
         }
         fill_outside(scores, segments, A::neg_infinity());
         // SAFETY: an array of scores ends with a margin.
-        unsafe { softmax.weigh::<S>(scores, len, sums, dim) };
+        unsafe { softmax.weigh::<S>(scores, len, sums, values.dim) };
         // SAFETY: the sums of the values' head_dim.
         unsafe {
             let sums = split_mut(sums);
-            chunk_accumulate::<S, A>(scores, &tokens.value, place, segments, sums);
+            chunk_accumulate::<S, A>(scores, values, meeting.group, segments, sums);
         }
     }
 }

@@ -10,9 +10,9 @@ use macerator::Simd;
 use super::backward::write;
 use super::bias::{Bias, Stand};
 use super::block::{Block, Meeting};
-use super::operand::{Operand, Panel, Place, Tokens};
-use super::ring::Ring;
-use super::simd::{self, BLOCK, Real};
+use super::operand::{Operand, Panel, Place, Tokens, Vectors};
+use super::ring::{Forms, Ring};
+use super::simd::{self, BLOCK, Real, Run};
 use super::strips::{StripTask, Strips};
 use super::sweep::{
     Output, Scratch, Segment, chunk_accumulate, chunk_scores, fill_outside, gather, split,
@@ -29,7 +29,7 @@ pub(super) struct JointPass<'p, 'a, A: Clone> {
     pub grad_out: &'p Operand<'a, A>,
     pub lse: &'p Operand<'a, A>,
     pub delta: &'p Operand<'a, A>,
-    /// See [`Tokens::for_query_pass`] and [`Tokens::for_strips`].
+    /// As [`Tokens::for_query_pass`] makes them, where strips are parts of a line.
     pub space: &'p Tokens<'a, A>,
     pub bias: Option<&'p Bias<'a, A>>,
     pub strips: Strips,
@@ -49,7 +49,10 @@ impl<A: Real> JointPass<'_, '_, A> {
         let grads =
             Gradients { query: Output::new(dq), key: Output::new(dk), value: Output::new(dv) };
         let dims = [problem.head_dim, problem.head_dim_v];
-        let scratch = || (Scratch::new(dims), [Ring::new(), Ring::new()]);
+        // Scores are taken with both, and keys are summed up.
+        let keys = Forms { panel: true, vectors: true };
+        let values = Forms { panel: true, vectors: false };
+        let scratch = || (Scratch::new(dims), [keys, values].map(Ring::new));
         self.strips.for_each(problem, PHASES, scratch, |task, (scratch, rings)| {
             run_strip(self, &task, scratch, rings, &grads);
         });
@@ -68,15 +71,13 @@ fn run_strip<'p, 'a, 'g, 's, S: Simd, A: Real>(
     keys.begin(task);
     values.begin(task);
     for row in task.strip.rows.clone() {
-        let panels = [
-            keys.panel(&pass.space.key, &pass.strips, task, row),
-            values.panel(&pass.space.value, &pass.strips, task, row),
-        ];
+        let (keys, vectors) = keys.lines(&pass.space.key, &pass.strips, task, row);
+        let (values, _) = values.lines(&pass.space.value, &pass.strips, task, row);
         for head in task.heads(pass.problem) {
             for block in &task.strip.blocks {
                 let (batch, group, position) = (task.batch, block.group, block.first);
                 let place = Place { batch, head, row, group, position };
-                run_block::<S, A>(pass, place, block, panels, scratch, grads);
+                run_block::<S, A>(pass, place, block, ([keys, values], vectors), scratch, grads);
             }
         }
     }
@@ -87,7 +88,7 @@ fn run_block<S: Simd, A: Real>(
     pass: &JointPass<'_, '_, A>,
     place: Place,
     block: &Block,
-    panels: [Panel<'_, A>; 2],
+    (panels, keys): ([Panel<'_, A>; 2], Vectors<'_, A>),
     scratch: &mut Scratch<A>,
     grads: &Gradients<'_, A>,
 ) {
@@ -132,7 +133,7 @@ fn run_block<S: Simd, A: Real>(
         }
         // SAFETY: sums and rows of head_dim and head_dim_v; no other task of the phase sees the keys.
         unsafe {
-            chunk_accumulate::<S, A>(ds, &tokens.key, own, segments, split_mut(&mut sums[0]));
+            chunk_accumulate::<S, A>(ds, keys, own.group, segments, split_mut(&mut sums[0]));
             let vectors = (rows[0], is_finite[0]);
             chunk_scatter::<S, A>(ds, vectors, block.live, &tokens.key, own, segments, &grads.key);
             let vectors = (rows[1], is_finite[1]);
@@ -167,25 +168,29 @@ unsafe fn chunk_scatter<S: Simd, A: Real>(
     output: &Output<'_, A>,
 ) {
     let (step, dim) = (operand.row_step(), operand.dim);
-    for segment in segments {
+    let run = |segment: &Segment| {
         let (columns, offset) = (&segment.columns, segment.offset);
-        let place = Place { row: segment.row, position: columns.start, ..place };
-        let first = operand.row_at(place);
+        let first = operand.row_at(Place { row: segment.row, position: columns.start, ..place });
         let rows = output.vectors(first..first + (columns.len - 1) * step + dim);
+        Run { rows, len: columns.len, offset }
+    };
+    if is_finite {
+        let weights = weights.each_ref().map(|weights| weights.as_ptr());
+        let runs = segments.iter().map(run);
         // SAFETY: the columns lie in the chunk and, as just checked, in the output.
-        unsafe {
-            if is_finite {
-                let weights = weights.each_ref().map(|weights| weights[offset..].as_ptr());
-                simd::scatter::<S, A, BLOCK>(weights, columns.len, vectors, dim, rows, step);
-                continue;
-            }
-            // A zero weight times a value that is not finite would be NaN.
-            let own = columns.own.iter().zip(weights).zip(vectors);
-            for ((own, weights), vector) in own.take(live) {
-                let rows = rows.wrapping_add(own.start * step);
-                let weights = [weights[offset + own.start..].as_ptr()];
-                simd::scatter::<S, A, 1>(weights, own.len(), [vector], dim, rows, step);
-            }
+        unsafe { simd::scatter::<S, A, BLOCK>(weights, vectors, dim, runs, step) };
+        return;
+    }
+    // A zero weight times a value that is not finite would be NaN.
+    for segment in segments {
+        let whole = run(segment);
+        let own = segment.columns.own.iter().zip(weights).zip(vectors);
+        for ((own, weights), vector) in own.take(live) {
+            let rows = whole.rows.wrapping_add(own.start * step);
+            let run = Run { rows, len: own.len(), offset: whole.offset + own.start };
+            let (weights, run) = ([weights.as_ptr()], std::iter::once(run));
+            // SAFETY: as above.
+            unsafe { simd::scatter::<S, A, 1>(weights, [vector], dim, run, step) };
         }
     }
 }

@@ -189,7 +189,7 @@ fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<F
         problem,
         query: Operand::new(rows::<E>(&query), &grids.query, problem.heads, problem.head_dim),
         space: match strips {
-            Some(_) => space.for_strips(true),
+            Some(_) => space,
             None => space.for_forward(problem.batch),
         },
         additional: additional.as_ref().map(|KeyValue { key, value }| {
@@ -251,7 +251,7 @@ fn backward<E: Storage>(
     let strips = || Strips::new(problem, &grids.query);
     if let Some(strips) = is_joint.then(strips).flatten() {
         let space = match strips.have_lines() {
-            true => space.for_strips(false),
+            true => space,
             false => space.for_query_pass(batch),
         };
         let sums = |like: &Operand<'_, E::Sum>| vec![E::Sum::zero(); like.rows.len()];

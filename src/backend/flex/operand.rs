@@ -138,10 +138,41 @@ impl<'a, A: Real> Operand<'a, A> {
         self.dim * self.grid.pitch
     }
 
+    /// The vectors of a sample and head.
+    pub fn vectors(&self, [batch, head]: [usize; 2]) -> Vectors<'_, A> {
+        let place = Place { batch, head, row: 0, group: 0, position: 0 };
+        let line = self.grid.length * self.heads * self.dim;
+        Vectors {
+            elements: &self.rows,
+            dim: self.dim,
+            step: self.row_step(),
+            lines: Lines::Every { first: self.row_at(place), line },
+            groups: Groups::Between(self.heads * self.dim),
+            is_finite: self.is_finite,
+        }
+    }
+
+    /// Copies the vectors of a line, dilation groups one after another, and gives whether they are finite.
+    pub fn copy_line(&self, line: Place, to: &mut [A]) -> bool {
+        let mut all_finite = true;
+        let places = (0..self.grid.dilation)
+            .flat_map(|group| (0..self.grid.group_length(group)).map(move |at| (group, at)));
+        for ((group, position), to) in places.zip(to.chunks_exact_mut(self.dim)) {
+            to.copy_from_slice(self.row(Place { group, position, ..line }));
+            all_finite &= is_finite(to);
+        }
+        all_finite
+    }
+
     /// Its own panel, of a sample and head.
     pub fn whole_panel(&self, [batch, head]: [usize; 2]) -> Panel<'_, A> {
         let first = (batch * self.heads + head) * self.grid.rows() * self.panel_line();
-        Panel { elements: &self.panel, grid: self.grid, dim: self.dim, lines: Lines::From(first) }
+        Panel {
+            elements: &self.panel,
+            grid: self.grid,
+            dim: self.dim,
+            lines: Lines::Every { first, line: self.panel_line() },
+        }
     }
 
     /// A panel of a sample and head, of which each line of the grid begins where `lines` says.
@@ -184,20 +215,76 @@ pub(super) struct Panel<'p, A> {
 /// Where the lines of a panel begin.
 #[derive(Clone, Copy)]
 enum Lines<'p> {
-    /// One behind the other, the first one here.
-    From(usize),
+    /// So far apart, the first one here.
+    Every {
+        first: usize,
+        line: usize,
+    },
     At(&'p [usize]),
+}
+
+impl Lines<'_> {
+    #[inline(always)]
+    fn at(&self, row: usize) -> usize {
+        match self {
+            Lines::Every { first, line } => first + row * line,
+            Lines::At(lines) => lines[row],
+        }
+    }
+}
+
+/// The vectors of a sample and head.
+#[derive(Clone, Copy)]
+pub(super) struct Vectors<'p, A> {
+    elements: &'p [A],
+    pub dim: usize,
+    /// Elements between neighbors of a dilation group.
+    pub step: usize,
+    lines: Lines<'p>,
+    groups: Groups<'p>,
+    /// Whether it is known that no element is infinite or NaN.
+    pub is_finite: bool,
+}
+
+/// Where the dilation groups of a line begin.
+#[derive(Clone, Copy)]
+enum Groups<'p> {
+    /// So far apart.
+    Between(usize),
+    /// At these vectors.
+    At(&'p [usize]),
+}
+
+impl<'p, A> Vectors<'p, A> {
+    /// Vectors of a sample and head, of which each line of the grid begins where `lines` says, dilation groups one after another.
+    pub fn of_lines(
+        elements: &'p [A],
+        grid: &'p Grid,
+        dim: usize,
+        lines: &'p [usize],
+        is_finite: bool,
+    ) -> Self {
+        let (lines, groups) = (Lines::At(lines), Groups::At(&grid.groups));
+        Self { elements, dim, step: dim, lines, groups, is_finite }
+    }
+
+    /// The vectors of `len` neighbors, the first one at `position` of a dilation group.
+    #[inline(always)]
+    pub fn at(&self, row: usize, group: usize, position: usize, len: usize) -> &'p [A] {
+        let group = match self.groups {
+            Groups::Between(step) => group * step,
+            Groups::At(groups) => groups[group] * self.dim,
+        };
+        let first = self.lines.at(row) + group + position * self.step;
+        &self.elements[first..first + (len - 1) * self.step + self.dim]
+    }
 }
 
 impl<'p, A> Panel<'p, A> {
     /// The panel from the first component of a token on; the next is [`Self::pitch`] behind.
     #[inline(always)]
     pub fn at(&self, row: usize, group: usize, position: usize) -> &'p [A] {
-        let line = match self.lines {
-            Lines::From(first) => first + row * self.dim * self.grid.pitch,
-            Lines::At(lines) => lines[row],
-        };
-        &self.elements[line + self.grid.groups[group] + position..]
+        &self.elements[self.lines.at(row) + self.grid.groups[group] + position..]
     }
 
     pub fn pitch(&self) -> usize {
@@ -212,17 +299,14 @@ pub(super) struct Tokens<'a, A: Clone> {
 }
 
 impl<A: Real> Tokens<'_, A> {
-    /// For strips, which make the panels that they read.
-    pub fn for_strips(self, is_forward: bool) -> Self {
-        match is_forward {
-            true => Self { value: self.value.searched(), ..self },
-            false => Self { key: self.key.searched(), ..self },
-        }
-    }
-
     /// The forward pass takes scores with keys and sums values.
     pub fn for_forward(self, batch: usize) -> Self {
         Self { key: self.key.with_panel(batch), value: self.value.searched() }
+    }
+
+    /// What the forward pass reads of a sample and head.
+    pub fn scores_and_sums(&self, of: [usize; 2]) -> (Panel<'_, A>, Vectors<'_, A>) {
+        (self.key.whole_panel(of), self.value.vectors(of))
     }
 
     /// The pass for `dq` takes scores with both and sums keys.

@@ -169,6 +169,14 @@ pub(super) unsafe fn scores<S: Simd, A: Real, const V: usize>(
     }
 }
 
+/// Rows that lie the same step apart, and where their weights begin.
+#[derive(Clone, Copy)]
+pub(super) struct Run<P> {
+    pub rows: P,
+    pub len: usize,
+    pub offset: usize,
+}
+
 /// `sums[q][d] += sum_j weights[q][j * along] * rows[j * step + d]` for `d < dim`, `j < len`.
 ///
 /// # Safety
@@ -176,35 +184,53 @@ pub(super) unsafe fn scores<S: Simd, A: Real, const V: usize>(
 /// `weights` hold `len` elements so far apart, `sums` `dim`, and so does each of the `len` rows.
 #[inline(always)]
 pub(super) unsafe fn accumulate<S: Simd, A: Real, const Q: usize>(
-    (weights, along): ([*const A; Q], usize),
+    weights: ([*const A; Q], usize),
     len: usize,
     rows: *const A,
     step: usize,
     dim: usize,
     sums: [*mut A; Q],
 ) {
-    if len == 0 {
-        return;
-    }
+    let run = std::iter::once(Run { rows, len, offset: 0 });
+    // SAFETY: the caller's.
+    unsafe { accumulate_runs::<S, A, Q>(weights, run, step, dim, sums) };
+}
+
+/// [`accumulate`] for all runs, one after the other: sums stay in registers from one to the next.
+///
+/// # Safety
+///
+/// As for [`accumulate`], for each run with the weights from its offset on.
+#[inline(always)]
+pub(super) unsafe fn accumulate_runs<S: Simd, A: Real, const Q: usize>(
+    (weights, along): ([*const A; Q], usize),
+    runs: impl Iterator<Item = Run<*const A>> + Clone,
+    step: usize,
+    dim: usize,
+    sums: [*mut A; Q],
+) {
     let lanes = lanes::<S, A>();
     let mut d = 0;
     // SAFETY: the caller's; whole vectors end at or before `dim`.
     unsafe {
         while d + 2 * lanes <= dim {
             let sums = sums.map(|sum| sum.add(d));
-            accumulate_tile::<S, A, Q, 2>((weights, along), len, rows.add(d), step, sums);
+            accumulate_tile::<S, A, Q, 2>((weights, along), runs.clone(), d, step, sums);
             d += 2 * lanes;
         }
         while d + lanes <= dim {
             let sums = sums.map(|sum| sum.add(d));
-            accumulate_tile::<S, A, Q, 1>((weights, along), len, rows.add(d), step, sums);
+            accumulate_tile::<S, A, Q, 1>((weights, along), runs.clone(), d, step, sums);
             d += lanes;
         }
         for d in d..dim {
             for (weights, sum) in weights.into_iter().zip(sums) {
                 let mut total = *sum.add(d);
-                for j in 0..len {
-                    total = total + *weights.add(j * along) * *rows.add(j * step + d);
+                for run in runs.clone() {
+                    let weights = weights.add(run.offset);
+                    for j in 0..run.len {
+                        total = total + *weights.add(j * along) * *run.rows.add(j * step + d);
+                    }
                 }
                 *sum.add(d) = total;
             }
@@ -214,12 +240,12 @@ pub(super) unsafe fn accumulate<S: Simd, A: Real, const Q: usize>(
 
 /// # Safety
 ///
-/// As for [`accumulate`], with `V` vectors for `dim`.
+/// As for [`accumulate_runs`], with `V` vectors from `d` on.
 #[inline(always)]
 unsafe fn accumulate_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
     (weights, along): ([*const A; Q], usize),
-    len: usize,
-    rows: *const A,
+    runs: impl Iterator<Item = Run<*const A>>,
+    d: usize,
     step: usize,
     sums: [*mut A; Q],
 ) {
@@ -232,16 +258,19 @@ unsafe fn accumulate_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
                 *total = vload_unaligned(sum.add(v * lanes));
             }
         }
-        for j in 0..len {
-            let row = rows.add(j * step);
-            let mut columns = [vector::<S, A>(A::zero()); V];
-            for (v, column) in columns.iter_mut().enumerate() {
-                *column = vload_unaligned(row.add(v * lanes));
-            }
-            for (totals, weights) in totals.iter_mut().zip(weights) {
-                let weight = vector::<S, A>(*weights.add(j * along));
-                for (total, column) in totals.iter_mut().zip(columns) {
-                    *total = weight.mul_add(column, *total);
+        for run in runs {
+            let weights = weights.map(|weights| weights.add(run.offset));
+            for j in 0..run.len {
+                let row = run.rows.add(j * step + d);
+                let mut columns = [vector::<S, A>(A::zero()); V];
+                for (v, column) in columns.iter_mut().enumerate() {
+                    *column = vload_unaligned(row.add(v * lanes));
+                }
+                for (totals, weights) in totals.iter_mut().zip(weights) {
+                    let weight = vector::<S, A>(*weights.add(j * along));
+                    for (total, column) in totals.iter_mut().zip(columns) {
+                        *total = weight.mul_add(column, *total);
+                    }
                 }
             }
         }
@@ -253,18 +282,17 @@ unsafe fn accumulate_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
     }
 }
 
-/// `rows[j * step + d] += sum_q weights[q][j] * vectors[q][d]` for `d < dim`, `j < len`.
+/// `rows[j * step + d] += sum_q weights[q][j] * vectors[q][d]` for `d < dim` and all rows of all runs.
 ///
 /// # Safety
 ///
-/// `weights` hold `len` elements, `vectors` `dim`, and so does each of the `len` rows.
+/// `weights` hold as many elements behind a run's offset as it has rows, `vectors` `dim`, and so does each of the rows.
 #[inline(always)]
 pub(super) unsafe fn scatter<S: Simd, A: Real, const Q: usize>(
     weights: [*const A; Q],
-    len: usize,
     vectors: [*const A; Q],
     dim: usize,
-    rows: *mut A,
+    runs: impl Iterator<Item = Run<*mut A>> + Clone,
     step: usize,
 ) {
     let lanes = lanes::<S, A>();
@@ -272,20 +300,20 @@ pub(super) unsafe fn scatter<S: Simd, A: Real, const Q: usize>(
     // SAFETY: the caller's; whole vectors end at or before `dim`.
     unsafe {
         while d + 2 * lanes <= dim {
-            let vectors = vectors.map(|vector| vector.add(d));
-            scatter_tile::<S, A, Q, 2>(weights, len, vectors, rows.add(d), step);
+            scatter_tile::<S, A, Q, 2>(weights, vectors, d, runs.clone(), step);
             d += 2 * lanes;
         }
         while d + lanes <= dim {
-            let vectors = vectors.map(|vector| vector.add(d));
-            scatter_tile::<S, A, Q, 1>(weights, len, vectors, rows.add(d), step);
+            scatter_tile::<S, A, Q, 1>(weights, vectors, d, runs.clone(), step);
             d += lanes;
         }
         for d in d..dim {
-            for j in 0..len {
-                let row = rows.add(j * step + d);
-                for (weights, vector) in weights.into_iter().zip(vectors) {
-                    *row = *row + *weights.add(j) * *vector.add(d);
+            for run in runs.clone() {
+                for j in 0..run.len {
+                    let row = run.rows.add(j * step + d);
+                    for (weights, vector) in weights.into_iter().zip(vectors) {
+                        *row = *row + *weights.add(run.offset + j) * *vector.add(d);
+                    }
                 }
             }
         }
@@ -296,13 +324,13 @@ pub(super) unsafe fn scatter<S: Simd, A: Real, const Q: usize>(
 ///
 /// # Safety
 ///
-/// As for [`scatter`], with `V` vectors for `dim`.
+/// As for [`scatter`], with `V` vectors from `d` on.
 #[inline(always)]
 unsafe fn scatter_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
     weights: [*const A; Q],
-    len: usize,
     vectors: [*const A; Q],
-    rows: *mut A,
+    d: usize,
+    runs: impl Iterator<Item = Run<*mut A>>,
     step: usize,
 ) {
     let lanes = lanes::<S, A>();
@@ -311,23 +339,26 @@ unsafe fn scatter_tile<S: Simd, A: Real, const Q: usize, const V: usize>(
     unsafe {
         for (kept, vector) in kept.iter_mut().zip(vectors) {
             for (v, kept) in kept.iter_mut().enumerate() {
-                *kept = vload_unaligned(vector.add(v * lanes));
+                *kept = vload_unaligned(vector.add(d + v * lanes));
             }
         }
-        for j in 0..len {
-            let row = rows.add(j * step);
-            let mut totals = [vector::<S, A>(A::zero()); V];
-            for (v, total) in totals.iter_mut().enumerate() {
-                *total = vload_unaligned(row.add(v * lanes));
-            }
-            for (kept, weights) in kept.iter().zip(weights) {
-                let weight = vector::<S, A>(*weights.add(j));
-                for (total, kept) in totals.iter_mut().zip(kept) {
-                    *total = weight.mul_add(*kept, *total);
+        for run in runs {
+            let weights = weights.map(|weights| weights.add(run.offset));
+            for j in 0..run.len {
+                let row = run.rows.add(j * step + d);
+                let mut totals = [vector::<S, A>(A::zero()); V];
+                for (v, total) in totals.iter_mut().enumerate() {
+                    *total = vload_unaligned(row.add(v * lanes));
                 }
-            }
-            for (v, total) in totals.into_iter().enumerate() {
-                vstore_unaligned(row.add(v * lanes), total);
+                for (kept, weights) in kept.iter().zip(weights) {
+                    let weight = vector::<S, A>(*weights.add(j));
+                    for (total, kept) in totals.iter_mut().zip(kept) {
+                        *total = weight.mul_add(*kept, *total);
+                    }
+                }
+                for (v, total) in totals.into_iter().enumerate() {
+                    vstore_unaligned(row.add(v * lanes), total);
+                }
             }
         }
     }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::block::{Block, Columns, Meeting, blocks};
-use super::operand::{Grid, Operand, Panel, Place};
-use super::simd::{self, BLOCK, MARGIN, Real};
+use super::operand::{Grid, Operand, Panel, Place, Vectors};
+use super::simd::{self, BLOCK, MARGIN, Real, Run};
 
 /// Columns whose scores are held at a time: with both score arrays of a backward pass 16 KB in
 /// f32, so that they stay in the first-level cache.
@@ -348,59 +348,56 @@ pub(super) fn fill_outside<A: Real>(scores: &mut [Vec<A>; BLOCK], segments: &[Se
     }
 }
 
-/// Adds the rows of all segments to the block's sums, weighted. Weights are zero in the columns
-/// that are not a token's own, whose rows are left out unless all are finite.
+/// Adds the vectors of all segments to the block's sums, weighted. Weights are zero in the columns
+/// that are not a token's own, whose vectors are left out unless all are finite.
 ///
 /// # Safety
 ///
-/// `sums` hold `operand.dim` elements.
+/// `sums` hold `vectors.dim` elements.
 #[inline(always)]
 pub(super) unsafe fn chunk_accumulate<S: macerator::Simd, A: Real>(
     weights: &[Vec<A>; BLOCK],
-    operand: &Operand<'_, A>,
-    place: Place,
+    vectors: Vectors<'_, A>,
+    group: usize,
     segments: &[Segment],
     sums: [*mut A; BLOCK],
 ) {
-    let (step, dim) = (operand.row_step(), operand.dim);
+    let (step, dim) = (vectors.step, vectors.dim);
+    let run = |segment: &Segment| {
+        let (start, len) = (segment.columns.start, segment.columns.len);
+        let rows = vectors.at(segment.row, group, start, len).as_ptr();
+        Run { rows, len, offset: segment.offset }
+    };
+    if vectors.is_finite {
+        let all = weights.each_ref().map(|weights| weights.as_ptr());
+        let runs = segments.iter().map(run);
+        // SAFETY: the columns lie in the chunk and, as `at` checks, in the tensor.
+        unsafe { simd::accumulate_runs::<S, A, BLOCK>((all, 1), runs, step, dim, sums) };
+        return;
+    }
+    // A zero weight times a value that is not finite would be NaN: only own columns, in
+    // the same order, so that the same bits come out where nothing is amiss.
     for segment in segments {
-        let (columns, offset) = (&segment.columns, segment.offset);
-        let place = Place { row: segment.row, position: columns.start, ..place };
-        let first = operand.row_at(place);
-        let last = first + (columns.len - 1) * step + dim;
-        let rows = operand.rows[first..last].as_ptr();
-        let part = |range: Range<usize>| (range.len(), rows.wrapping_add(range.start * step));
-        let all = |start: usize| weights.each_ref().map(|w| w[offset + start..].as_ptr());
-        // SAFETY: the columns lie in the chunk and, as just checked, in the tensor.
-        unsafe {
-            if operand.is_finite {
-                let (len, rows) = part(0..columns.len);
-                simd::accumulate::<S, A, BLOCK>((all(0), 1), len, rows, step, dim, sums);
-                continue;
-            }
-            // A zero weight times a value that is not finite would be NaN: only own columns, in
-            // the same order, so that the same bits come out where nothing is amiss.
-            let shared = columns.shared.clone();
-            let (before, after) = columns.around_shared();
-            for ((weights, sums), own) in weights.iter().zip(sums).zip(&before) {
-                let (len, rows) = part(own.clone());
-                let weights = [weights[offset + own.start..].as_ptr()];
-                simd::accumulate::<S, A, 1>((weights, 1), len, rows, step, dim, [sums]);
-            }
-            let (len, shared_rows) = part(shared.clone());
-            simd::accumulate::<S, A, BLOCK>(
-                (all(shared.start), 1),
-                len,
-                shared_rows,
-                step,
-                dim,
-                sums,
-            );
-            for ((weights, sums), own) in weights.iter().zip(sums).zip(&after) {
-                let (len, rows) = part(own.clone());
-                let weights = [weights[offset + own.start..].as_ptr()];
-                simd::accumulate::<S, A, 1>((weights, 1), len, rows, step, dim, [sums]);
-            }
+        let (columns, whole) = (&segment.columns, run(segment));
+        let (before, after) = columns.around_shared();
+        let part = |range: &Range<usize>| Run {
+            rows: whole.rows.wrapping_add(range.start * step),
+            len: range.len(),
+            offset: whole.offset + range.start,
+        };
+        for ((weights, sums), own) in weights.iter().zip(sums).zip(&before) {
+            let (weights, run) = ([weights.as_ptr()], std::iter::once(part(own)));
+            // SAFETY: as above.
+            unsafe { simd::accumulate_runs::<S, A, 1>((weights, 1), run, step, dim, [sums]) };
+        }
+        let all = weights.each_ref().map(|weights| weights.as_ptr());
+        let shared = std::iter::once(part(&columns.shared));
+        // SAFETY: as above.
+        unsafe { simd::accumulate_runs::<S, A, BLOCK>((all, 1), shared, step, dim, sums) };
+        for ((weights, sums), own) in weights.iter().zip(sums).zip(&after) {
+            let (weights, run) = ([weights.as_ptr()], std::iter::once(part(own)));
+            // SAFETY: as above.
+            unsafe { simd::accumulate_runs::<S, A, 1>((weights, 1), run, step, dim, [sums]) };
         }
     }
 }

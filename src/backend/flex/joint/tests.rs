@@ -59,7 +59,7 @@ fn both_ways<A: Real + std::fmt::Debug>(
 
     let forward = |strips: Option<Strips>| {
         let space = match strips.as_ref().is_some_and(Strips::have_lines) {
-            true => tokens().for_strips(true),
+            true => tokens(),
             false => tokens().for_forward(batch),
         };
         let query = of_queries(&inputs[0], dim);
@@ -105,7 +105,7 @@ fn both_ways<A: Real + std::fmt::Debug>(
     let mut joint = [zeros(0), zeros(1), zeros(2)];
     let strips = strips();
     let space = match strips.have_lines() {
-        true => tokens().for_strips(false),
+        true => tokens(),
         false => space,
     };
     let pass = JointPass {
