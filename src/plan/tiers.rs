@@ -127,7 +127,7 @@ fn reference_schedule(request: &Request<'_>) -> Schedule {
     Schedule::only(name, None, (with(forward, moved), with(backward, moved / 2 * 5)))
 }
 
-/// Four queries of a line with the union of their windows; backward once by queries, once by keys.
+/// Four queries of a line with the union of their windows; backward once by queries, once by keys, seven products, of which strips save two.
 fn flex_schedule(request: &Request<'_>) -> Schedule {
     let problem = request.problem;
     let tiling = Tiling { q_tile: [1, 1, FLEX_QUERIES], kv_tile: [1; MAX_RANK] };

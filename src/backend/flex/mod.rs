@@ -1,9 +1,10 @@
 //! The Flex tier: direct kernels on the raw buffers of Burn's CPU backend.
 //!
-//! Work is shared out over the queries (forward, `dq`) or the keys (`dk`, `dv`) of all heads.
-//! Scores exist only for four neighboring tokens and some hundred partners at a time, so memory
-//! stays proportional to the tensors: two inputs are transposed, and f16 and bf16 are widened to
-//! f32. Results do not depend on the number of threads.
+//! Work is shared out over strips of queries, or over the queries (forward, `dq`) or the keys (`dk`,
+//! `dv`) of all heads where windows are too long for strips. Scores exist only for four neighboring
+//! tokens and some hundred partners at a time, so memory stays proportional to the tensors: inputs
+//! are transposed, some lines or all of them, and f16 and bf16 are widened to f32. Results do not
+//! depend on the number of threads.
 
 mod backward;
 mod bias;
@@ -183,7 +184,7 @@ fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<F
     let problem = &plan.problem;
     let Operands { query, key, value, additional, bias } = operands;
     let grids = Grids::new(problem);
-    let strips = Strips::new(problem, &grids.query).filter(Strips::have_lines);
+    let strips = Strips::of_lines(problem, &grids.query);
     let space = tokens::<E>(&key, &value, &grids.key, problem);
     let pass = Forward {
         problem,

@@ -60,18 +60,27 @@ impl Strips {
     /// The strips of a problem, unless windows are too long for it to be cut. Other samples and heads have no say, so that they change
     /// no bit.
     pub fn new(problem: &Problem, queries: &Grid) -> Option<Self> {
-        let of_height = |height| Self::of_height(&problem.axes, queries, height);
-        let mut all = HEIGHTS.map(of_height).into_iter();
-        let lowest = all.next_back().filter(|strips| {
-            let pairs = problem.with_additional(0).pairs();
-            strips.all.len() >= FEW || pairs <= FEW_PAIRS
-        });
-        all.find(|strips| strips.all.len() >= ENOUGH).or(lowest)
+        let mut lowest = None;
+        for height in HEIGHTS {
+            let strips = Self::of_height(&problem.axes, queries, height);
+            if strips.all.len() >= ENOUGH {
+                return Some(strips);
+            }
+            lowest = Some(strips);
+        }
+        let has_few_pairs = problem.with_additional(0).pairs() <= FEW_PAIRS;
+        lowest.filter(|strips| strips.all.len() >= FEW || has_few_pairs)
+    }
+
+    /// The same, unless the strips would be parts of a line.
+    pub fn of_lines(problem: &Problem, queries: &Grid) -> Option<Self> {
+        let has_lines = cut_axis(&problem.axes) < MAX_RANK - 1;
+        has_lines.then(|| Self::new(problem, queries)).flatten()
     }
 
     /// Strips of at least `height` lines, or blocks of a single line.
     pub fn of_height(axes: &[Axis; MAX_RANK], queries: &Grid, height: usize) -> Self {
-        let axis = (0..MAX_RANK - 1).find(|axis| axes[*axis].queries > 1).unwrap_or(MAX_RANK - 1);
+        let axis = cut_axis(axes);
         if axis == MAX_RANK - 1 {
             let cuts = cuts(&seen_by_blocks(&axes[axis]), height).into_iter();
             let part = |cut: Range<usize>| Strip {
@@ -174,6 +183,11 @@ fn firsts(seen: &[Range<usize>]) -> Vec<usize> {
     firsts
 }
 
+/// The slowest axis that has more than one query, or the fastest.
+fn cut_axis(axes: &[Axis; MAX_RANK]) -> usize {
+    (0..MAX_RANK - 1).find(|axis| axes[*axis].queries > 1).unwrap_or(MAX_RANK - 1)
+}
+
 /// The indices of keys between which those of every query of an axis lie.
 fn seen_by_lines(axis: &Axis) -> Vec<Range<usize>> {
     let seen = |query| {
@@ -187,9 +201,13 @@ fn seen_by_lines(axis: &Axis) -> Vec<Range<usize>> {
 fn seen_by_blocks(axis: &Axis) -> Vec<Range<usize>> {
     let (longest, _) = axis.group(0);
     let seen = |first: usize| {
-        let groups = (0..axis.dilation).flat_map(|group| {
-            let last = axis.group(group).0.min(first + BLOCK);
-            (first..last).map(move |position| axis.keys_seen(group, position))
+        // Windows go forward with the position.
+        let groups = (0..axis.dilation).map(|group| {
+            let end = axis.group(group).0.min(first + BLOCK);
+            match first < end {
+                true => hull(axis.keys_seen(group, first), axis.keys_seen(group, end - 1)),
+                false => 0..0,
+            }
         });
         groups.fold(0..0, hull)
     };

@@ -124,7 +124,7 @@ fn strips_are_as_high_as_windows_reach() {
     let side = Axis::neighborhood(40, 7);
     let (image, ..) = strips([Axis::UNIT, side, side], 1);
     let rows: Vec<_> = image.all[2..5].iter().map(|strip| strip.rows.clone()).collect();
-    assert_eq!(rows, [7..13, 13..19, 19..25]);
+    assert_eq!(rows, [10..16, 16..22, 22..28]);
     let (dense, ..) = strips([Axis::UNIT, Axis::UNIT, Axis::dense(64, 64, false)], 1);
     assert_eq!(dense.all.len(), 2);
 }
