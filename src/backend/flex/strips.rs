@@ -16,7 +16,7 @@ use super::simd::BLOCK;
 const HEIGHTS: [usize; 4] = [16, 8, 4, 2];
 
 /// Strips that are enough to share out a sample and head, and those fewer of which are too few unless its pairs of a query and a key are few.
-const ENOUGH: usize = 8;
+const ENOUGH: usize = 16;
 const FEW: usize = 4;
 const FEW_PAIRS: u64 = 1 << 14;
 
