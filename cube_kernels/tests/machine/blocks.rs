@@ -116,6 +116,17 @@ fn lists_for_each_query_forward() {
     check(Policy::Late, Passes::Forward, &cases);
 }
 
+/// So that references are raised, in kernels for lists of each query and in those for blocks.
+#[test]
+fn scores_that_are_far_apart() {
+    let mut cases = own_lists();
+    cases.extend(native_cases().into_iter().take(6));
+    for case in &mut cases {
+        case.sparse.problem.scale *= 16.0;
+    }
+    check(Policy::Late, Passes::Forward, &cases);
+}
+
 #[test]
 fn gradients_of_lists_for_each_query() {
     check(Policy::Random(3), Passes::Both, &own_lists());

@@ -52,7 +52,7 @@ fn scores_that_grow_from_step_to_step() {
                 (&without, 1.0),
                 (&without, 4.0),
                 (&without, 20.0),
-                (&without, 40.0),
+                (&machine, 40.0),
                 (&machine, 120.0),
             ] {
                 let data = growing(&problem, element, growth);
