@@ -346,12 +346,6 @@ pub const FAULTS: &[Fault] = &[
         "for (int mask = 1; mask < 2; mask *= 2)\n#pragma unroll\n      for (int r = 0; r < 2; r++) most",
     ),
     fault(
-        "a reference is raised by more than a number has",
-        On::Sharpest,
-        "fminf(exponent + HEADROOM, 126.f)",
-        "exponent + HEADROOM",
-    ),
-    fault(
         "lanes decide alone whether they raise a reference",
         On::Sharp,
         "return __any_sync(~0u, has_large(bits[0] & watched[0]) || has_large(bits[1] & watched[1]));",

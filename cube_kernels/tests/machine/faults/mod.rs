@@ -51,8 +51,6 @@ enum On {
     Space,
     /// One axis, with scores so far apart that sums have to be rescaled.
     Sharp,
-    /// The same, so far apart that few weights are more than nothing.
-    Sharpest,
     /// Two axes with a position bias, whose gradient is summed; several heads and samples to a CTA.
     Bias,
     /// The same with one slot for the slopes of all steps.
@@ -90,7 +88,6 @@ impl On {
             Self::Sharp => {
                 problem(&[axis(600, 500, 1, 1, false)], 64).with_batch(1).with_scale(0.5)
             }
-            Self::Sharpest => Self::Sharp.problem().with_scale(12.0),
             // Of tiles that follow each other, the last one sees its blocks from as far as the one before, and windows of its rows lie otherwise.
             Self::Bias => shared(problem(&[plane[1], plane[0]], 32)).with_batch(3).with_bias(true),
             Self::OneSlot
@@ -226,7 +223,6 @@ fn nothing_is_found_where_there_is_no_fault() {
         let shared = [On::Line, On::LongLine, On::Plane, On::LongPlane, On::Space, On::Sharp];
         let of_hopper = [
             On::Teams,
-            On::Sharpest,
             On::Bias,
             On::OneSlot,
             On::Lists,
@@ -242,7 +238,7 @@ fn nothing_is_found_where_there_is_no_fault() {
         for &on in shared.iter().chain(more) {
             let directions: &[_] = match on {
                 // Gradients of such weights cancel, and what rounding leaves of them is no measure.
-                On::Sharp | On::Sharpest => &[Direction::Forward],
+                On::Sharp => &[Direction::Forward],
                 On::OneSlot => &[Direction::Backward],
                 On::Teams | On::Decode | On::Selection | On::SharedSelection => {
                     &[Direction::Forward]
