@@ -19,13 +19,37 @@ use super::sweep::{
     for_each_task, gather, split, split_mut, sweep,
 };
 
-/// `dq`, and `dbias` on the way: a task owns blocks of queries.
-pub(super) struct QueryPass<'p, 'a, A: Clone> {
-    pub problem: &'p Problem,
+/// What the passes read of the queries.
+pub(super) struct Queries<'p, 'a, A: Clone> {
     pub query: &'p Operand<'a, A>,
     pub grad_out: &'p Operand<'a, A>,
     pub lse: &'p Operand<'a, A>,
     pub delta: &'p Operand<'a, A>,
+}
+
+impl<A: Real> Queries<'_, '_, A> {
+    /// Copies the vectors of a block, those of the queries times `scale`, and gives its logsumexps and deltas.
+    #[inline(always)]
+    pub fn gather(
+        &self,
+        place: Place,
+        block: &Block,
+        scale: A,
+        rows: &mut [Vec<A>; 2],
+    ) -> [[A; BLOCK]; 2] {
+        gather(self.query, place, block, scale, &mut rows[0]);
+        gather(self.grad_out, place, block, A::one(), &mut rows[1]);
+        let [mut lse, mut delta] = [[A::zero(); BLOCK]; 2];
+        gather(self.lse, place, block, A::one(), &mut lse);
+        gather(self.delta, place, block, A::one(), &mut delta);
+        [lse, delta]
+    }
+}
+
+/// `dq`, and `dbias` on the way: a task owns blocks of queries.
+pub(super) struct QueryPass<'p, 'a, A: Clone> {
+    pub problem: &'p Problem,
+    pub queries: Queries<'p, 'a, A>,
     /// Those of the space, see [`Tokens::for_query_pass`].
     pub space: &'p Tokens<'a, A>,
     /// As those of the space.
@@ -37,9 +61,15 @@ impl<A: Real> QueryPass<'_, '_, A> {
     pub fn run(&self, dq: &mut [A]) {
         let (problem, dq) = (self.problem, Output::new(dq));
         let dims = [problem.head_dim, problem.head_dim_v];
-        for_each_task(problem.batch, problem.heads, self.query.grid, dims, |task, scratch| {
-            query_task(self, &task, scratch, &dq, None);
-        });
+        for_each_task(
+            problem.batch,
+            problem.heads,
+            self.queries.query.grid,
+            dims,
+            |task, scratch| {
+                query_task(self, &task, scratch, &dq, None);
+            },
+        );
     }
 
     /// The same with the gradient of the bias, `[heads, *distances]`.
@@ -47,7 +77,7 @@ impl<A: Real> QueryPass<'_, '_, A> {
         let (problem, dq) = (self.problem, Output::new(dq));
         let (parts, strands) = for_each_strand(
             [problem.batch, problem.heads],
-            self.query.grid,
+            self.queries.query.grid,
             [problem.head_dim, problem.head_dim_v],
             strands,
             || BiasGradient::new(problem),
@@ -65,17 +95,13 @@ fn query_task<'p, 'a, 's, S: Simd, A: Real>(
     dq: &Output<'p, A>,
     mut dbias: Option<&'s mut BiasGradient>,
 ) {
-    let (problem, grid) = (pass.problem, pass.query.grid);
+    let (problem, grid) = (pass.problem, pass.queries.query.grid);
     let scale = A::from_f64(problem.scale);
     for block in task.blocks {
         let place = task.place(block);
         let Scratch { segments, scores, rows, sums } = &mut *scratch;
-        gather(pass.query, place, block, scale, &mut rows[0]);
-        gather(pass.grad_out, place, block, A::one(), &mut rows[1]);
+        let [lse, delta] = pass.queries.gather(place, block, scale, rows);
         sums[0].fill(A::zero());
-        let [mut lse, mut delta] = [[A::zero(); BLOCK]; 2];
-        gather(pass.lse, place, block, A::one(), &mut lse);
-        gather(pass.delta, place, block, A::one(), &mut delta);
         let rows = [split(&rows[0]), split(&rows[1])];
         let outer = grid.outer_at(task.row);
         let positions = block.positions();
@@ -123,21 +149,15 @@ fn query_task<'p, 'a, 's, S: Simd, A: Real>(
                 };
             }
         }
-        write(dq, pass.query, place, block, &sums[0], scale);
+        write(dq, pass.queries.query, place, block, &sums[0], scale);
     }
 }
 
 /// `dk` and `dv` of the space or of the additional tokens: a task owns blocks of keys.
 pub(super) struct KeyPass<'p, 'a, A: Clone> {
     pub problem: &'p Problem,
-    /// With a panel, and searched.
-    pub query: &'p Operand<'a, A>,
-    /// With a panel, and searched.
-    pub grad_out: &'p Operand<'a, A>,
-    /// With a panel.
-    pub lse: &'p Operand<'a, A>,
-    /// With a panel.
-    pub delta: &'p Operand<'a, A>,
+    /// All with a panel, and both vectors searched.
+    pub queries: Queries<'p, 'a, A>,
     pub tokens: &'p Tokens<'a, A>,
     /// Whether every query sees these tokens, wherever it is.
     pub is_additional: bool,
@@ -160,8 +180,8 @@ impl<A: Real> KeyPass<'_, '_, A> {
         let (grid, axes) = (self.tokens.key.grid, &self.problem.axes);
         let visitors = (!self.is_additional)
             .then(|| Meeting::visitors(axes, grid.outer_at(row), block.group, block.positions()));
-        let groups = if self.is_additional { self.query.grid.dilation } else { 0 };
-        let all = (0..groups).map(|group| Meeting::whole(self.query.grid, group));
+        let groups = if self.is_additional { self.queries.query.grid.dilation } else { 0 };
+        let all = (0..groups).map(|group| Meeting::whole(self.queries.query.grid, group));
         visitors.into_iter().chain(all)
     }
 }
@@ -187,10 +207,14 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
         for meeting in pass.meetings(task.row, block) {
             for head in task.head * heads..(task.head + 1) * heads {
                 let place = Place { head, group: meeting.group, ..own };
-                let [query, grad_out, lse, delta] =
-                    [pass.query, pass.grad_out, pass.lse, pass.delta]
-                        .map(|operand| operand.whole_panel([place.batch, head]));
-                let mut chunks = sweep(&meeting, pass.query.grid);
+                let [query, grad_out, lse, delta] = [
+                    pass.queries.query,
+                    pass.queries.grad_out,
+                    pass.queries.lse,
+                    pass.queries.delta,
+                ]
+                .map(|operand| operand.whole_panel([place.batch, head]));
+                let mut chunks = sweep(&meeting, pass.queries.query.grid);
                 while let Some(len) = chunks.next_chunk(segments) {
                     let [p, dp] = &mut *scores;
                     // SAFETY: rows of head_dim and head_dim_v; query and grad_out have panels.
@@ -200,7 +224,7 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                     }
                     if let Some(bias) = pass.bias {
                         let outer = tokens.key.grid.outer_at(task.row);
-                        let (positions, partners) = (block.positions(), pass.query.grid);
+                        let (positions, partners) = (block.positions(), pass.queries.query.grid);
                         let stand = Stand { head, outer, positions, partners };
                         bias.add_to_keys(p, &stand, segments);
                     }
@@ -219,7 +243,7 @@ fn key_task<'p, 'a, S: Simd, A: Real>(
                     // SAFETY: sums of head_dim and head_dim_v.
                     unsafe {
                         let (dk, dv) = (split_mut(dk), split_mut(dv));
-                        let [query, grad_out] = [pass.query, pass.grad_out]
+                        let [query, grad_out] = [pass.queries.query, pass.queries.grad_out]
                             .map(|operand| operand.vectors([place.batch, head]));
                         chunk_accumulate::<S, A>(dp, query, place.group, segments, dk);
                         chunk_accumulate::<S, A>(p, grad_out, place.group, segments, dv);

@@ -7,7 +7,7 @@
 use burn_natten_kernels::Problem;
 use macerator::Simd;
 
-use super::backward::write;
+use super::backward::{Queries, write};
 use super::bias::{Bias, Stand};
 use super::block::{Block, Meeting};
 use super::operand::{Operand, Panel, Place, Tokens, Vectors};
@@ -15,8 +15,7 @@ use super::ring::{Forms, Ring};
 use super::simd::{self, BLOCK, Real, Run};
 use super::strips::{StripTask, Strips};
 use super::sweep::{
-    Output, Scratch, Segment, chunk_accumulate, chunk_scores, fill_outside, gather, split,
-    split_mut, sweep,
+    Output, Scratch, Segment, chunk_accumulate, chunk_scores, fill_outside, split, split_mut, sweep,
 };
 
 /// Every other strip runs, then those between them.
@@ -25,10 +24,7 @@ pub(super) const PHASES: usize = 2;
 /// `dq`, `dk` and `dv` at once.
 pub(super) struct JointPass<'p, 'a, A: Clone> {
     pub problem: &'p Problem,
-    pub query: &'p Operand<'a, A>,
-    pub grad_out: &'p Operand<'a, A>,
-    pub lse: &'p Operand<'a, A>,
-    pub delta: &'p Operand<'a, A>,
+    pub queries: Queries<'p, 'a, A>,
     /// As [`Tokens::for_query_pass`] makes them, where strips are parts of a line.
     pub space: &'p Tokens<'a, A>,
     pub bias: Option<&'p Bias<'a, A>>,
@@ -95,15 +91,11 @@ fn run_block<S: Simd, A: Real>(
     let (problem, tokens) = (pass.problem, pass.space);
     let scale = A::from_f64(problem.scale);
     let Scratch { segments, scores, rows, sums } = &mut *scratch;
-    gather(pass.query, place, block, scale, &mut rows[0]);
-    gather(pass.grad_out, place, block, A::one(), &mut rows[1]);
+    let [lse, delta] = pass.queries.gather(place, block, scale, rows);
     sums[0].fill(A::zero());
-    let [mut lse, mut delta] = [[A::zero(); BLOCK]; 2];
-    gather(pass.lse, place, block, A::one(), &mut lse);
-    gather(pass.delta, place, block, A::one(), &mut delta);
     let is_finite = rows.each_ref().map(|rows| simd::is_finite(rows));
     let rows = [split(&rows[0]), split(&rows[1])];
-    let outer = pass.query.grid.outer_at(place.row);
+    let outer = pass.queries.query.grid.outer_at(place.row);
     let positions = block.positions();
     let meeting = Meeting::keys(&problem.axes, outer, block.group, positions);
     let stand = Stand { head: place.head, outer, positions, partners: tokens.key.grid };
@@ -148,7 +140,7 @@ fn run_block<S: Simd, A: Real>(
             );
         }
     }
-    write(&grads.query, pass.query, place, block, &sums[0], scale);
+    write(&grads.query, pass.queries.query, place, block, &sums[0], scale);
 }
 
 /// Adds the block's vectors to those of `output`, like `operand`, of all segments, weighted. Weights are zero in the columns that

@@ -30,7 +30,7 @@ use bytemuck::Pod;
 use num_traits::Zero;
 use rayon::prelude::*;
 
-use self::backward::{KeyPass, QueryPass};
+use self::backward::{KeyPass, Queries, QueryPass};
 use self::bias::Bias;
 use self::forward::Forward;
 use self::joint::JointPass;
@@ -246,8 +246,11 @@ fn backward<E: Storage>(
     let has_wanted = |wanted: &KeyValue<bool>| wanted.key || wanted.value;
     let stored = |sums: Option<Vec<E>>, like| sums.map(|sums| tensor(sums, shape(like)));
 
+    let sums = |like: &Operand<'_, E::Sum>| vec![E::Sum::zero(); like.rows.len()];
+    let wants_bias = wanted.bias == Some(true);
+
     // What all queries share, they cannot add to in strips.
-    let is_shared = problem.additional > 0 || wanted.bias == Some(true);
+    let is_shared = problem.additional > 0 || wants_bias;
     let is_joint = has_wanted(&own) && !is_shared;
     let strips = || Strips::new(problem, &grids.query);
     if let Some(strips) = is_joint.then(strips).flatten() {
@@ -255,14 +258,10 @@ fn backward<E: Storage>(
             true => space,
             false => space.for_query_pass(batch),
         };
-        let sums = |like: &Operand<'_, E::Sum>| vec![E::Sum::zero(); like.rows.len()];
         let (mut dq, mut dk, mut dv) = (sums(&query_rows), sums(&space.key), sums(&space.value));
         let pass = JointPass {
             problem,
-            query: &query_rows,
-            grad_out: &grad_out,
-            lse: &lse,
-            delta: &delta,
+            queries: Queries { query: &query_rows, grad_out: &grad_out, lse: &lse, delta: &delta },
             space: &space,
             bias: position_bias.as_ref(),
             strips,
@@ -275,19 +274,20 @@ fn backward<E: Storage>(
     }
 
     // Each pass has the panels of what its tokens meet, and no others.
-    let wants_bias = wanted.bias == Some(true);
     let (mut space, mut more) = match wanted.query || wants_bias {
         false => (space, more),
         true => {
             let space = space.for_query_pass(batch);
             let more = more.map(|more| more.for_query_pass(batch));
-            let mut dq = vec![E::Sum::zero(); query_rows.rows.len()];
+            let mut dq = sums(&query_rows);
             let pass = QueryPass {
                 problem,
-                query: &query_rows,
-                grad_out: &grad_out,
-                lse: &lse,
-                delta: &delta,
+                queries: Queries {
+                    query: &query_rows,
+                    grad_out: &grad_out,
+                    lse: &lse,
+                    delta: &delta,
+                },
                 space: &space,
                 additional: more.as_ref(),
                 bias: position_bias.as_ref(),
@@ -300,7 +300,7 @@ fn backward<E: Storage>(
                 }
                 _ => pass.run(&mut dq),
             }
-            gradients.query = wanted.query.then(|| tensor(E::narrow(dq), shape(&query)));
+            gradients.query = stored(wanted.query.then(|| E::narrow(dq)), &query);
             (space, more)
         }
     };
@@ -318,14 +318,10 @@ fn backward<E: Storage>(
     let (lse, delta) = (lse.with_panel(batch), delta.with_panel(batch));
     // Sums both at once, of which one may be for nobody.
     let key_pass = |tokens: &Tokens<'_, E::Sum>, wanted: KeyValue<bool>, is_additional| {
-        let mut dk = vec![E::Sum::zero(); tokens.key.rows.len()];
-        let mut dv = vec![E::Sum::zero(); tokens.value.rows.len()];
+        let (mut dk, mut dv) = (sums(&tokens.key), sums(&tokens.value));
         KeyPass {
             problem,
-            query: &query_panel,
-            grad_out: &grad_out,
-            lse: &lse,
-            delta: &delta,
+            queries: Queries { query: &query_panel, grad_out: &grad_out, lse: &lse, delta: &delta },
             tokens,
             is_additional,
             bias: position_bias.as_ref().filter(|_| !is_additional),

@@ -75,32 +75,15 @@ fn both_ways<A: Real + std::fmt::Debug>(
     let [query, grad_out, lse, delta] =
         [(&inputs[0], dim), (&grad_out, dim_v), (&lse, 1), (&delta, 1)]
             .map(|(rows, dim)| of_queries(rows, dim).with_panel(batch).searched());
+    let queries = || Queries { query: &query, grad_out: &grad_out, lse: &lse, delta: &delta };
     let zeros = |like: usize| vec![A::zero(); inputs[like].len()];
     let mut passes = [zeros(0), zeros(1), zeros(2)];
     let space = tokens().for_query_pass(batch);
-    QueryPass {
-        problem,
-        query: &query,
-        grad_out: &grad_out,
-        lse: &lse,
-        delta: &delta,
-        space: &space,
-        additional: None,
-        bias: None,
-    }
-    .run(&mut passes[0]);
+    QueryPass { problem, queries: queries(), space: &space, additional: None, bias: None }
+        .run(&mut passes[0]);
     let [_, dk, dv] = &mut passes;
-    KeyPass {
-        problem,
-        query: &query,
-        grad_out: &grad_out,
-        lse: &lse,
-        delta: &delta,
-        tokens: &space,
-        is_additional: false,
-        bias: None,
-    }
-    .run(dk, dv);
+    KeyPass { problem, queries: queries(), tokens: &space, is_additional: false, bias: None }
+        .run(dk, dv);
 
     let mut joint = [zeros(0), zeros(1), zeros(2)];
     let strips = strips();
@@ -108,16 +91,7 @@ fn both_ways<A: Real + std::fmt::Debug>(
         true => tokens(),
         false => space,
     };
-    let pass = JointPass {
-        problem,
-        query: &query,
-        grad_out: &grad_out,
-        lse: &lse,
-        delta: &delta,
-        space: &space,
-        bias: None,
-        strips,
-    };
+    let pass = JointPass { problem, queries: queries(), space: &space, bias: None, strips };
     let [dq, dk, dv] = &mut joint;
     pass.run(dq, dk, dv);
     [passes, joint]
