@@ -12,8 +12,8 @@ use crate::ways::{changed, check_one_forward, client, forward, hopper, planned};
 /// With it a row is wrong that the fast path cannot be trusted with.
 const NO_REPAIR: Change = Change { from: "repair_row(params, tile, at, lane);", to: "" };
 
-/// Three warpgroups in turn, two with vectors of 128, and pipelines of one; masks by position, one-hot ones and none. Rows of the last two
-/// see nothing of the first step but other rows of their warps.
+/// Three warpgroups in turn, two with vectors of 128, and pipelines of one; masks by position, one-hot ones and none. In the last two there
+/// are rows that see nothing of the first step, beside others of their warps that do.
 fn problems() -> [Problem; 4] {
     let one = |problem: Problem| problem.with_batch(1).with_heads(1).with_heads_kv(1);
     [
@@ -63,7 +63,7 @@ fn scores_that_grow_from_step_to_step() {
     }
 }
 
-/// A bias hides by -10000 what rows see first. Without it they would refer to that.
+/// A bias hides by -10000 what rows see first, which they must not refer to.
 #[test]
 fn what_a_finite_bias_hides() {
     let Some(machine) = hopper(Policy::Late) else { return };

@@ -363,7 +363,7 @@ struct Consumer {
 
   // Whether a row has the weights of all that it sees, as far as its reference tells.
   static DEVICE bool is_trusted(const Params& params, float reference) {
-    return fabsf(reference) < TRUSTED_SCORE && (!BIAS || reference * scale_of(params, params.scale_log2) > -Softmax::TRUSTED_POWERS);
+    return fabsf(reference) < TRUSTED_SCORE && (!BIAS || reference * params.scale_log2 > -Softmax::TRUSTED_POWERS);
   }
 
   // Writes the rows, and computes those again that cannot be trusted.
