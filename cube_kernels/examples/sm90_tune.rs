@@ -116,7 +116,8 @@ fn tune_backward(client: &Client, name: &str, problem: &Problem, tensors: &Tenso
         lse: Strided::contiguous(outputs.lse, Shape::lse(problem)),
     };
     let inputs = Saved { operands: inputs, outputs, gradients, has_out: true };
-    let plan = plan_backward(problem, Element::Bf16, None).expect("a plan");
+    // By kernels that can be timed one by one.
+    let plan = plan_backward(problem, Element::Bf16, None).expect("a plan").without_slopes();
     let run = |plan: &BackwardPlan| {
         let seconds = seconds(client, || {
             backward_with(client, plan, problem, &inputs, &results).expect("launched");
@@ -141,6 +142,7 @@ fn tune_backward(client: &Client, name: &str, problem: &Problem, tensors: &Tenso
                 queries: replace(&plan.queries),
                 keys: replace(&plan.keys),
                 additional: vec![],
+                slopes: None,
             }
         };
         let rest = seconds(client, || {

@@ -9,7 +9,7 @@ use burn_natten_kernels::{Packed, Problem};
 use super::{Part, log_once};
 use crate::problem;
 use crate::tier::{Ladder, Request, Selection, TOO_LARGE, selection};
-use crate::{AttentionError, Capabilities, Context, Strategy, Tier};
+use crate::{AttentionError, Capabilities, Context, MemoryPreference, Strategy, Tier};
 
 /// A problem and how it is going to be computed.
 #[derive(Clone, Debug)]
@@ -133,8 +133,14 @@ impl Plan {
 
     /// The schedules of the Hopper tier's backward pass, or why there are none.
     pub(crate) fn hopper_backward(&self) -> Result<Arc<sm90::BackwardPlan>, String> {
-        let choose =
-            || sm90::planned_backward(&self.problem, self.element(), self.context.tiling());
+        let choose = || {
+            let tiling = self.context.tiling();
+            let plan = sm90::planned_backward(&self.problem, self.element(), tiling)?;
+            Ok(match self.context.memory() {
+                MemoryPreference::Strict => Arc::new(plan.as_ref().clone().without_slopes()),
+                MemoryPreference::Default | MemoryPreference::Unrestricted => plan,
+            })
+        };
         self.hopper.backward.get_or_init(choose).clone()
     }
 

@@ -18,6 +18,7 @@ use super::divisor::Divisor;
 use super::forward::{ELEMENT, check_layouts, more_strides, words};
 use super::grid::{COUNTERS, Grid, Space, check_layout, grids, parameters, statistics_map};
 use super::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use super::slopes::Slopes;
 use super::splits::Splits;
 use super::statistics::{pitch, places, statistics_bytes};
 use super::{Cut, delta, dense, runs};
@@ -37,6 +38,8 @@ pub(super) struct Part {
     pub makes_statistics: bool,
     /// Whether it writes the gradients of keys and of values.
     pub is_joint: bool,
+    /// Whether it leaves slopes in memory, or sums those that another one left.
+    pub keeps_slopes: bool,
     pub cubin: Arc<Cubin>,
     /// What adds up the gradients that several CTAs sum parts of, if any do.
     pub splits: Option<Splits>,
@@ -52,6 +55,8 @@ pub(super) struct Parts {
     pub delta: Option<Arc<Cubin>>,
     /// That which adds up the gradient of the bias, if that is wanted.
     pub bias_sum: Option<Arc<Cubin>>,
+    /// Of kernels that keep slopes, the key heads of all samples that they have at once.
+    pub heads_at_once: Option<usize>,
 }
 
 impl Parts {
@@ -141,13 +146,26 @@ pub(super) fn enqueue(
                 None => work.outputs.clone(),
             })
             .collect();
-        let launches: Vec<(Grid, &Work<'_>, &[Handle; 2])> = works
-            .iter()
-            .zip(&written)
-            .flat_map(|(work, written)| {
+        let all = || {
+            works.iter().zip(&written).flat_map(|(work, written)| {
                 grids(work.part.cut, problem, device).map(move |grid| (grid, work, written))
             })
-            .collect();
+        };
+        let slopes = parts.heads_at_once.map(|heads| Slopes::new(client, problem, heads));
+        let launches: Vec<(Grid, &Work<'_>, &[Handle; 2])> = match &slopes {
+            None => all().collect(),
+            // Some heads after the others, and of each the keys first.
+            Some(slopes) => slopes
+                .key_heads()
+                .flat_map(|key_heads| {
+                    let (queries, keys): (Vec<_>, Vec<_>) =
+                        all().partition(|(grid, ..)| grid.cut.pass == Pass::Queries);
+                    keys.into_iter().chain(queries).map(move |(grid, work, written)| {
+                        (Grid { key_heads: key_heads.clone(), ..grid }, work, written)
+                    })
+                })
+                .collect(),
+        };
         let bias = inputs.operands.bias.as_ref().map(|bias| {
             let sums = launches.iter().filter(|(_, work, _)| work.part.sums_bias);
             let summing: Vec<_> = sums.map(|(grid, ..)| grid).collect();
@@ -171,6 +189,9 @@ pub(super) fn enqueue(
             let bias = workspace.bias.as_ref();
             let mut arguments = arguments(grid, part.has_additional, inputs, bias, row);
             arguments.extend(part.sums_bias.then(|| runs::argument(grid)));
+            if let (Some(slopes), true) = (&slopes, part.keeps_slopes) {
+                slopes.add(grid, &mut buffers, &mut arguments);
+            }
             if part.makes_statistics {
                 let statistics = &mut buffers[Slot::Statistics as usize];
                 // Each launch makes those of its own dilation groups.
@@ -415,7 +436,7 @@ fn add_results(
 }
 
 /// The argument that is the map of the statistics, where there are some to load.
-const STATISTICS_MAP: usize = 6;
+pub(super) const STATISTICS_MAP: usize = 6;
 
 /// The logsumexp, in base 2, from which on rows are computed again.
 fn untrusted(problem: &Problem) -> f32 {

@@ -2,6 +2,7 @@
 //! them. Nothing here needs a device.
 
 use std::ffi::CStr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::compile::Cubin;
@@ -42,12 +43,9 @@ pub(crate) fn grids<'a>(
     device: &DeviceInfo,
 ) -> impl Iterator<Item = Grid<'a>> {
     let multiprocessors = device.multiprocessors as usize;
-    let grids = launches(&cut, problem).into_iter().map(move |residues| Grid {
-        cut,
-        problem,
-        multiprocessors,
-        residues,
-    });
+    let grids = launches(&cut, problem)
+        .into_iter()
+        .map(move |residues| Grid::new(cut, problem, multiprocessors, residues));
     // Of a part of an axis, some groups may have no rows.
     grids.filter(|grid| grid.tiles() > 0)
 }
@@ -58,6 +56,8 @@ pub(crate) struct Grid<'a> {
     pub(crate) problem: &'a Problem,
     pub(crate) multiprocessors: usize,
     pub(crate) residues: [usize; MAX_RANK],
+    /// The (sample, key head) pairs whose rows it has.
+    pub(crate) key_heads: Range<usize>,
 }
 
 /// Counters of a launch of a backward pass: of the tiles that are handed out, for each member of a chunk.
@@ -90,7 +90,23 @@ pub(crate) struct Space {
     batch_step: i32,
 }
 
-impl Grid<'_> {
+impl<'a> Grid<'a> {
+    /// Of all heads.
+    pub(crate) fn new(
+        cut: Cut,
+        problem: &'a Problem,
+        multiprocessors: usize,
+        residues: [usize; MAX_RANK],
+    ) -> Self {
+        Self {
+            cut,
+            problem,
+            multiprocessors,
+            residues,
+            key_heads: 0..problem.batch * problem.heads_kv,
+        }
+    }
+
     fn in_kernel(&self, index: usize) -> bool {
         self.cut.dilates_in_kernel(&self.problem.axes[index], index)
     }
@@ -125,9 +141,24 @@ impl Grid<'_> {
         }
     }
 
+    /// Heads of the rows for each one of the keys.
+    fn heads_of_key_head(&self) -> usize {
+        self.heads() / self.problem.heads_kv
+    }
+
+    /// The (sample, head) pairs of the rows.
+    fn pairs(&self) -> usize {
+        self.key_heads.len() * self.heads_of_key_head()
+    }
+
     /// Tiles of CTAs.
     pub(crate) fn tiles(&self) -> usize {
-        self.tiles_of_head() * self.problem.batch * self.heads()
+        self.tiles_of_head() * self.pairs()
+    }
+
+    /// Tiles of CTAs ahead of those of the launch, in the order of all.
+    pub(crate) fn first_tile(&self) -> usize {
+        self.tiles_of_head() * self.key_heads.start * self.heads_of_key_head()
     }
 
     /// The kernel of a program, to be launched on this grid.
@@ -170,8 +201,8 @@ impl Grid<'_> {
         if !self.is_uneven() {
             return group;
         }
-        let pairs = self.problem.batch * self.heads() / group;
-        let space = self.tiles() / (self.problem.batch * self.heads());
+        let pairs = self.pairs() / group;
+        let space = self.tiles_of_head();
         let wanted = (12 * self.ctas() as usize).div_ceil(space * group);
         let chunk = (1..=pairs).find(|chunk| pairs.is_multiple_of(*chunk) && *chunk >= wanted);
         group * chunk.unwrap_or(pairs)

@@ -206,6 +206,23 @@ impl Argument {
         self
     }
 
+    /// Has a structure end with another one.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is a map.
+    pub fn append(&mut self, last: Self) {
+        let (Self::Struct { words, pointers }, Self::Struct { words: more, pointers: places }) =
+            (self, last)
+        else {
+            panic!("a map has no fields");
+        };
+        let begin = words.len();
+        words.extend(more);
+        pointers
+            .extend(places.into_iter().map(|(word, buffer, byte)| (begin + word, buffer, byte)));
+    }
+
     /// Bytes that it takes among the contents of a buffer.
     pub fn places(&self) -> usize {
         let bytes = match self {

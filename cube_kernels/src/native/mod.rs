@@ -37,6 +37,7 @@ mod limits;
 mod packed;
 #[cfg(feature = "cuda")]
 mod runs;
+mod slopes;
 pub mod sm100;
 pub mod sm90;
 #[cfg(feature = "cuda")]

@@ -425,6 +425,5 @@ fn part(tensor: &Strided, (first, strides): (usize, [usize; 5])) -> (Strided, us
 
 /// The launch that a sequence would be alone. Its dilations are steps of TMA: one launch has all of their groups.
 fn grid<'a>(cut: Cut, sequence: &'a Sequence, device: &DeviceInfo) -> Grid<'a> {
-    let multiprocessors = device.multiprocessors as usize;
-    Grid { cut, problem: &sequence.problem, multiprocessors, residues: [0; MAX_RANK] }
+    Grid::new(cut, &sequence.problem, device.multiprocessors as usize, [0; MAX_RANK])
 }

@@ -19,6 +19,7 @@ mod repair;
 mod run;
 mod samples;
 mod selection;
+mod slopes;
 mod splits;
 mod teams;
 mod text;

@@ -69,6 +69,7 @@ fn every_schedule() {
                 queries: choose(&queries),
                 keys: choose(&keys),
                 additional: vec![],
+                slopes: None,
             };
             let launched = case.check_backward(&client, element, |saved, lists, gradients| {
                 backward_blocks_with(&client, &other, sparse, saved, lists, gradients)

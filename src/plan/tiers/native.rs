@@ -1,6 +1,7 @@
 //! The tiers of native kernels. The times of Blackwell's are what its design is expected to reach: it has been measured nowhere.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use burn_natten_kernels::cost::Cost;
 use burn_natten_kernels::native::{backward_workspace, sm90, sm100};
@@ -15,12 +16,11 @@ pub(super) fn hopper(request: &Request<'_>) -> Vec<Schedule> {
     let problem = request.problem;
     let Ok(planned) = request.plan.hopper() else { return vec![] };
     let backward = |choice| {
-        Some(match choice {
-            Choice::Planned => request.plan.hopper_backward().ok()?.kernels(problem),
-            Choice::Other(asked) => {
-                sm90::plan_backward(problem, planned.element, asked)?.kernels(problem)
-            }
-        })
+        let plan = match choice {
+            Choice::Planned => request.plan.hopper_backward().ok()?,
+            Choice::Other(asked) => Arc::new(sm90::plan_backward(problem, planned.element, asked)?),
+        };
+        Some((plan.kernels(problem), plan.slopes_workspace(problem)))
     };
     schedules(request, planned, sm90::candidates(problem, planned.element), backward)
 }
@@ -30,12 +30,13 @@ pub(super) fn blackwell(request: &Request<'_>) -> Vec<Schedule> {
     let problem = request.problem;
     let Ok(planned) = request.plan.blackwell() else { return vec![] };
     let backward = |choice| {
-        Some(match choice {
+        let kernels = match choice {
             Choice::Planned => request.plan.blackwell_backward().ok()?.kernels(problem),
             Choice::Other(asked) => {
                 sm100::plan_backward(problem, planned.element, asked)?.kernels(problem)
             }
-        })
+        };
+        Some((kernels, 0))
     };
     schedules(request, planned, sm100::candidates(problem, planned.element), backward)
 }
@@ -92,12 +93,12 @@ macro_rules! kernel {
 kernel!(sm90, sm90::Schedule::split_workspace);
 kernel!(sm100, |_, _| 0);
 
-/// The planned schedule, and one of each other tiling. Who asks for a tiling gets it in the backward pass, too, where that has it.
+/// The planned schedule, and one of each other tiling. A backward pass is its kernels and the bytes of memory that they share. Who asks for a tiling gets it in the backward pass, too, where that has it.
 fn schedules<K: Kernel>(
     request: &Request<'_>,
     planned: K,
     candidates: Vec<K>,
-    backward: impl Fn(Choice) -> Option<Vec<(K, Problem)>>,
+    backward: impl Fn(Choice) -> Option<(Vec<(K, Problem)>, usize)>,
 ) -> Vec<Schedule> {
     let problem = request.problem;
     let asked = request.context.tiling();
@@ -115,7 +116,7 @@ fn schedules<K: Kernel>(
         let asked = is_asked.then_some(tiling);
         let forward = Cost::forward(problem, Some(&tiling), size, request.device);
         let choice = if number == 0 { Choice::Planned } else { Choice::Other(asked) };
-        let backward = backward(choice)?;
+        let (backward, shared) = backward(choice)?;
         let sums: usize = backward.iter().map(|(kernel, of)| kernel.workspace(of)).sum();
         let (backward, kernels) = backward_cost(request, backward);
         Some(Schedule {
@@ -125,7 +126,7 @@ fn schedules<K: Kernel>(
             forward: Cost { seconds: seconds.max(forward.seconds), ..forward },
             backward,
             kernels,
-            workspace: Some((backward_workspace(problem) + sums) as u64),
+            workspace: Some((backward_workspace(problem) + sums + shared) as u64),
         })
     };
     kernels.into_iter().enumerate().filter_map(schedule).collect()

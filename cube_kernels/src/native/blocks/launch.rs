@@ -384,17 +384,7 @@ impl<'a> Walk<'a> {
         });
         // SAFETY: the assertion above counts every byte.
         let listed = unsafe { parameters(listed, &[first, first + 1, first + 2, order]) };
-        let (
-            Some(Argument::Struct { words, pointers }),
-            Argument::Struct { words: more, pointers: places },
-        ) = (arguments.last_mut(), listed)
-        else {
-            unreachable!("parameters come last");
-        };
-        let begin = words.len();
-        words.extend(more);
-        pointers
-            .extend(places.into_iter().map(|(word, buffer, byte)| (begin + word, buffer, byte)));
+        arguments.last_mut().expect("parameters come last").append(listed);
     }
 
     /// Boxes of several heads, of what backward kernels read of queries: rows or columns, and of columns the statistics.
@@ -421,12 +411,7 @@ impl<'a> Walk<'a> {
 
     fn grid(&self, device: &DeviceInfo) -> Grid<'a> {
         let multiprocessors = device.multiprocessors as usize;
-        Grid {
-            cut: self.boxes.cut,
-            problem: self.problem(),
-            multiprocessors,
-            residues: [0; MAX_RANK],
-        }
+        Grid::new(self.boxes.cut, self.problem(), multiprocessors, [0; MAX_RANK])
     }
 }
 

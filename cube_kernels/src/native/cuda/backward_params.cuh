@@ -23,6 +23,9 @@ struct Params {
 #if LISTED
   Listed listed;
 #endif
+#if SLOPES
+  Slopes slopes;
+#endif
 };
 
 struct Maps {
@@ -33,6 +36,15 @@ struct Maps {
   DEVICE static constexpr bool is_used(int i) { return i < 4 || (INVERSE && i == 6); }
   DEVICE static Maps at(const TensorMap* first) { return {first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6}; }
 };
+
+// Tiles of CTAs ahead of those of the launch.
+DEVICE int first_tile(const Params& params) {
+#if SLOPES
+  return params.slopes.first_tile;
+#else
+  return 0;
+#endif
+}
 
 #if SPLITS > 1
 typedef float Gradient;

@@ -124,8 +124,7 @@ fn boxes_are_ones_that_tma_loads() {
         for schedule in schedules(&problem) {
             let what = format!("{schedule}: {problem:?}");
             for residues in launches(&schedule.cut(), &problem) {
-                let grid =
-                    Grid { cut: schedule.cut(), problem: &problem, multiprocessors: 132, residues };
+                let grid = Grid::new(schedule.cut(), &problem, 132, residues);
                 check_map(&grid.query_map(0, &queries, 64), schedule.q_tile, &what);
                 check_map(&grid.key_map(0, &keys, 64), schedule.kv_tile, &what);
             }

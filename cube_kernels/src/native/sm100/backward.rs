@@ -111,6 +111,7 @@ pub(super) fn backward_by(
                 .load(architecture, &device)?,
         ),
         bias_sum: None,
+        heads_at_once: None,
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)
 }
@@ -122,6 +123,7 @@ fn part(
     device: &DeviceInfo,
 ) -> Result<Part, KernelError> {
     Ok(Part {
+        keeps_slopes: false,
         cut: schedule.cut(),
         has_additional: schedule.has_additional,
         sums_bias: false,

@@ -104,6 +104,7 @@ pub fn backward_with(
         additional: load(&plan.additional, &device)?,
         delta: needs_delta.then(delta).transpose()?,
         bias_sum: bias_sum.then(|| Program::Bias(element).load(&device)).transpose()?,
+        heads_at_once: plan.slopes.as_ref().map(|slopes| slopes.heads_at_once),
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)
 }
@@ -115,6 +116,7 @@ pub(super) fn load(schedules: &[Schedule], device: &DeviceInfo) -> Result<Vec<Pa
             has_additional: schedule.has_additional,
             sums_bias: schedule.gradients.bias,
             makes_statistics: schedule.makes_statistics,
+            keeps_slopes: schedule.keeps_slopes,
             is_joint: schedule.gradients.width > 0 && schedule.gradients.value,
             cubin: Program::Attention(*schedule).load(device)?,
             splits: splits(schedule, device)?,

@@ -8,6 +8,7 @@ use std::sync::{LazyLock, Mutex};
 use crate::choices::{Choices, remembered};
 use crate::cost::{Cost, DeviceModel};
 use crate::native::limits;
+use crate::native::slopes::Blocks;
 use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
@@ -23,7 +24,7 @@ pub(super) use blocks::unsupported_lists;
 pub use blocks::{block_candidates, planned_blocks, planned_blocks_backward, unsupported_blocks};
 pub use packed::{PackedPart, planned_packed, planned_packed_backward};
 
-pub use backward::{BackwardPlan, backward_candidates, plan_backward, planned_backward};
+pub use backward::{BackwardPlan, Slopes, backward_candidates, plan_backward, planned_backward};
 
 /// One-hot coordinates that a block may have over all axes, and one that has a step for itself.
 const SLOTS: usize = 16;
@@ -70,6 +71,10 @@ const FASTEST_STACKED: f64 = 0.03;
 const BACKWARD_LATENCY: f64 = 0.65e-6;
 /// Share of a step's time, in the backward pass, that a warpgroup's step costs which it skips itself.
 const ALONE: f64 = 0.8;
+/// The same as [`BACKWARD_LATENCY`] of a kernel that reads slopes and multiplies nothing else.
+const SUMMING_LATENCY: f64 = 0.4e-6;
+/// Seconds by which a byte of slopes that is left in memory prolongs a kernel for keys.
+const LEAVING_SLOPES: f64 = 7.7e-14;
 
 /// Why the kernels cannot compute a problem; `None` if they can.
 pub fn unsupported(problem: &Problem) -> Option<String> {
@@ -518,6 +523,7 @@ impl Load {
                 size * SOFTMAX_LATENCY + SHORT_STEP
             }
             Pass::Forward => size * SOFTMAX_LATENCY,
+            Pass::Queries if schedule.keeps_slopes => size * SUMMING_LATENCY,
             Pass::Queries | Pass::Keys => size / blocks * BACKWARD_LATENCY,
         };
         let step = (products / PRODUCTS).max((products + latency) / together).max(size * SOFTMAX);
@@ -529,7 +535,11 @@ impl Load {
         };
         let work = (warpgroup_steps * step + slots * tile / together) / MULTIPROCESSORS;
 
-        let column_bytes = (2 * columns * (problem.head_dim + problem.head_dim_v)) as f64;
+        let column_dims = match (schedule.pass, schedule.keeps_slopes) {
+            (Pass::Queries, true) => problem.head_dim,
+            _ => problem.head_dim + problem.head_dim_v,
+        };
+        let column_bytes = (2 * columns * column_dims) as f64;
         let row_dims = match schedule.pass {
             Pass::Forward => problem.head_dim,
             Pass::Queries | Pass::Keys => problem.head_dim + problem.head_dim_v,
@@ -538,6 +548,16 @@ impl Load {
         let cache = (loads * column_bytes + tiles * row_bytes) / device.l2_bandwidth;
         let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
         let work = work + splits::seconds(schedule, problem);
+        let slopes = match (schedule.keeps_slopes, Blocks::of(problem)) {
+            (true, Some(blocks)) => {
+                (problem.batch * problem.heads_kv * blocks.bytes(problem)) as f64
+            }
+            _ => 0.0,
+        };
+        let (work, bytes) = match schedule.pass {
+            Pass::Keys => (work + slopes * LEAVING_SLOPES, bytes),
+            Pass::Forward | Pass::Queries => (work, bytes + slopes),
+        };
         Self { tiles, work, cache, memory: bytes / device.bandwidth }
     }
 

@@ -3,6 +3,7 @@ use std::fmt;
 pub use crate::Pass;
 use crate::native::Cut;
 pub use crate::native::Element;
+use crate::native::slopes;
 use crate::problem::{NAMES, axes_suffix};
 use crate::tiling::Tiling;
 use crate::{BlockSparse, MAX_RANK, Problem};
@@ -116,6 +117,9 @@ pub struct Schedule {
     pub is_late: bool,
     /// Of a kernel for queries, whether it makes their statistics itself, and leaves them to those for keys; see `cuda/own_statistics.cuh`.
     pub makes_statistics: bool,
+    /// Of a kernel for keys, whether it leaves the slopes of all pairs in memory; of one for queries, whether it sums what such a kernel
+    /// left, in place of computing slopes itself; see `cuda/slopes.cuh`.
+    pub keeps_slopes: bool,
     /// Whether it computes the sequences of a packed batch, with no more axes than `rank` and some of the other traits.
     pub is_packed: bool,
     /// Whether the columns are those of listed blocks. Boxes of rows may then have fewer than 64, and boxes of columns a power of two
@@ -159,9 +163,19 @@ impl Schedule {
             one_block: [false; MAX_RANK],
             is_late: false,
             makes_statistics: false,
+            keeps_slopes: false,
             is_packed: false,
             listed: None,
         }
+    }
+
+    /// Sums slopes for the gradient of the queries.
+    pub(super) fn of_slopes(problem: &Problem, element: Element) -> Option<Self> {
+        let gradients = Gradients { width: problem.head_dim, ..Gradients::NONE };
+        let plain = Self::plain(problem, element, Pass::Queries, gradients);
+        let tile = [1, 1, TILE];
+        Self { q_tile: tile, kv_tile: tile, warpgroups: 2, keeps_slopes: true, ..plain }
+            .with_stages()
     }
 
     /// Whether it is one for block-sparse attention: sizes and flags fit.
@@ -254,7 +268,11 @@ impl Schedule {
             Pass::Queries => {
                 let fits = self.ctas < 3 && (self.is_late || self.warpgroups < 3);
                 // What sums a bias' gradient needs the registers.
-                longest <= 128 && self.blocks == 1 && fits && !self.gradients.bias
+                longest <= 128
+                    && self.blocks == 1
+                    && fits
+                    && !self.gradients.bias
+                    && !self.keeps_slopes
             }
             Pass::Keys => false,
         }
@@ -308,8 +326,13 @@ impl Schedule {
             1 => String::new(),
             splits => format!(", heads of a group in {splits} splits"),
         };
+        let slopes = match (self.keeps_slopes, self.pass) {
+            (false, _) => "",
+            (true, Pass::Keys) => ", leaves slopes in memory",
+            (true, _) => ", sums slopes from memory",
+        };
         format!(
-            "{ctas} x {warpgroups} warpgroups{joined}{shared} along the {axis}, {stages} x {columns} {of}, {mask}{splits}"
+            "{ctas} x {warpgroups} warpgroups{joined}{shared} along the {axis}, {stages} x {columns} {of}, {mask}{splits}{slopes}"
         )
     }
 
@@ -336,6 +359,7 @@ impl Schedule {
         let Gradients { width, value, .. } = self.gradients;
         match self.pass {
             Pass::Forward => dim + dim_v,
+            Pass::Queries if self.keeps_slopes => width,
             Pass::Queries | Pass::Keys => {
                 let first = if width > 0 { dim_v + width } else { 0 };
                 dim + first + if value { dim_v } else { 0 }
@@ -450,6 +474,11 @@ impl Schedule {
 
     /// Bytes of shared memory with `stages` steps in flight.
     fn shared_memory_with(&self, stages: usize) -> usize {
+        if self.pass == Pass::Queries && self.keeps_slopes {
+            let keys = self.chunks(self.head_dim) * self.stage_rows() * self.swizzle();
+            let (slopes, slots) = (self.warpgroups * slopes::BLOCK_BYTES, 2);
+            return stages * (keys + slopes) + 128 * slots + 8 * 2 * (stages + slots);
+        }
         let (first, second) = (self.chunks(self.head_dim), self.chunks(self.head_dim_v));
         let step = (first + second) * self.stage_rows() * self.swizzle();
         let one_hot = if self.mask == Mask::OneHot { self.columns() * 32 } else { 0 };
@@ -609,6 +638,9 @@ impl Schedule {
         if self.shares_rows {
             macros.push(("SHARED_ROWS", 1));
         }
+        if self.keeps_slopes {
+            macros.push(("SLOPES", 1));
+        }
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
@@ -629,7 +661,7 @@ impl Schedule {
     /// Whether the tile behind the next one of a backward pass is found, and its rows are prefetched, while rows are in use. Kernels for
     /// keys and ones with a bias have no registers for it.
     fn finds_early(&self) -> bool {
-        let is_plain = self.listed.is_none() && self.bias.is_none();
+        let is_plain = self.listed.is_none() && self.bias.is_none() && !self.keeps_slopes;
         self.is_packed || self.pass == Pass::Queries && is_plain
     }
 
@@ -639,6 +671,7 @@ impl Schedule {
         self.pass == Pass::Queries
             && self.head_dim.max(self.head_dim_v) <= 128
             && !self.is_packed
+            && !self.keeps_slopes
             && self.listed.is_none()
             && !self.is_short_of_registers()
             && Self { makes_statistics: true, ..*self }.shared_memory() <= self.room()
@@ -665,6 +698,7 @@ impl Schedule {
             && self.bias == problem.has_bias.then(|| problem.bias_extents())
             && self.listed.is_none()
             && (!self.makes_statistics || self.can_make_statistics(problem))
+            && (!self.keeps_slopes || slopes::Blocks::of(problem).is_some())
             && problem.group_size().is_multiple_of(self.splits)
             && (self.splits == 1 || self.pass == Pass::Keys)
             && (0..MAX_RANK).all(|axis| !self.one_block[axis] || self.has_one_block(problem, axis))
@@ -722,6 +756,7 @@ impl fmt::Display for Schedule {
             (self.has_additional, "_additional"),
             (self.is_packed, "_packed"),
             (self.makes_statistics, "_statistics"),
+            (self.keeps_slopes, "_slopes"),
         ] {
             f.write_str(if flag { name } else { "" })?;
         }

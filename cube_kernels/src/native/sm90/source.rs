@@ -39,6 +39,9 @@ impl Schedule {
         text += include_str!("../cuda/bias_params.cuh");
         text += include_str!("cuda/bias.cuh");
         text += include_str!("cuda/finish.cuh");
+        if self.keeps_slopes {
+            text += include_str!("../cuda/slopes.cuh");
+        }
         text += match self.pass {
             Pass::Forward => concat!(
                 include_str!("../cuda/forward_params.cuh"),
@@ -46,6 +49,13 @@ impl Schedule {
                 include_str!("../cuda/row_sum.cuh"),
                 include_str!("../cuda/forward_repair.cuh"),
                 include_str!("cuda/forward.cu"),
+            ),
+            Pass::Queries if self.keeps_slopes => concat!(
+                include_str!("../cuda/backward_params.cuh"),
+                include_str!("../cuda/packed.cuh"),
+                include_str!("../cuda/row_gradients.cuh"),
+                include_str!("../cuda/backward_repair.cuh"),
+                include_str!("cuda/slope_sums.cu"),
             ),
             Pass::Queries | Pass::Keys => concat!(
                 include_str!("../cuda/backward_params.cuh"),
@@ -96,6 +106,11 @@ impl Schedule {
             accumulate: Some(true),
             tail: ", 1, 1, 1",
         };
+        if self.pass == Pass::Queries && self.keeps_slopes {
+            // Slopes lie in memory as their transpose.
+            let (a, tail) = (A::Shared, ", 1, 1, 1, 1");
+            return Wgmma { a, tail, ..sum("wgmma_first", self.head_dim) }.function();
+        }
         let sums = match self.pass {
             Pass::Forward => vec![sum("wgmma_values", self.head_dim_v)],
             Pass::Queries | Pass::Keys => {

@@ -13,13 +13,25 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "values are multiplied before they have arrived",
         On::Plane,
-        "        wait_value(first + i - 1);\n",
+        "        if constexpr (!IN_HALVES) wait_value(first + i - 1);\n",
         "",
+    ),
+    fault(
+        "values are multiplied before they have arrived, between halves of the weights",
+        On::LongPlane,
+        "      if constexpr (IN_HALVES) wait_value(first + i);\n",
+        "",
+    ),
+    fault(
+        "half of the weights are scores",
+        On::LongPlane,
+        "        weigh_rest();\n        pack_weights",
+        "        pack_weights",
     ),
     fault(
         "the last values are multiplied before they have arrived",
         On::Line,
-        "      wait_value(first + high - 1);\n",
+        "      if constexpr (!IN_HALVES) wait_value(first + high - 1);\n",
         "",
     ),
     fault(
@@ -221,8 +233,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "weights are packed while a product reads those before",
         On::Plane,
-        "        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);\n        pack_weights(scale_of(params, scale_log2));",
-        "        pack_weights(scale_of(params, scale_log2));\n        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
+        "        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);\n        weigh_rest();\n        pack_weights(scale_of(params, scale_log2));",
+        "        weigh_rest();\n        pack_weights(scale_of(params, scale_log2));\n        wgmma_wait<0>();\n        pin(out);\n        release_value(first + i - 1);",
     ),
     fault(
         "the mask is written while a product reads it",

@@ -11,6 +11,7 @@ mod decode;
 mod forward;
 mod lists;
 mod selection;
+mod slopes;
 mod visits;
 
 use std::fs;
@@ -30,6 +31,7 @@ use crate::blocks;
 use crate::decode::check_one as decodes;
 use crate::run::{Change, Machine, Policy};
 use crate::selection::check_one as selects;
+use crate::slopes::check_one as sums_slopes;
 use crate::ways::{
     MachineFault, changed, check_one_backward, check_one_forward, client, hopper, planned_in_teams,
 };
@@ -65,6 +67,8 @@ enum On {
     SharedRows,
     /// Blocks that all list.
     LongLists,
+    /// Slopes of a head of keys after the other, in windows of an odd number of blocks.
+    Slopes,
     /// One more token, of which CTAs have several steps.
     Decode,
     /// The selection of blocks: a warp has several lists.
@@ -96,6 +100,7 @@ impl On {
             | Self::Visits
             | Self::SharedRows
             | Self::LongLists
+            | Self::Slopes
             | Self::Decode
             | Self::Selection
             | Self::SharedSelection => {
@@ -157,6 +162,7 @@ impl Chip {
                     Direction::Backward => blocks::backward(machine, &client, element, &case),
                 }
             }
+            (On::Slopes, _) => sums_slopes(machine, &client),
             (On::Decode, _) => decodes(machine),
             (On::Selection, _) => selects(machine, 4),
             (On::SharedSelection, _) => selects(machine, 32),
@@ -230,6 +236,7 @@ fn nothing_is_found_where_there_is_no_fault() {
             On::Visits,
             On::SharedRows,
             On::LongLists,
+            On::Slopes,
             On::Decode,
             On::Selection,
             On::SharedSelection,
@@ -239,7 +246,7 @@ fn nothing_is_found_where_there_is_no_fault() {
             let directions: &[_] = match on {
                 // Gradients of such weights cancel, and what rounding leaves of them is no measure.
                 On::Sharp => &[Direction::Forward],
-                On::OneSlot => &[Direction::Backward],
+                On::OneSlot | On::Slopes => &[Direction::Backward],
                 On::Teams | On::Decode | On::Selection | On::SharedSelection => {
                     &[Direction::Forward]
                 }
@@ -276,7 +283,7 @@ fn look_for<'a>(chip: Chip, of: Direction, faults: impl IntoIterator<Item = &'a 
 
 /// One of waiting, one of order in memory, one of a descriptor, one of a fence; of Blackwell, one of a commit, and fences of tensor memory; one
 /// of copies, one of each other kind of kernel.
-const SAMPLE: [&str; 14] = [
+const SAMPLE: [&str; 15] = [
     "keys are multiplied before they have arrived",
     "the producer does not wait for free rows",
     "the descriptor's stride is that of four rows",
@@ -291,14 +298,16 @@ const SAMPLE: [&str; 14] = [
     "selection: scores are taken of what others still write",
     "bias: sums are added up while others still add to them",
     "decode: sums of warps are added up before they are there",
+    "slopes: they are freed while products read them",
 ];
 
 /// Each table, with whose faults they are.
-const TABLES: [(Chip, Direction, &[Fault]); 11] = [
+const TABLES: [(Chip, Direction, &[Fault]); 12] = [
     (Chip::Hopper, Direction::Forward, forward::FAULTS),
     (Chip::Hopper, Direction::Backward, backward::FAULTS),
     (Chip::Blackwell, Direction::Forward, blackwell_forward::FAULTS),
     (Chip::Blackwell, Direction::Backward, blackwell_backward::FAULTS),
+    (Chip::Hopper, Direction::Backward, slopes::FAULTS),
     (Chip::Hopper, Direction::Backward, blocks_of_rows::FAULTS),
     (Chip::Hopper, Direction::Forward, lists::FORWARD),
     (Chip::Hopper, Direction::Backward, lists::BACKWARD),
@@ -376,6 +385,12 @@ fn all_faults_of_lists_are_found() {
     look_for(Chip::Hopper, Direction::Backward, lists::BACKWARD);
     look_for(Chip::Hopper, Direction::Forward, visits::FORWARD);
     look_for(Chip::Hopper, Direction::Backward, visits::BACKWARD);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn all_faults_of_slopes_are_found() {
+    look_for(Chip::Hopper, Direction::Backward, slopes::FAULTS);
 }
 
 #[test]

@@ -11,4 +11,5 @@ mod repeat;
 pub mod run;
 mod sample;
 mod schedules;
+mod slopes;
 mod splits;

@@ -21,11 +21,14 @@ pub fn any(
         let all = backward_candidates(problem, element, schedule.pass, schedule.gradients);
         all[rng.random_range(0..all.len())]
     };
-    BackwardPlan {
+    let plan = BackwardPlan {
         queries: plan.queries.iter().map(&mut other).collect(),
         keys: plan.keys.iter().map(&mut other).collect(),
         additional: plan.additional,
-    }
+        slopes: None,
+    };
+    // By slopes where windows are whole blocks.
+    plan.clone().with_slopes(problem, 1).unwrap_or(plan)
 }
 
 fn random(rank: usize) {

@@ -26,6 +26,7 @@ pub fn best(problem: &Problem, element: Element, count: usize) -> Vec<BackwardPl
             queries: nth(&chosen.queries, problem, n),
             keys: nth(&chosen.keys, problem, n),
             additional: nth(&chosen.additional, &dense, n),
+            slopes: None,
         })
         .collect();
     plans.dedup();

@@ -18,7 +18,8 @@
 // steps ahead, with the logsumexp and delta of columns that are queries. A consumer sums `first` of a step
 // together with S and dP of the next; while it computes P and dS, others have the tensor cores. CTAs take
 // tiles as they come to them, so that those of unequal length end together. With MAKES_STATISTICS a kernel for queries also makes what
-// all kernels need of each query besides its vectors, see own_statistics.cuh.
+// all kernels need of each query besides its vectors, see own_statistics.cuh. With SLOPES a kernel for keys leaves dS in memory for one that
+// needs nothing else of it, see slope_sums.cu.
 //
 // With SHARED_ROWS a tile is 64 rows for both consumers, who take steps in turn. The second one's sums go through shared memory to the first one.
 //
@@ -152,7 +153,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
     // Finding a tile takes long. With EARLY there are slots enough to do so while the rows before it are in use.
     if constexpr (!EARLY) barrier_wait(barriers.rows_empty(slot), parity_of_rows(slot) ^ 1);
     slots[slot].first = step;
-    int index = number;
+    int index = number + first_tile(launch.any());
     launch.find(index, slots[slot]);
     const volatile Tile& again = tile;
     decode_tile(launch.params(again).space, launch.params(again).shift, BIAS ? launch.params(again).bias.samples : 0, index, slots[slot]);
@@ -318,6 +319,14 @@ struct Consumer {
     }
   }
 
+#if SLOPES
+  // Each register of a warp's is a piece of the block.
+  DEVICE void leave_slopes(u32* at) {
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS; i++) at[i * (SLOPES_PIECE / 4)] = slopes[i];
+  }
+#endif
+
   // Turns products into dS.
   DEVICE void differentiate(int step) {
     const u32 statistics = shared + STATISTICS_OFFSET + stage_of(step) * STATISTICS_STAGE + lane % 4 * 32 + 12;
@@ -377,6 +386,9 @@ struct Consumer {
     if constexpr (MASK == ONE_HOT) one_hot.start_tile(space, tile, row_at);
     int step = uniform(tile.first);
     Walk walk;
+#if SLOPES
+    u32* slopes_at;              // of the coming step, this lane's
+#endif
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
       if constexpr (BIAS) block_entry = BiasRows::block_at(walk);
@@ -421,6 +433,10 @@ struct Consumer {
       wgmma_wait<0>();
       if constexpr (WITH_SECOND) pin(second);
       if constexpr (WITH_FIRST) pack_fragments(products, slopes);
+#if SLOPES
+      leave_slopes(slopes_at);
+      slopes_at += SLOPES_BLOCK / 4;
+#endif
       fire(false);
     };
     // S, masked, and dP of step `i`, and with them `first` of the step before. LATE has dP wait for the others,
@@ -478,6 +494,11 @@ struct Consumer {
         walk.start(tile, 0);
 #else
         walk = visible_walk(space, tile, own, low);
+#endif
+#if SLOPES
+        const int head = tile.batch * params.heads + column_head(params, tile, pass);
+        const int block = block_of_slopes(params.slopes, head, tile.row[2] / 64 + own, tile.column[2] / 64 + low);
+        slopes_at = params.slopes.blocks + (i64)block * (SLOPES_BLOCK / 4) + warp * FRAGMENTS * (SLOPES_PIECE / 4) + lane;
 #endif
         aim(low);
         fire(true);

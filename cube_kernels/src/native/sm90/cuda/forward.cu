@@ -16,6 +16,12 @@
 
 constexpr int K_STEPS = (DIM + 15) / 16;  // wgmma k steps of the first product
 
+// Whether half of a step's weights come behind the wait for P V of the step before, which the compiler else has ahead of nearly all of
+// them. Between the halves is the wait for the step's values: a branch, over which it moves nothing. Which kernels gain by it has been
+// measured, see NOTES.md: masked ones of wide steps, and of three warpgroups.
+constexpr bool IN_HALVES = MASK == ONE_HOT && (ROWS > 128 || WARPGROUPS == 3);
+constexpr int FIRST_WEIGHTS = SCORES / (IN_HALVES ? 8 : 4);
+
 constexpr int Q_TILE = chunks_of(DIM) * 64 * SWIZZLE;  // bytes, of one warpgroup
 constexpr int Q_BYTES = chunks_of(DIM) * ROW_BOX * SWIZZLE;  // that are loaded
 constexpr int K_STAGE = chunks_of(DIM) * STAGE_ROWS * SWIZZLE;
@@ -298,7 +304,11 @@ struct Consumer {
         if (!ADDITIONAL || i < tile.steps) bias.add(table, tile, scores);
         bias.next(tile);
       }
-      softmax.step(scores, scale_of(params, scale_log2));
+      softmax.step<0, FIRST_WEIGHTS>(scores, scale_of(params, scale_log2));
+      if constexpr (IN_HALVES) wait_value(first + i);
+    };
+    auto weigh_rest = [&] {
+      if constexpr (IN_HALVES) softmax.step<FIRST_WEIGHTS, SCORES / 4>(scores, scale_of(params, scale_log2));
     };
 
     clear(out);
@@ -322,6 +332,7 @@ struct Consumer {
       pin(scores);
       release_key(first + low);
       weigh(low);
+      weigh_rest();
       pack_fragments(scores, weights);
       fire(false);
 #pragma unroll 1
@@ -330,7 +341,7 @@ struct Consumer {
         wait_key(first + i);
         wait_turn();
         first_product(first + i, tiles);
-        wait_value(first + i - 1);
+        if constexpr (!IN_HALVES) wait_value(first + i - 1);
         second_product(first + i - 1);
         pass_turn();
         aim(i + 1);
@@ -341,10 +352,11 @@ struct Consumer {
         wgmma_wait<0>();
         pin(out);
         release_value(first + i - 1);
+        weigh_rest();
         pack_weights(scale_of(params, scale_log2));
         fire(false);
       }
-      wait_value(first + high - 1);
+      if constexpr (!IN_HALVES) wait_value(first + high - 1);
       second_product(first + high - 1);
       wgmma_wait<0>();
       pin(out);

@@ -34,12 +34,12 @@ struct Softmax {
     for (int r = 0; r < 2; r++) reference[r] = minus[r] = NEG_INF, sum[r] = 0.f;
   }
 
-  // Turns scores into weights.
-  DEVICE void step(float (&s)[SCORES], float scale) {
-    if (!settled) refer(s, scale);
+  // Turns scores into weights: those of some of the columns, from the first ones on.
+  template <int BEGIN = 0, int END = SCORES / 4> DEVICE void step(float (&s)[SCORES], float scale) {
+    if (BEGIN == 0 && !settled) refer(s, scale);
     float sum_a = 0.f, sum_b = 0.f;
 #pragma unroll
-    for (int j = 0; j < SCORES / 4; j++) {
+    for (int j = BEGIN; j < END; j++) {
       s[4 * j] = exp2_approx(fmaf(s[4 * j], scale, minus[0]));
       s[4 * j + 1] = exp2_approx(fmaf(s[4 * j + 1], scale, minus[0]));
       s[4 * j + 2] = exp2_approx(fmaf(s[4 * j + 2], scale, minus[1]));

@@ -2,15 +2,21 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{How, Shape, candidates_of, chosen, fastest, schedules, splits};
+use super::{How, MULTIPROCESSORS, Shape, candidates_of, chosen, fastest, schedules, splits};
 use crate::choices::Choices;
 use crate::native::dense;
+use crate::native::slopes::Blocks;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
-use crate::{KeyValue, Operands, Problem};
+use crate::{KeyValue, MAX_RANK, Operands, Problem};
 
 #[cfg(test)]
 mod tests;
+
+/// Bytes of slopes from which on they are kept.
+const LEAST_SLOPES: usize = 128 << 20;
+/// Least share of its time that a multiprocessor has to be busy, with as many heads at once as there is memory for.
+const LEAST_SHARE: f64 = 0.92;
 
 /// Accumulators of the gradient of queries or keys in one kernel, where vectors are longer than 128.
 const SLICE: usize = 128;
@@ -24,12 +30,51 @@ pub struct BackwardPlan {
     pub keys: Vec<Schedule>,
     /// For those of additional keys and values, which are the keys of a dense problem in one axis.
     pub additional: Vec<Schedule>,
+    /// Where `keys` leave slopes in memory that `queries` sum.
+    pub slopes: Option<Slopes>,
+}
+
+/// Slopes that one kernel leaves in memory for another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slopes {
+    /// (sample, key head) pairs that the kernels have at once, one group of them after the other: a divisor of their number.
+    pub heads_at_once: usize,
+    /// What computes slopes itself for the gradient of the queries, if nobody wants those of keys and values.
+    pub queries: Vec<Schedule>,
 }
 
 impl BackwardPlan {
     /// All kernels, in the order of their launches.
     pub fn schedules(&self) -> impl Iterator<Item = &Schedule> {
         self.queries.iter().chain(&self.keys).chain(&self.additional)
+    }
+
+    /// The same by kernels that keep the slopes of so many (sample, key head) pairs at once; `None` where they cannot.
+    pub fn with_slopes(mut self, problem: &Problem, heads_at_once: usize) -> Option<Self> {
+        let ([of_queries], [of_keys]) = (&self.queries[..], &mut self.keys[..]) else {
+            return None;
+        };
+        let fits = Blocks::of(problem).is_some() && of_keys.splits == 1 && of_keys.gradients.value;
+        let summing = Schedule::of_slopes(problem, of_queries.element).filter(|_| fits)?;
+        of_keys.keeps_slopes = true;
+        let queries = std::mem::replace(&mut self.queries, vec![summing]);
+        Some(Self { slopes: Some(Slopes { heads_at_once, queries }), ..self })
+    }
+
+    /// Bytes of device memory for slopes, besides [`backward_workspace`](crate::native::backward_workspace): two for each pair of a query
+    /// and a key that see each other, and of those beside them in blocks of 64 by 64, of the heads that are there at once.
+    pub fn slopes_workspace(&self, problem: &Problem) -> usize {
+        let slopes = self.slopes.as_ref().zip(Blocks::of(problem));
+        slopes.map_or(0, |(slopes, blocks)| slopes.heads_at_once * blocks.bytes(problem))
+    }
+
+    /// The same with slopes in nobody's memory.
+    pub fn without_slopes(mut self) -> Self {
+        if let Some(slopes) = self.slopes.take() {
+            self.queries = slopes.queries;
+            self.keys.iter_mut().for_each(|schedule| schedule.keeps_slopes = false);
+        }
+        self
     }
 
     /// The same with a kernel of its own for the statistics.
@@ -41,6 +86,9 @@ impl BackwardPlan {
     /// Those of its kernels that sum a gradient that somebody wants.
     pub fn wanted(&self, wanted: &Operands<bool>) -> Self {
         let Operands { query, key, value, additional, bias } = *wanted;
+        if self.slopes.is_some() && !(query && (key || value)) {
+            return self.clone().without_slopes().wanted(wanted);
+        }
         let bias = bias.unwrap_or(false);
         let of = |kernels: &[Schedule], [key, value]: [bool; 2]| -> Vec<Schedule> {
             let is_wanted = |schedule: &&Schedule| {
@@ -60,6 +108,7 @@ impl BackwardPlan {
             keys: of(&self.keys, [key, value]),
             additional: additional
                 .map_or(vec![], |KeyValue { key, value }| of(&self.additional, [key, value])),
+            slopes: self.slopes.clone(),
         }
     }
 
@@ -108,7 +157,35 @@ pub fn plan_backward(
     for schedule in &mut queries {
         schedule.makes_statistics = schedule.can_make_statistics(problem);
     }
-    Some(BackwardPlan { queries, keys: of(problem, Pass::Keys)?, additional })
+    let plan = BackwardPlan { queries, keys: of(problem, Pass::Keys)?, additional, slopes: None };
+    let by_slopes = heads_at_once(problem)
+        .and_then(|heads_at_once| plan.clone().with_slopes(problem, heads_at_once));
+    Some(by_slopes.unwrap_or(plan))
+}
+
+/// The (sample, key head) pairs whose slopes are kept at once, if that is faster.
+fn heads_at_once(problem: &Problem) -> Option<usize> {
+    let blocks = Blocks::of(problem)?;
+    let heads = problem.batch * problem.heads_kv;
+    let longest = problem.head_dim.max(problem.head_dim_v);
+    if !(65..=SLICE).contains(&longest) || heads * blocks.bytes(problem) < LEAST_SLOPES {
+        return None;
+    }
+    // Tiles of a launch have two blocks of keys. Equal ones come in rounds; of a causal axis, short ones end what the longest one leaves.
+    let share = |count: usize| {
+        let tiles = (count * blocks.keys.div_ceil(2)) as f64;
+        let axis = problem.axes[MAX_RANK - 1];
+        match axis.is_causal && 4 * axis.kernel_size > axis.keys {
+            true => (count * blocks.of_head()) as f64 / (2 * blocks.width) as f64 / MULTIPROCESSORS,
+            false => tiles / MULTIPROCESSORS / (tiles / MULTIPROCESSORS).ceil(),
+        }
+    };
+    let at_once = 1..=blocks.most_heads(problem).min(heads);
+    let shares = at_once
+        .filter(|count| heads.is_multiple_of(*count))
+        .map(|count| (share(count).min(1.0), count));
+    let (share, count) = shares.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
+    (share >= LEAST_SHARE).then_some(count)
 }
 
 /// What runs: what [`plan_backward()`] gives, chosen once for a problem.

@@ -299,6 +299,7 @@ pub fn planned_blocks_backward(
                 .collect()
         };
         Some(Arc::new(BackwardPlan {
+            slopes: None,
             queries: of(Pass::Queries)?,
             keys: of(Pass::Keys)?,
             additional: vec![],

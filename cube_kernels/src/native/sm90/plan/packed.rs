@@ -261,7 +261,7 @@ pub fn planned_packed_backward(
     chosen(&KNOWN, packed, (element, tiling), kernels, |schedules| {
         let (queries, keys) =
             schedules.into_iter().partition(|schedule| schedule.pass == Pass::Queries);
-        Arc::new(BackwardPlan { queries, keys, additional: vec![] })
+        Arc::new(BackwardPlan { queries, keys, additional: vec![], slopes: None })
     })
 }
 

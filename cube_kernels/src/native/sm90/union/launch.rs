@@ -174,12 +174,8 @@ impl Walk<'_> {
     }
 
     fn grid(&self, device: &DeviceInfo, pass: Pass) -> Grid<'_> {
-        Grid {
-            cut: cut(self.of, pass),
-            problem: &self.sparse.problem,
-            multiprocessors: device.multiprocessors as usize,
-            residues: [0; MAX_RANK],
-        }
+        let multiprocessors = device.multiprocessors as usize;
+        Grid::new(cut(self.of, pass), &self.sparse.problem, multiprocessors, [0; MAX_RANK])
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::super::estimate;
 use super::super::tests::{axis, check_resources, check_whole_blocks, problem, sweep};
 use super::*;
-use crate::catalogue;
+use crate::{Axis, catalogue};
 
 #[test]
 fn the_catalogue_is_planned_as_ever() {
@@ -33,7 +33,7 @@ fn what_nobody_wants_is_not_launched() {
                 additional: Some(KeyValue { key: more_key, value: more_value }),
                 ..Operands::new(query, key, value)
             };
-            let BackwardPlan { queries, keys, additional } = plan.wanted(&wanted);
+            let BackwardPlan { queries, keys, additional, .. } = plan.wanted(&wanted);
             [queries, keys, additional]
                 .map(|kernels| kernels.iter().map(Schedule::writes).collect::<Vec<_>>())
         };
@@ -179,4 +179,31 @@ fn whole_blocks_are_seen_by_every_row() {
 fn what_is_not_supported_has_no_plan() {
     let problem = Problem { head_dim: 60, ..problem(&[axis(100, 9, 1, 1, false)], 64) };
     assert_eq!(plan_backward(&problem, Element::F16, None), None);
+}
+
+/// Of long lines whose windows are whole blocks, within bounds of memory.
+#[test]
+fn slopes_are_kept_where_that_is_faster() {
+    let kept = |problem: Problem| {
+        let plan = plan_backward(&problem, Element::Bf16, None).expect("supported");
+        let mebibytes = plan.slopes_workspace(&problem) >> 20;
+        plan.slopes.map(|slopes| (slopes.heads_at_once, mebibytes))
+    };
+    let dense = |length, causal, dim| {
+        let problem = problem(&[Axis::dense(length, length, causal)], dim);
+        problem.with_batch(4).with_heads(16).with_heads_kv(16)
+    };
+    assert_eq!(kept(dense(4096, false, 128)), Some((32, 1024)));
+    // Heads of a group belong together.
+    assert_eq!(kept(dense(4096, false, 128).with_heads_kv(4)), Some((8, 1024)));
+    assert_eq!(kept(dense(16384, false, 128)), Some((2, 1024)));
+    assert_eq!(kept(dense(16384, true, 128)), Some((2, 514)));
+    // Of short vectors slopes are as many bytes for half of the products, and short lines are not worth three launches more.
+    assert_eq!(kept(dense(4096, false, 64)), None);
+    assert_eq!(kept(dense(512, false, 128)), None);
+    // A single head has more than 2^30 bytes, or tiles of one head leave a round of multiprocessors half empty.
+    assert_eq!(kept(dense(32768, false, 128)), None);
+    assert_eq!(kept(dense(20000, false, 128)), None);
+    // Windows of other queries begin within blocks.
+    assert_eq!(kept(problem(&[axis(8192, 2047, 1, 1, false)], 128)), None);
 }

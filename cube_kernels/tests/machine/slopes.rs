@@ -1,0 +1,112 @@
+//! Slopes that a kernel for keys leaves in memory for one for queries.
+
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
+use burn_natten_kernels::{Axis, Operands, Problem};
+use cubecl::client::Client;
+use test_support::compare::{for_each_case, format};
+use test_support::oracle::compute;
+use test_support::tier::{BackwardTier, check_data, expected, upload_all};
+use test_support::{Data, axis, problem};
+
+use crate::run::{Change, Machine, Policy};
+use crate::ways::{OnMachine, Way, changed, client, hopper, planned_backward};
+
+/// A problem, and how many key heads there are slopes of at once.
+type Case = (Problem, usize, Element, Policy);
+
+/// With it a row is wrong that has met a slope which is not there: memory is poisoned.
+const NO_REPAIR: Change = Change { from: "repair_row(params, tile, row, lane);", to: "" };
+
+/// Kernels that have all heads of a group each, with slopes and without.
+fn plans(problem: &Problem, element: Element, heads_at_once: usize) -> [BackwardPlan; 2] {
+    let mut plain = planned_backward(problem, element).without_slopes();
+    plain.keys[0].splits = 1;
+    let by_slopes = plain.clone().with_slopes(problem, heads_at_once).expect("whole blocks");
+    [by_slopes, plain]
+}
+
+fn way((problem, heads_at_once, element, policy): &Case) -> Option<Way> {
+    let [plan, _] = plans(problem, *element, *heads_at_once);
+    hopper(*policy).map(|machine| Way { machine: changed(&machine, NO_REPAIR), plan })
+}
+
+/// One head of keys after the other, for what is to be found in the kernels of a machine.
+pub fn check_one(machine: &Machine, client: &Client) -> Result<(), String> {
+    let (problem, element) =
+        (grouped(axis(460, 130, 1, 1, true), 128).with_batch(1), Element::Bf16);
+    let [plan, _] = plans(&problem, element, 1);
+    let data = Data::random(&problem, 3, format(element).round);
+    check_data::<OnMachine>(client, element, &Way { machine: *machine, plan }, &problem, &data)
+        .map(|_| ())
+}
+
+fn grouped(axis: Axis, dim: usize) -> Problem {
+    problem(&[axis], dim).with_heads(4).with_heads_kv(2).with_batch(2)
+}
+
+/// Dense and causal attention, and causal windows; lengths that end within a block, and within the first of a tile's two; heads of a group
+/// and samples together and one after the other.
+#[test]
+fn gradients() {
+    use Element::*;
+    use Policy::*;
+    let line = |length, kernel_size| axis(length, kernel_size, 1, 1, true);
+    let cases = [
+        (grouped(Axis::dense(200, 300, false), 128), 4, Bf16, Late),
+        (grouped(Axis::dense(256, 128, false), 128), 2, F16, Early),
+        (grouped(Axis::dense(330, 330, true), 128), 1, Bf16, Random(1)),
+        (grouped(Axis::dense(65, 65, true), 80).with_head_dim_v(128), 4, F16, Late),
+        (grouped(line(460, 130), 128).with_head_dim_v(72), 2, Bf16, Late),
+        (grouped(line(384, 128), 96), 4, Bf16, Random(2)),
+        (
+            problem(&[Axis::dense(500, 500, true)], 128)
+                .with_heads(3)
+                .with_heads_kv(3)
+                .with_batch(1),
+            3,
+            Bf16,
+            Early,
+        ),
+    ];
+    let client = client();
+    for_each_case(&cases, |case, seed| {
+        let (problem, _, element, _) = case;
+        let Some(way) = way(case) else { return Ok(0.0) };
+        let data = Data::random(problem, seed, format(*element).round);
+        check_data::<OnMachine>(&client, *element, &way, problem, &data)
+    });
+}
+
+/// Scores that are not trusted, and infinite gradients, spoil rows, which are computed again: infinite is what is infinite in the oracle.
+#[test]
+fn what_is_not_finite() {
+    let windows = grouped(axis(200, 30, 1, 1, true), 128).with_batch(1);
+    let case = (windows, 2, Element::Bf16, Policy::Late);
+    let (Some(way), Some(machine)) = (way(&case), hopper(Policy::Late)) else { return };
+    let way = Way { machine, ..way };
+    let (problem, _, element, _) = case;
+    let client = client();
+    let mut data = Data::random(&problem, 7, format(element).round);
+    // Of the first query and of one key.
+    data.dout[5] = f64::INFINITY;
+    let key = data.key.len() / 2 + 3;
+    data.key[key] = f64::NAN;
+    let exact = compute(&problem, &data, format(element).round);
+    let saved = upload_all(&client, element, &problem, &data, &exact);
+    for (name, gradient) in OnMachine::gradients(&client, element, &way, &problem, &saved) {
+        let expected = expected(&exact, name);
+        let wrong = gradient.iter().zip(expected).position(|(a, e)| a.is_finite() != e.is_finite());
+        assert_eq!(wrong, None, "{name}");
+    }
+}
+
+/// Who wants one kind of gradients alone has them without slopes.
+#[test]
+fn not_for_one_kind_of_gradients() {
+    let problem = grouped(Axis::dense(200, 300, false), 128);
+    let [plan, plain] = plans(&problem, Element::F16, 1);
+    let wanted = |query, key, value| Operands::new(query, key, value);
+    assert_eq!(plan.wanted(&wanted(true, false, false)), plain.wanted(&wanted(true, false, false)));
+    assert_eq!(plan.wanted(&wanted(false, true, true)), plain.wanted(&wanted(false, true, true)));
+    assert_eq!(plan.wanted(&wanted(true, false, true)), plan);
+}

@@ -1,0 +1,67 @@
+//! Slopes that a kernel for keys leaves in memory for one for queries.
+
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
+use burn_natten_kernels::{Axis, Problem};
+use test_support::compare::{device, for_each_case, format};
+use test_support::oracle::compute;
+use test_support::tier::{BackwardTier, check_data, upload_all};
+use test_support::{Data, axis, problem};
+
+use super::run::planned;
+use crate::ways::Native;
+
+fn by_slopes(problem: &Problem, element: Element, heads_at_once: usize) -> BackwardPlan {
+    let mut plan = planned(problem, element).without_slopes();
+    plan.keys[0].splits = 1;
+    plan.with_slopes(problem, heads_at_once).expect("whole blocks")
+}
+
+/// Dense and causal attention and causal windows, of lengths that end anywhere in a block.
+fn problems() -> Vec<Problem> {
+    let grouped =
+        |axis: Axis, dim: usize| problem(&[axis], dim).with_heads(6).with_heads_kv(2).with_batch(2);
+    let window = |length, kernel_size| axis(length, kernel_size, 1, 1, true);
+    vec![
+        grouped(Axis::dense(1024, 1024, false), 128),
+        grouped(Axis::dense(1000, 777, false), 128),
+        grouped(Axis::dense(65, 1500, false), 72).with_head_dim_v(120),
+        grouped(Axis::dense(1024, 1024, true), 128),
+        grouped(Axis::dense(1345, 1345, true), 96),
+        grouped(window(2000, 300), 128),
+        grouped(window(1111, 64), 128).with_head_dim_v(80),
+    ]
+}
+
+#[test]
+fn as_many_heads_at_once_as_divide_theirs() {
+    let Some(client) = device() else { return };
+    let cases: Vec<_> = problems()
+        .into_iter()
+        .flat_map(|problem| [1, 2, 4].map(|heads| (problem, heads)))
+        .flat_map(|(problem, heads)| {
+            [Element::Bf16, Element::F16].map(|element| (problem, heads, element))
+        })
+        .collect();
+    for_each_case(&cases, |(problem, heads, element), seed| {
+        let plan = by_slopes(problem, *element, *heads);
+        let data = Data::random(problem, seed, format(*element).round);
+        check_data::<Native>(&client, *element, &plan, problem, &data)
+    });
+}
+
+#[test]
+fn sums_repeat() {
+    let Some(client) = device() else { return };
+    for problem in [problems()[0], problems()[5]] {
+        let element = Element::Bf16;
+        let plan = by_slopes(&problem, element, 2);
+        let data = Data::random(&problem, 3, format(element).round);
+        let exact = compute(&problem, &data, format(element).round);
+        let saved = upload_all(&client, element, &problem, &data, &exact);
+        let run = || Native::gradients(&client, element, &plan, &problem, &saved);
+        let first = run();
+        for number in 1..20 {
+            assert!(run() == first, "run {number} differs");
+        }
+    }
+}
