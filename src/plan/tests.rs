@@ -186,11 +186,11 @@ fn a_context_asks_for_one_tiling_of_many() {
     let hopper = all.alternatives.iter().filter(|other| other.tier == Tier::Hopper);
     let tilings: Vec<_> = hopper.map(|other| other.tiling).collect();
     assert!(!tilings.contains(&all.chosen.tiling), "a tiling is listed once");
-    for other in &all.alternatives {
-        if other.tier == Tier::Hopper {
-            let asked = of(Context::new().with_tiling(other.tiling));
-            assert_eq!(&asked.chosen, other);
-        }
+    // There are over a hundred, and each costs a plan with as many.
+    let some = all.alternatives.iter().filter(|other| other.tier == Tier::Hopper).step_by(12);
+    for other in some {
+        let asked = of(Context::new().with_tiling(other.tiling));
+        assert_eq!(&asked.chosen, other);
     }
     // What no tier has is not asked for.
     let none = Context::new().with_tiling(Some(Tiling::square([3, 3, 3])));
