@@ -1,8 +1,8 @@
 # What the scripts of this folder share.
 
-# Every backend, for lints and documentation. They link nothing, and DOCS_RS has CubeCL's build
-# scripts look for no LLVM: `rocm` wants LLVM's linker as a library, which not every LLVM has.
-every_feature=cpu,cuda,wgpu,vulkan,metal,rocm,fusion,autotune,persistence,optim,train,models,profiler
+# Every feature that code here knows, for lints and documentation: `persistence` is Burn's alone, and a whole database. They link nothing,
+# and DOCS_RS has CubeCL's build scripts look for no LLVM: `rocm` wants LLVM's linker as a library, which not every LLVM has.
+every_feature=cpu,cuda,wgpu,vulkan,metal,rocm,fusion,autotune,optim,train,models,profiler
 
 # What the CubeCL tests and the compile gate are built with. One set for both crates and both
 # scripts: with other packages or features Burn and CubeCL would be built again. Their time goes into kernels
