@@ -71,8 +71,7 @@ fn manifest(dependencies: &str, sources: &Sources) -> Result<String, String> {
     Ok(format!(
         "[package]\nname = \"scratch\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
          [workspace]\n\n{patch}{}\n\
-         [profile.dev]\ndebug = false\n\n\
-         [profile.dev.package.burn-natten]\nopt-level = 2\n",
+         [profile.dev]\ndebug = false\n",
         dependencies.replace(&published, &local)
     ))
 }
