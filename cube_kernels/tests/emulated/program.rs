@@ -108,7 +108,7 @@ impl Program {
         }
         folder.write("kernel.cpp", portable(&program.code, program.shared_memory));
         let machine = machine(compiler).to_str().expect("a path of text");
-        let files = ["-O0", "kernel.cpp", machine, "-o", "kernel"];
+        let files = ["-O1", "kernel.cpp", machine, "-o", "kernel"];
         let arguments = [&DIALECT, conversions(), &files].concat();
         compile(compiler, &arguments, &folder.0).unwrap_or_else(|log| panic!("{name}: {log}"));
         Self { folder, scalars: scalars.parse().expect("a number"), name, units }
