@@ -18,13 +18,13 @@ pub const FAULTS: &[Fault] = &[
     ),
     fault(
         "values are multiplied before they have arrived, between halves of the weights",
-        On::LongPlane,
+        On::Halves,
         "      if constexpr (IN_HALVES) wait_value(first + i);\n",
         "",
     ),
     fault(
         "half of the weights are scores",
-        On::LongPlane,
+        On::Halves,
         "        weigh_rest();\n        pack_weights",
         "        pack_weights",
     ),

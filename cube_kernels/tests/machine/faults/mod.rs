@@ -18,7 +18,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::path::Path;
 
-use burn_natten_kernels::native::sm90::Element;
+use burn_natten_kernels::native::sm90::{Element, candidates};
 use burn_natten_kernels::{Axis, Problem};
 use cubecl::client::Client;
 use test_support::blocks::{blocks_that_all_list, own_lists};
@@ -33,7 +33,8 @@ use crate::run::{Change, Machine, Policy};
 use crate::selection::check_one as selects;
 use crate::slopes::check_one as sums_slopes;
 use crate::ways::{
-    MachineFault, changed, check_one_backward, check_one_forward, client, hopper, planned_in_teams,
+    MachineFault, best_of, changed, check_one_backward, check_one_forward, client, hopper,
+    planned_in_teams,
 };
 
 /// What a fault is looked for with. CTAs have several tiles each of all of them.
@@ -49,6 +50,8 @@ enum On {
     Teams,
     /// The same of vectors of 128.
     LongPlane,
+    /// The same with steps of more than 128 columns, whose weights come in halves.
+    Halves,
     /// Three axes with additional tokens, dilated.
     Space,
     /// One axis, with scores so far apart that sums have to be rescaled.
@@ -87,7 +90,7 @@ impl On {
             Self::Line => problem(&[axis(400, 230, 1, 1, false)], 64),
             Self::LongLine => problem(&[Axis::dense(300, 300, true)], 128).with_batch(1),
             Self::Plane | Self::Teams => shared(problem(&plane, 64)),
-            Self::LongPlane => shared(problem(&plane, 128)),
+            Self::LongPlane | Self::Halves => shared(problem(&plane, 128)),
             Self::Space => problem(&space, 64).with_additional(70),
             Self::Sharp => {
                 problem(&[axis(600, 500, 1, 1, false)], 64).with_batch(1).with_scale(0.5)
@@ -166,9 +169,14 @@ impl Chip {
             (On::Decode, _) => decodes(machine),
             (On::Selection, _) => selects(machine, 4),
             (On::SharedSelection, _) => selects(machine, 32),
-            (On::Teams, _) => {
+            (On::Teams | On::Halves, _) => {
                 let problem = on.problem();
-                let schedule = planned_in_teams(&problem, element, 4);
+                let schedule = match on {
+                    On::Teams => planned_in_teams(&problem, element, 4),
+                    _ => {
+                        best_of(candidates(&problem, element), &problem, |one| one.columns() > 128)
+                    }
+                };
                 let data = Data::random(&problem, 3, format(element).round);
                 check_one_forward(machine, &client, &problem, &schedule, &data).map(|_| ())
             }
@@ -229,6 +237,7 @@ fn nothing_is_found_where_there_is_no_fault() {
         let shared = [On::Line, On::LongLine, On::Plane, On::LongPlane, On::Space, On::Sharp];
         let of_hopper = [
             On::Teams,
+            On::Halves,
             On::Bias,
             On::OneSlot,
             On::Lists,
@@ -247,7 +256,7 @@ fn nothing_is_found_where_there_is_no_fault() {
                 // Gradients of such weights cancel, and what rounding leaves of them is no measure.
                 On::Sharp => &[Direction::Forward],
                 On::OneSlot | On::Slopes => &[Direction::Backward],
-                On::Teams | On::Decode | On::Selection | On::SharedSelection => {
+                On::Teams | On::Halves | On::Decode | On::Selection | On::SharedSelection => {
                     &[Direction::Forward]
                 }
                 _ => &[Direction::Forward, Direction::Backward],

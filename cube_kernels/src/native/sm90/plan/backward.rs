@@ -14,7 +14,7 @@ use crate::{KeyValue, MAX_RANK, Operands, Problem};
 mod tests;
 
 /// Bytes of slopes from which on they are kept.
-const LEAST_SLOPES: usize = 128 << 20;
+const LEAST_SLOPES: usize = 64 << 20;
 /// Least share of its time that a multiprocessor has to be busy, with as many heads at once as there is memory for.
 const LEAST_SHARE: f64 = 0.92;
 
