@@ -1,9 +1,10 @@
 //! Launches of the backward kernels, which all architectures' take alike.
 //!
 //! First the statistics: what the kernels need of each query besides its vectors, unless the first of the kernels
-//! makes them itself. Then the gradients, each written once by one kernel that computes all scores it needs: nothing is summed in memory but where CTAs
+//! makes them itself. Then the gradients, each written once by one kernel that computes all scores it needs, or has what they give from
+//! another one, see [`slopes`](super::slopes). Nothing is summed in memory but where CTAs
 //! share the heads of a group, see [`splits`](super::splits), and in one order, so that results are the same in
-//! every run. The statistics and those sums are all the workspace there is, but for a counter for each launch,
+//! every run. The statistics, slopes and those sums are all the workspace there is, but for a counter for each launch,
 //! from which its CTAs take their tiles.
 
 use std::mem::offset_of;
@@ -146,20 +147,20 @@ pub(super) fn enqueue(
                 None => work.outputs.clone(),
             })
             .collect();
-        let all = || {
+        let whole = || {
             works.iter().zip(&written).flat_map(|(work, written)| {
                 grids(work.part.cut, problem, device).map(move |grid| (grid, work, written))
             })
         };
         let slopes = parts.heads_at_once.map(|heads| Slopes::new(client, problem, heads));
         let launches: Vec<(Grid, &Work<'_>, &[Handle; 2])> = match &slopes {
-            None => all().collect(),
+            None => whole().collect(),
             // Some heads after the others, and of each the keys first.
             Some(slopes) => slopes
                 .key_heads()
                 .flat_map(|key_heads| {
                     let (queries, keys): (Vec<_>, Vec<_>) =
-                        all().partition(|(grid, ..)| grid.cut.pass == Pass::Queries);
+                        whole().partition(|(grid, ..)| grid.cut.pass == Pass::Queries);
                     keys.into_iter().chain(queries).map(move |(grid, work, written)| {
                         (Grid { key_heads: key_heads.clone(), ..grid }, work, written)
                     })
@@ -190,6 +191,10 @@ pub(super) fn enqueue(
             let mut arguments = arguments(grid, part.has_additional, inputs, bias, row);
             arguments.extend(part.sums_bias.then(|| runs::argument(grid)));
             if let (Some(slopes), true) = (&slopes, part.keeps_slopes) {
+                // Of the gradients, each launch writes some heads.
+                for (slot, gradient) in [Slot::First, Slot::Second].into_iter().zip(*written) {
+                    buffers[slot as usize] = Buffer::updated(gradient);
+                }
                 slopes.add(grid, &mut buffers, &mut arguments);
             }
             if part.makes_statistics {
@@ -435,7 +440,7 @@ fn add_results(
     arguments.push(unsafe { parameters(results, &[out + 1, out + 2]) });
 }
 
-/// The argument that is the map of the statistics, where there are some to load.
+/// The argument that is the map of the statistics, where there are some to load; or of the output, or of slopes.
 pub(super) const STATISTICS_MAP: usize = 6;
 
 /// The logsumexp, in base 2, from which on rows are computed again.

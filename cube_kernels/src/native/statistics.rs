@@ -31,7 +31,8 @@ pub(crate) fn dense(problem: &Problem) -> Option<Problem> {
 /// and head, twice that with additional tokens. With a bias, a sum of 4 bytes of each of its entries for each CTA that an H200 runs at
 /// once, or each tile of 64 queries if they are fewer, of every launch; there is one for each dilation group along axes that kernels
 /// cannot step over. Not counted are the counters that launches take their tiles from, and what CTAs that share the heads of a group
-/// leave to be added up, see [`split_workspace`](crate::native::sm90::Schedule::split_workspace).
+/// leave to be added up, see [`split_workspace`](crate::native::sm90::Schedule::split_workspace), and slopes, see
+/// [`slopes_workspace`](crate::native::sm90::BackwardPlan::slopes_workspace).
 pub fn backward_workspace(problem: &Problem) -> usize {
     let additional = dense(problem).map_or(0, |dense| statistics_bytes(&dense));
     // A box has at most 64 tokens, and most have far fewer along each of several axes.

@@ -77,7 +77,27 @@ fn gradients() {
     });
 }
 
-/// Scores that are not trusted, and infinite gradients, spoil rows, which are computed again: infinite is what is infinite in the oracle.
+/// Scores far below zero, whose weights are infinite where a row of zeros stands behind the last key: it has no part in anything. Without rows
+/// that are computed again.
+#[test]
+fn rows_behind_the_last_key() {
+    let element = Element::F16;
+    for axis in
+        [Axis::dense(130, 100, false), Axis::dense(128, 65, false), Axis::dense(100, 100, true)]
+    {
+        let case = (grouped(axis, 128).with_batch(1), 2, element, Policy::Late);
+        let Some(way) = way(&case) else { return };
+        let (problem, ..) = case;
+        let mut data = Data::random(&problem, 9, format(element).round);
+        // About -40 each: 128 times this, by the scale.
+        data.query.iter_mut().for_each(|x| *x = (format(element).round)(*x + 2.0));
+        data.key.iter_mut().for_each(|x| *x = (format(element).round)(*x - 1.75));
+        check_data::<OnMachine>(&client(), element, &way, &problem, &data)
+            .unwrap_or_else(|how| panic!("{how}"));
+    }
+}
+
+/// Keys that are not numbers, and infinite gradients, spoil rows, which are computed again: infinite is what is infinite in the oracle.
 #[test]
 fn what_is_not_finite() {
     let windows = grouped(axis(200, 30, 1, 1, true), 128).with_batch(1);

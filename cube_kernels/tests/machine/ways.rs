@@ -57,7 +57,7 @@ pub fn planned_backward_of(
     element: Element,
     is_one: impl Fn(&Schedule) -> bool,
 ) -> (BackwardPlan, usize) {
-    let mut plan = planned_backward(problem, element);
+    let mut plan = planned_backward(problem, element).without_slopes();
     let mut kernels = 0;
     for schedule in plan.queries.iter_mut().chain(&mut plan.keys) {
         let (pass, gradients) = (schedule.pass, schedule.gradients);

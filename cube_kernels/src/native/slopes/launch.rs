@@ -15,7 +15,7 @@ use crate::{Pass, Problem};
 pub(in crate::native) struct Slopes {
     memory: Handle,
     blocks: Blocks,
-    /// (sample, key head) pairs, and those at once.
+    /// (sample, key head) pairs, and those at once, which divide them.
     all: usize,
     at_once: usize,
 }
@@ -52,8 +52,7 @@ impl Slopes {
 
     /// The key heads of each launch.
     pub(in crate::native) fn key_heads(&self) -> impl Iterator<Item = Range<usize>> {
-        let ends = |first: usize| first..(first + self.at_once).min(self.all);
-        (0..self.all).step_by(self.at_once).map(ends)
+        (0..self.all).step_by(self.at_once).map(|first| first..first + self.at_once)
     }
 
     /// Hands them to a kernel.

@@ -44,8 +44,11 @@ pub fn warm_up_backward(
     problem: &Problem,
 ) -> Result<(), KernelError> {
     let device = hopper(client)?;
-    let apart = plan.clone().without_own_statistics();
-    for schedule in plan.schedules().chain(&apart.queries) {
+    // What runs where only some gradients are wanted, or products stand in place of outputs.
+    let alone = plan.clone().without_slopes();
+    let apart = alone.clone().without_own_statistics();
+    let more = alone.queries.iter().chain(&alone.keys).chain(&apart.queries);
+    for schedule in plan.schedules().chain(more) {
         for read in delta_dims(problem.head_dim_v) {
             Program::Delta(schedule.element, read, false).load(&device)?;
         }
@@ -80,6 +83,7 @@ pub fn backward_with(
         let is_own = schedule.pass != Pass::Forward && schedule.fits(problem);
         assert!(is_own, "{schedule} is no backward schedule for {problem:?}");
     }
+    assert!(plan.is_consistent(problem), "a plan in which some kernels keep slopes: {plan:?}");
     launches::check(own().map(Schedule::cut), problem, inputs, outputs)?;
     let Some(element) = plan.schedules().next().map(|schedule| schedule.element) else {
         return Ok(());

@@ -523,7 +523,7 @@ impl Load {
                 size * SOFTMAX_LATENCY + SHORT_STEP
             }
             Pass::Forward => size * SOFTMAX_LATENCY,
-            Pass::Queries if schedule.keeps_slopes => size * SUMMING_LATENCY,
+            _ if schedule.sums_slopes() => size * SUMMING_LATENCY,
             Pass::Queries | Pass::Keys => size / blocks * BACKWARD_LATENCY,
         };
         let step = (products / PRODUCTS).max((products + latency) / together).max(size * SOFTMAX);
@@ -535,13 +535,14 @@ impl Load {
         };
         let work = (warpgroup_steps * step + slots * tile / together) / MULTIPROCESSORS;
 
-        let column_dims = match (schedule.pass, schedule.keeps_slopes) {
-            (Pass::Queries, true) => problem.head_dim,
-            _ => problem.head_dim + problem.head_dim_v,
+        let column_dims = match schedule.sums_slopes() {
+            true => problem.head_dim,
+            false => problem.head_dim + problem.head_dim_v,
         };
         let column_bytes = (2 * columns * column_dims) as f64;
         let row_dims = match schedule.pass {
             Pass::Forward => problem.head_dim,
+            _ if schedule.sums_slopes() => 0,
             Pass::Queries | Pass::Keys => problem.head_dim + problem.head_dim_v,
         };
         let row_bytes = (2 * TILE * schedule.warpgroups * row_dims) as f64;

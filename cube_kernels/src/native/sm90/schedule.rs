@@ -359,7 +359,7 @@ impl Schedule {
         let Gradients { width, value, .. } = self.gradients;
         match self.pass {
             Pass::Forward => dim + dim_v,
-            Pass::Queries if self.keeps_slopes => width,
+            Pass::Queries if self.sums_slopes() => width,
             Pass::Queries | Pass::Keys => {
                 let first = if width > 0 { dim_v + width } else { 0 };
                 dim + first + if value { dim_v } else { 0 }
@@ -474,7 +474,7 @@ impl Schedule {
 
     /// Bytes of shared memory with `stages` steps in flight.
     fn shared_memory_with(&self, stages: usize) -> usize {
-        if self.pass == Pass::Queries && self.keeps_slopes {
+        if self.sums_slopes() {
             let keys = self.chunks(self.head_dim) * self.stage_rows() * self.swizzle();
             let (slopes, slots) = (self.warpgroups * slopes::BLOCK_BYTES, 2);
             return stages * (keys + slopes) + 128 * slots + 8 * 2 * (stages + slots);
@@ -613,7 +613,6 @@ impl Schedule {
             ("STACK", self.stack),
             ("WARPGROUPS", self.warpgroups),
             ("TEAMS", self.teams),
-            ("ROW_BUFFERS", self.row_buffers()),
             ("BLOCKS", self.blocks),
             ("STAGES", self.stages),
             ("CTAS", self.ctas),
@@ -622,7 +621,6 @@ impl Schedule {
             ("INVERSE", usize::from(self.pass == Pass::Keys)),
             ("PACKED", usize::from(self.is_packed)),
             ("BIAS_COPIES", self.bias_copies()),
-            ("ROWS_IN_REGISTERS", usize::from(self.rows_in_registers())),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
         ];
@@ -641,21 +639,36 @@ impl Schedule {
         if self.keeps_slopes {
             macros.push(("SLOPES", 1));
         }
+        if !self.sums_slopes() {
+            macros.extend([
+                ("ROW_BUFFERS", self.row_buffers()),
+                ("ROWS_IN_REGISTERS", usize::from(self.rows_in_registers())),
+            ]);
+        }
         match self.pass {
             Pass::Forward => macros.push(("PINGPONG", usize::from(self.warpgroups > 1))),
             Pass::Queries | Pass::Keys => macros.extend([
                 ("SUM_BIAS", usize::from(self.gradients.bias)),
-                ("SUM_SLOTS", self.sum_slots),
                 ("FIRST_START", self.gradients.start),
                 ("FIRST_DIM", self.gradients.width),
                 ("WITH_FIRST", usize::from(self.gradients.width > 0)),
                 ("WITH_SECOND", usize::from(self.gradients.value)),
+            ]),
+        }
+        if self.pass != Pass::Forward && !self.sums_slopes() {
+            macros.extend([
+                ("SUM_SLOTS", self.sum_slots),
                 ("LATE", usize::from(self.is_late)),
                 ("EARLY", usize::from(self.finds_early())),
                 ("MAKES_STATISTICS", usize::from(self.makes_statistics)),
-            ]),
+            ]);
         }
         macros
+    }
+
+    /// Whether it is a kernel for queries that sums slopes which one for keys has left.
+    pub(super) fn sums_slopes(&self) -> bool {
+        self.pass == Pass::Queries && self.keeps_slopes
     }
 
     /// Whether the tile behind the next one of a backward pass is found, and its rows are prefetched, while rows are in use. Kernels for

@@ -50,7 +50,7 @@ impl Schedule {
                 include_str!("../cuda/forward_repair.cuh"),
                 include_str!("cuda/forward.cu"),
             ),
-            Pass::Queries if self.keeps_slopes => concat!(
+            Pass::Queries if self.sums_slopes() => concat!(
                 include_str!("../cuda/backward_params.cuh"),
                 include_str!("../cuda/packed.cuh"),
                 include_str!("../cuda/row_gradients.cuh"),
@@ -106,7 +106,7 @@ impl Schedule {
             accumulate: Some(true),
             tail: ", 1, 1, 1",
         };
-        if self.pass == Pass::Queries && self.keeps_slopes {
+        if self.sums_slopes() {
             // Slopes lie in memory as their transpose.
             let (a, tail) = (A::Shared, ", 1, 1, 1, 1");
             return Wgmma { a, tail, ..sum("wgmma_first", self.head_dim) }.function();

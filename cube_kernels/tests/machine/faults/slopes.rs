@@ -70,6 +70,18 @@ pub const FAULTS: &[Fault] = &[
         "0",
     ),
     fault(
+        "slopes: warpgroups leave theirs at one place",
+        On::Slopes,
+        "tile.row[2] / 64 + own, tile.column[2] / 64 + low",
+        "tile.row[2] / 64, tile.column[2] / 64 + low",
+    ),
+    fault(
+        "slopes: all heads of a group leave theirs at one place",
+        On::Slopes,
+        "const int head = tile.batch * params.heads + column_head(params, tile, pass);",
+        "const int head = tile.batch * params.heads + column_head(params, tile, 0);",
+    ),
+    fault(
         "slopes: all blocks of a tile lie at one place",
         On::Slopes,
         "      slopes_at += SLOPES_BLOCK / 4;\n",

@@ -320,10 +320,13 @@ struct Consumer {
   }
 
 #if SLOPES
-  // Each register of a warp's is a piece of the block.
-  DEVICE void leave_slopes(u32* at) {
+  static_assert(INVERSE && WITH_FIRST && SPLITS == 1 && RANK == 1 && ROWS == 64 && ROW_BOX == 64, "blocks of 64 keys and 64 queries");
+  // Each register of a warp's is a piece of the block. Rows behind the last key have none: they are summed with zeros, and what overflows would
+  // not be zero then.
+  DEVICE void leave_slopes(u32* at, const Tile& tile) {
+    const int left = tile.rows[2] - tile.row[2] - 64 * row_tile() - warp * 16 - lane / 4;
 #pragma unroll
-    for (int i = 0; i < FRAGMENTS; i++) at[i * (SLOPES_PIECE / 4)] = slopes[i];
+    for (int i = 0; i < FRAGMENTS; i++) at[i * (SLOPES_PIECE / 4)] = i % 2 * 8 < left ? slopes[i] : 0;
   }
 #endif
 
@@ -434,7 +437,7 @@ struct Consumer {
       if constexpr (WITH_SECOND) pin(second);
       if constexpr (WITH_FIRST) pack_fragments(products, slopes);
 #if SLOPES
-      leave_slopes(slopes_at);
+      leave_slopes(slopes_at, tile);
       slopes_at += SLOPES_BLOCK / 4;
 #endif
       fire(false);

@@ -2,7 +2,7 @@
 //
 // A CTA is one producer warpgroup and WARPGROUPS consumer warpgroups, and stays for many tiles. A tile is 64 queries for each consumer. The
 // producer brings, in steps of 64 keys, these and the slopes of each consumer whose queries see any of them, STAGES steps ahead. What the
-// kernel waits for is memory, so that consumers take turns with nothing.
+// kernel waits for is memory: a consumer waits for each product before the next.
 
 constexpr int KEYS_STAGE = chunks_of(DIM) * 64 * SWIZZLE;                    // bytes
 constexpr int SLOPES_OFFSET = STAGES * KEYS_STAGE;
@@ -26,7 +26,7 @@ DEVICE u32 parity_of_tile(int slot) { return slot / TILE_SLOTS & 1; }
 // ---- producer: one thread
 
 // `slots` is where consumers find tiles in turn; one without steps is the end.
-DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* slots, const Barriers& barriers) {
+DEVICE void produce(const Params& params, const Maps& maps, const TensorMap* map_slopes, u32 shared, Tile* slots, const Barriers& barriers) {
   const Space& space = params.space;
   int step = 0, slot = 0;
   for (int number = blockIdx.x; number < space.tiles; number = gridDim.x + atomicAdd(params.taken, 1), slot++) {
@@ -56,7 +56,7 @@ DEVICE void produce(const Params& params, const Maps& maps, u32 shared, Tile* sl
       for (int w = 0; w < WARPGROUPS; w++) {
         if (i < seen[w].low || i >= seen[w].high) continue;
         const int block = block_of_slopes(params.slopes, pair, tile.column[2] / 64 + i, tile.row[2] / 64 + w);
-        tma_load(shared + SLOPES_OFFSET + stage * SLOPES_STAGE + w * SLOPES_BLOCK, maps.statistics, full, 0, 8 * block, 0, 0, 0);
+        tma_load(shared + SLOPES_OFFSET + stage * SLOPES_STAGE + w * SLOPES_BLOCK, map_slopes, full, 0, 8 * block, 0, 0, 0);
       }
       int at[BLOCKS][3];
       column_boxes(space, tile, walk, at);
@@ -152,13 +152,13 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     }
     barrier_init_fence();
     tma_prefetch(maps.column_first);
-    tma_prefetch(maps.statistics);
+    tma_prefetch(&map_slopes);
   }
   __syncthreads();
   Tile* const slots = (Tile*)(memory + TILE_OFFSET);
   if (role == 0) {
     give_registers();
-    if (threadIdx.x == 0) produce(params, maps, shared, slots, barriers);
+    if (threadIdx.x == 0) produce(params, maps, &map_slopes, shared, slots, barriers);
   } else {
     take_registers();
     Consumer consumer = {shared, barriers, role - 1, (int)(threadIdx.x % 128 / 32), (int)(threadIdx.x % 32)};

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use super::{How, MULTIPROCESSORS, Shape, candidates_of, chosen, fastest, schedules, splits};
 use crate::choices::Choices;
 use crate::native::dense;
-use crate::native::slopes::Blocks;
+use crate::native::slopes::{BLOCK, Blocks};
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{KeyValue, MAX_RANK, Operands, Problem};
@@ -39,22 +39,26 @@ pub struct BackwardPlan {
 pub struct Slopes {
     /// (sample, key head) pairs that the kernels have at once, one group of them after the other: a divisor of their number.
     pub heads_at_once: usize,
-    /// What computes slopes itself for the gradient of the queries, if nobody wants those of keys and values.
+    /// What computes slopes itself for the gradient of the queries, where none are kept.
     pub queries: Vec<Schedule>,
 }
 
 impl BackwardPlan {
-    /// All kernels, in the order of their launches.
+    /// All kernels, in the order of their launches, but that slopes are left before they are summed.
     pub fn schedules(&self) -> impl Iterator<Item = &Schedule> {
         self.queries.iter().chain(&self.keys).chain(&self.additional)
     }
 
-    /// The same by kernels that keep the slopes of so many (sample, key head) pairs at once; `None` where they cannot.
+    /// The same by kernels that keep the slopes of so many (sample, key head) pairs at once, which has to divide their number; `None` where
+    /// they cannot.
     pub fn with_slopes(mut self, problem: &Problem, heads_at_once: usize) -> Option<Self> {
         let ([of_queries], [of_keys]) = (&self.queries[..], &mut self.keys[..]) else {
             return None;
         };
-        let fits = Blocks::of(problem).is_some() && of_keys.splits == 1 && of_keys.gradients.value;
+        let divides =
+            heads_at_once > 0 && (problem.batch * problem.heads_kv).is_multiple_of(heads_at_once);
+        let is_whole = of_keys.splits == 1 && of_keys.gradients.value && of_keys.columns() == BLOCK;
+        let fits = divides && is_whole && Blocks::of(problem).is_some();
         let summing = Schedule::of_slopes(problem, of_queries.element).filter(|_| fits)?;
         of_keys.keeps_slopes = true;
         let queries = std::mem::replace(&mut self.queries, vec![summing]);
@@ -66,6 +70,19 @@ impl BackwardPlan {
     pub fn slopes_workspace(&self, problem: &Problem) -> usize {
         let slopes = self.slopes.as_ref().zip(Blocks::of(problem));
         slopes.map_or(0, |(slopes, blocks)| slopes.heads_at_once * blocks.bytes(problem))
+    }
+
+    /// Whether kernels keep slopes if and only if there is something said of them.
+    pub(in crate::native::sm90) fn is_consistent(&self, problem: &Problem) -> bool {
+        let own = || self.queries.iter().chain(&self.keys);
+        match &self.slopes {
+            None => own().all(|schedule| !schedule.keeps_slopes),
+            Some(Slopes { heads_at_once, .. }) => {
+                own().all(|schedule| schedule.keeps_slopes)
+                    && *heads_at_once > 0
+                    && (problem.batch * problem.heads_kv).is_multiple_of(*heads_at_once)
+            }
+        }
     }
 
     /// The same with slopes in nobody's memory.

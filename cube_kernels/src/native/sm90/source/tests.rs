@@ -24,6 +24,10 @@ fn schedules() -> Vec<Schedule> {
             }
         }
     }
+    let line = Problem::new([Axis::dense(300, 300, true)], 1, 128);
+    let plan = plan_backward(&line, Element::Bf16, None).expect("supported");
+    let by_slopes = plan.without_slopes().with_slopes(&line, 1).expect("whole blocks");
+    schedules.extend(by_slopes.schedules().copied());
     schedules
 }
 
@@ -88,11 +92,15 @@ fn wgmma_has_the_operands_of_its_shape() {
         let text = schedule.wgmma();
         let functions: Vec<&str> = text.split("DEVICE void ").skip(1).collect();
         let keys = schedule.blocks * schedule.column_tile().iter().product::<usize>();
-        let half = "k16.f32.f16.f16";
-        let mut expected =
-            vec![("wgmma_scores", keys, half), ("wgmma_mask", keys, "k32.f32.e5m2.e5m2")];
+        let element = schedule.element.name();
+        let half = &format!("k16.f32.{element}.{element}")[..];
+        let mut expected = match schedule.sums_slopes() {
+            true => vec![],
+            false => vec![("wgmma_scores", keys, half), ("wgmma_mask", keys, "k32.f32.e5m2.e5m2")],
+        };
         let Gradients { width, value, .. } = schedule.gradients;
         expected.extend((width > 0).then_some(("wgmma_first", width, half)));
+        let value = value && !schedule.sums_slopes();
         expected.extend(value.then_some(("wgmma_second", schedule.head_dim_v, half)));
         if schedule.pass == Pass::Forward {
             expected.push(("wgmma_values", schedule.head_dim_v, half));

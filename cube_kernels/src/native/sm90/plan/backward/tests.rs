@@ -186,6 +186,7 @@ fn what_is_not_supported_has_no_plan() {
 fn slopes_are_kept_where_that_is_faster() {
     let kept = |problem: Problem| {
         let plan = plan_backward(&problem, Element::Bf16, None).expect("supported");
+        plan.schedules().for_each(|schedule| check_resources(schedule, &problem));
         let mebibytes = plan.slopes_workspace(&problem) >> 20;
         plan.slopes.map(|slopes| (slopes.heads_at_once, mebibytes))
     };
