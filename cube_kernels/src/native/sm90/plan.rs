@@ -8,7 +8,7 @@ use std::sync::{LazyLock, Mutex};
 use crate::choices::{Choices, remembered};
 use crate::cost::{Cost, DeviceModel};
 use crate::native::limits;
-use crate::native::slopes::Blocks;
+use crate::native::slopes::{BLOCK_BYTES, Blocks};
 use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
@@ -549,10 +549,8 @@ impl Load {
         let cache = (loads * column_bytes + tiles * row_bytes) / device.l2_bandwidth;
         let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
         let work = work + splits::seconds(schedule, problem);
-        let slopes = match (schedule.keeps_slopes, Blocks::of(problem)) {
-            (true, Some(blocks)) => {
-                (problem.batch * problem.heads_kv * blocks.bytes(problem)) as f64
-            }
+        let slopes = match (schedule.keeps_slopes, Blocks::of(problem, &schedule.tiling())) {
+            (true, Some(blocks)) => heads * (blocks.count() * BLOCK_BYTES) as f64,
             _ => 0.0,
         };
         let (work, bytes) = match schedule.pass {
