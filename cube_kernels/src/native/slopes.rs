@@ -20,8 +20,9 @@ mod launch;
 pub(crate) const BLOCK: usize = 64;
 /// Bytes of a block: slopes are rounded to the 16 bits that products take.
 pub(crate) const BLOCK_BYTES: usize = 2 * BLOCK * BLOCK;
-/// Most bytes of memory for slopes.
+/// Most bytes of memory for slopes of several heads at once, and of one.
 pub(crate) const MOST_BYTES: usize = 1 << 30;
+pub(crate) const MOST_OF_HEAD: usize = 5 << 30;
 
 /// Where the blocks of a head lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +84,9 @@ impl Blocks {
         let (mut queries, mut keys, mut count) = ([1; MAX_RANK], [1; MAX_RANK], 1);
         let mut begins_whole = true;
         for (index, axis) in problem.axes.iter().enumerate() {
+            if !axis.keys.is_multiple_of(tiling.kv_tile[index]) {
+                return None;
+            }
             let visitors = tiling.box_visitors(axis, index)?;
             queries[index] = axis.queries.div_ceil(tiling.q_tile[index]);
             let seen =
@@ -115,6 +119,15 @@ impl Blocks {
         }
     }
 
+    /// Pairs of boxes that a kernel for keys visits whose tiles have so many keys.
+    pub fn visited(problem: &Problem, tiling: &Tiling) -> Option<usize> {
+        let mut axes = problem.axes.iter().enumerate();
+        axes.try_fold(1, |pairs, (index, axis)| {
+            let visitors = tiling.box_visitors(axis, index)?;
+            Some(pairs * visitors.iter().map(Range::len).sum::<usize>())
+        })
+    }
+
     /// Bytes of a key head: the heads of its group each have their own.
     pub fn bytes(&self, problem: &Problem) -> usize {
         self.of_head() * problem.group_size() * BLOCK_BYTES
@@ -122,7 +135,8 @@ impl Blocks {
 
     /// The key heads, of all samples, that have room at once.
     pub fn most_heads(&self, problem: &Problem) -> usize {
-        MOST_BYTES / self.bytes(problem).max(1)
+        let bytes = self.bytes(problem).max(1);
+        (MOST_BYTES / bytes).max(usize::from(bytes <= MOST_OF_HEAD))
     }
 }
 

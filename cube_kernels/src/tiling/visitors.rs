@@ -39,8 +39,7 @@ pub(super) fn boxes(tiling: &Tiling, axis: &Axis, index: usize) -> Option<Vec<Ra
         let is_seen = !first.is_empty() && !last.is_empty();
         is_seen.then(|| first.start / q_tile..last.end.div_ceil(q_tile))
     };
-    let is_whole = axis.keys.is_multiple_of(kv_tile);
-    (0..axis.keys).step_by(kv_tile).map(of).collect::<Option<_>>().filter(|_| is_whole)
+    (0..axis.keys).step_by(kv_tile).map(of).collect()
 }
 
 /// The queries that see the first and the last key of a tile, which bound all others: starts and ends never decrease.

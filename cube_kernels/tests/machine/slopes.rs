@@ -52,6 +52,21 @@ pub fn check_one(machine: &Machine, client: &Client) -> Result<(), String> {
         .map(|_| ())
 }
 
+/// The same of boxes, with masks and without.
+pub fn check_boxes(machine: &Machine, client: &Client) -> Result<(), String> {
+    let element = Element::Bf16;
+    let windows = [axis(24, 7, 1, 1, false), axis(40, 15, 1, 1, false)];
+    let whole = [axis(32, 16, 8, 1, false), axis(32, 24, 8, 1, false)];
+    for axes in [windows, whole] {
+        let problem = problem(&axes, 128).with_heads(4).with_heads_kv(2).with_batch(1);
+        let [plan, _] = plans(&problem, element, 1);
+        let data = Data::random(&problem, 3, format(element).round);
+        let way = Way { machine: *machine, plan };
+        check_data::<OnMachine>(client, element, &way, &problem, &data)?;
+    }
+    Ok(())
+}
+
 fn grouped(axis: Axis, dim: usize) -> Problem {
     problem(&[axis], dim).with_heads(4).with_heads_kv(2).with_batch(2)
 }

@@ -499,8 +499,13 @@ impl Load {
         let has_more_slots = schedule.mask == Mask::OneHot && slots(schedule) > SLOTS;
         let size = if has_more_slots && columns <= TILE { SLOTS_STEP * size } else { size };
         let count = |rows: [usize; MAX_RANK]| {
-            let (_, count) = count(schedule, rows, problem);
-            let (visited, tiles) = (count.visited as f64, count.q_tiles as f64);
+            let (tiling, count) = count(schedule, rows, problem);
+            // Slopes have boxes at multiples of their extents, which may be more than there are from the first query on that sees a key.
+            let boxes = (schedule.keeps_slopes && schedule.pass == Pass::Keys && schedule.rank > 1)
+                .then(|| Blocks::visited(problem, &tiling))
+                .flatten();
+            let visited = boxes.map_or(count.visited as f64, |boxes| boxes as f64);
+            let tiles = count.q_tiles as f64;
             // A range of blocks begins and ends within a step of two as often as not.
             let steps = visited / blocks + tiles * (blocks - 1.0) / 2.0;
             (tiles * heads / passes, steps * heads)

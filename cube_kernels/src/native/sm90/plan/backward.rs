@@ -18,8 +18,8 @@ const LEAST_SLOPES: usize = 64 << 20;
 /// Least share of its time that a multiprocessor has to be busy, with as many heads at once as there is memory for.
 const LEAST_SHARE: f64 = 0.92;
 
-/// Most blocks that may be visited with slopes, for each one without.
-const MOST_MORE: f64 = 1.04;
+/// Most of the time of other kernels that ones with slopes are estimated to take in several axes.
+const MOST_TIME: f64 = 0.95;
 
 /// Accumulators of the gradient of queries or keys in one kernel, where vectors are longer than 128.
 const SLICE: usize = 128;
@@ -182,24 +182,38 @@ pub fn plan_backward(
         schedule.makes_statistics = schedule.can_make_statistics(problem);
     }
     let plan = BackwardPlan { queries, keys: of(problem, Pass::Keys)?, additional, slopes: None };
-    let by_slopes = plan
-        .keys
-        .first()
-        .and_then(|keys| plan.clone().with_slopes(problem, heads_at_once(problem, keys)?));
-    Some(by_slopes.unwrap_or(plan))
+    Some(by_slopes(&plan, problem, tiling.is_some()).unwrap_or(plan))
 }
 
-/// The (sample, key head) pairs whose slopes are kept at once, if that is faster.
+/// The same by slopes, if that is faster: by the same kernel for keys in one axis, or where its tiles are asked for, or by any other.
+fn by_slopes(plan: &BackwardPlan, problem: &Problem, has_tiles: bool) -> Option<BackwardPlan> {
+    let longest = problem.head_dim.max(problem.head_dim_v);
+    let ([_], [keys], true) = (&plan.queries[..], &plan.keys[..], (65..=SLICE).contains(&longest))
+    else {
+        return None;
+    };
+    let of = |keys: &Schedule| {
+        let plain = BackwardPlan { keys: vec![*keys], ..plan.clone() };
+        plain.with_slopes(problem, heads_at_once(problem, keys)?)
+    };
+    if problem.rank() == 1 {
+        return of(keys);
+    }
+    let seconds = |plan: &BackwardPlan| -> f64 {
+        plan.queries.iter().chain(&plan.keys).map(|one| super::estimate(one, problem)).sum()
+    };
+    let mut all = backward_candidates(problem, keys.element, Pass::Keys, keys.gradients);
+    all.retain(|one| !has_tiles || one == keys);
+    let timed = all.iter().filter_map(of).map(|plan| (seconds(&plan), plan));
+    let (time, best) = timed.min_by(|(a, _), (b, _)| a.total_cmp(b))?;
+    (time < MOST_TIME * seconds(plan)).then_some(best)
+}
+
+/// The (sample, key head) pairs whose slopes are kept at once; `None` if that is not worth it.
 fn heads_at_once(problem: &Problem, of_keys: &Schedule) -> Option<usize> {
     let blocks = Blocks::of(problem, &of_keys.tiling())?;
     let heads = problem.batch * problem.heads_kv;
-    let longest = problem.head_dim.max(problem.head_dim_v);
-    if !(65..=SLICE).contains(&longest) || heads * blocks.bytes(problem) < LEAST_SLOPES {
-        return None;
-    }
-    // Boxes of queries at multiples of their extents may be more than ones that begin with who sees a key.
-    let visited = super::count(of_keys, of_keys.row_tile(), problem).1.visited as f64;
-    if matches!(blocks, Blocks::Boxes { count, .. } if count as f64 > MOST_MORE * visited) {
+    if heads * blocks.bytes(problem) < LEAST_SLOPES {
         return None;
     }
     // Equal tiles come in rounds; of a causal axis, short ones end what the longest one leaves.
