@@ -1,49 +1,23 @@
 // Slopes, dS, of a head that a kernel for keys leaves in memory for one for queries.
 //
-// A block of 64 keys and 64 queries, boxes of both, lies as the keys' warpgroup holds it, which is how a product takes its transpose out of
-// shared memory: for each eight keys of a warp's sixteen and eight queries 128 bytes, a row of 16 for each key. Of a warp, such pieces follow
-// each other by the queries, and of the same queries by the keys.
-//
-// Boxes of either side lie at multiples of their extents, so that both kernels find the same ones. In one axis, blocks follow each other by
-// keys and then queries, and of a causal axis there are none that nobody sees. In several, those of a box of queries follow each other, in a
-// ring along each axis: what it sees is a range of boxes of keys, not longer than the ring.
+// A block of 64 keys and 64 queries lies as the keys' warpgroup holds it, which is how a product takes its transpose out of shared memory:
+// for each eight keys of a warp's sixteen and eight queries 128 bytes, a row of 16 for each key. Of a warp, such pieces follow each other by
+// the queries, and of the same queries by the keys.
 
 struct Slopes {
   u32* blocks;                   // [heads of the launch, blocks of a head]
   int first_head;                // (sample, query head) pairs ahead of the launch's
   int first_tile;                // tiles of CTAs ahead of them
   int of_head;                   // blocks of a head
-  int width, tail;               // in one axis, see native/slopes.rs
-  int keys[3];                   // in several: boxes of a ring,
-  int pitch[3];                  // and blocks from a box of queries to the next
+  int width, tail;               // see native/slopes.rs
   int padding;
 };
 
 constexpr int SLOPES_BLOCK = 64 * 64 * 2;  // bytes
 constexpr int SLOPES_PIECE = 128;          // of 8 keys and 8 queries
 
-// The number of the block of a (sample, query head) pair for boxes of keys and of queries.
-DEVICE int block_of_slopes(const Slopes& slopes, int head, const int (&key)[3], const int (&query)[3]) {
-  int block = (head - slopes.first_head) * slopes.of_head;
-  if constexpr (RANK == 1) {
-    const int last = max_(0, key[2] - slopes.tail);
-    return block + key[2] * slopes.width - last * (last - 1) / 2 + query[2] - (is_causal(2) ? key[2] : 0);
-  }
-  int place = 0;
-#pragma unroll
-  for (int a = FIRST_AXIS; a < 3; a++) {
-    block += query[a] * slopes.pitch[a];
-    place = place * slopes.keys[a] + key[a] % slopes.keys[a];
-  }
-  return block + place;
-}
-
-// The number of a warpgroup's box of rows along each axis, and of the first box of columns of its CTA.
-DEVICE void row_number(const Tile& tile, int warpgroup, int (&number)[3]) {
-#pragma unroll
-  for (int a = 0; a < 3; a++) number[a] = tile.row[a] / row_extent(a) + (a == STACK ? warpgroup : 0);
-}
-DEVICE void column_number(const Tile& tile, int (&number)[3]) {
-#pragma unroll
-  for (int a = 0; a < 3; a++) number[a] = tile.column[a] / column_extent(a);
+// The number of the block of a (sample, query head) pair for blocks of keys and of queries.
+DEVICE int block_of_slopes(const Slopes& slopes, int head, int key, int query) {
+  const int last = max_(0, key - slopes.tail);
+  return (head - slopes.first_head) * slopes.of_head + key * slopes.width - last * (last - 1) / 2 + query - (is_causal(2) ? key : 0);
 }

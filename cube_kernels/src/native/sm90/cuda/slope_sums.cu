@@ -10,7 +10,7 @@ constexpr int SLOPES_STAGE = WARPGROUPS * SLOPES_BLOCK;
 constexpr int TILE_OFFSET = SLOPES_OFFSET + STAGES * SLOPES_STAGE;
 constexpr int TILE_SLOTS = 2;
 constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TILE_SLOTS;
-static_assert(ROWS == 64 && ROW_BOX == 64 && BLOCKS == 1 && ONE_BLOCK == 0, "blocks of slopes");
+static_assert(ROWS == 64 && ROW_BOX == 64 && RANK == 1, "blocks of slopes");
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -34,6 +34,9 @@ DEVICE void produce(const Params& params, const Maps& maps, const TensorMap* map
     barrier_wait(barriers.tile_empty(slot), parity_of_tile(slot) ^ 1);
     tile.first = step;
     decode_tile(space, params.shift, 0, number + first_tile(params), tile);
+    // From a multiple of 64 on, as blocks of slopes are.
+    tile.column[2] = tile.column[2] / 64 * 64;
+    tile.steps = tile.blocks[2] = (window_of<2>(space, tile, tile.row[2] + cta_extent(2) - 1).end - tile.column[2] + 63) / 64;
     barrier_arrive(barriers.tile_full(slot));
     Range seen[WARPGROUPS];
 #pragma unroll
@@ -52,12 +55,7 @@ DEVICE void produce(const Params& params, const Maps& maps, const TensorMap* map
 #pragma unroll
       for (int w = 0; w < WARPGROUPS; w++) {
         if (i < seen[w].low || i >= seen[w].high) continue;
-        int keys[3], queries[3];
-        column_number(tile, keys);
-        row_number(tile, w, queries);
-#pragma unroll
-        for (int a = 0; a < 3; a++) keys[a] += walk.at[a];
-        const int block = block_of_slopes(params.slopes, pair, keys, queries);
+        const int block = block_of_slopes(params.slopes, pair, tile.column[2] / 64 + i, tile.row[2] / 64 + w);
         tma_load(shared + SLOPES_OFFSET + stage * SLOPES_STAGE + w * SLOPES_BLOCK, map_slopes, full, 0, 8 * block, 0, 0, 0);
       }
       int at[BLOCKS][3];
