@@ -55,10 +55,9 @@ impl BackwardPlan {
         let ([of_queries], [of_keys]) = (&self.queries[..], &mut self.keys[..]) else {
             return None;
         };
-        let divides =
-            heads_at_once > 0 && (problem.batch * problem.heads_kv).is_multiple_of(heads_at_once);
         let is_whole = of_keys.splits == 1 && of_keys.gradients.value && of_keys.columns() == BLOCK;
-        let fits = divides && is_whole && Blocks::of(problem).is_some();
+        let fits =
+            divides_heads(problem, heads_at_once) && is_whole && Blocks::of(problem).is_some();
         let summing = Schedule::of_slopes(problem, of_queries.element).filter(|_| fits)?;
         of_keys.keeps_slopes = true;
         let queries = std::mem::replace(&mut self.queries, vec![summing]);
@@ -80,8 +79,7 @@ impl BackwardPlan {
             None => own().all(|schedule| !schedule.keeps_slopes),
             Some(Slopes { heads_at_once, .. }) => {
                 own().all(|schedule| schedule.keeps_slopes)
-                    && *heads_at_once > 0
-                    && (problem.batch * problem.heads_kv).is_multiple_of(*heads_at_once)
+                    && divides_heads(problem, *heads_at_once)
             }
         }
     }
@@ -179,6 +177,11 @@ pub fn plan_backward(
     let by_slopes = heads_at_once(problem)
         .and_then(|heads_at_once| plan.clone().with_slopes(problem, heads_at_once));
     Some(by_slopes.unwrap_or(plan))
+}
+
+/// Whether all (sample, key head) pairs come in groups of so many.
+fn divides_heads(problem: &Problem, heads_at_once: usize) -> bool {
+    heads_at_once > 0 && (problem.batch * problem.heads_kv).is_multiple_of(heads_at_once)
 }
 
 /// The (sample, key head) pairs whose slopes are kept at once, if that is faster.

@@ -100,7 +100,6 @@ fn wgmma_has_the_operands_of_its_shape() {
         };
         let Gradients { width, value, .. } = schedule.gradients;
         expected.extend((width > 0).then_some(("wgmma_first", width, half)));
-        let value = value && !schedule.sums_slopes();
         expected.extend(value.then_some(("wgmma_second", schedule.head_dim_v, half)));
         if schedule.pass == Pass::Forward {
             expected.push(("wgmma_values", schedule.head_dim_v, half));
