@@ -173,6 +173,12 @@ impl Tiling {
         visitors::of_axis(self, axis, index)
     }
 
+    /// Along an axis without dilation, the boxes of queries at multiples of their extent that see each one of keys; `None` if nobody
+    /// sees some.
+    pub(crate) fn box_visitors(&self, axis: &Axis, index: usize) -> Option<Vec<Range<usize>>> {
+        visitors::boxes(self, axis, index)
+    }
+
     /// Scores that the visited tiles hold, for one sample and head, additional tokens included.
     ///
     /// # Panics

@@ -23,6 +23,7 @@ use super::slopes::Slopes;
 use super::splits::Splits;
 use super::statistics::{pitch, places, statistics_bytes};
 use super::{Cut, delta, dense, runs};
+use crate::tiling::Tiling;
 use crate::view::{KeyGradients, check_gradients, check_saved};
 use crate::{
     KernelError, KeyValue, MAX_RANK, Operand, Operands, Outputs, Pass, Problem, Saved, Shape,
@@ -56,8 +57,8 @@ pub(super) struct Parts {
     pub delta: Option<Arc<Cubin>>,
     /// That which adds up the gradient of the bias, if that is wanted.
     pub bias_sum: Option<Arc<Cubin>>,
-    /// Of kernels that keep slopes, the key heads of all samples that they have at once.
-    pub heads_at_once: Option<usize>,
+    /// Of kernels that keep slopes, their tiles, and the key heads of all samples that they have at once.
+    pub slopes: Option<(Tiling, usize)>,
 }
 
 impl Parts {
@@ -152,7 +153,10 @@ pub(super) fn enqueue(
                 grids(work.part.cut, problem, device).map(move |grid| (grid, work, written))
             })
         };
-        let slopes = parts.heads_at_once.map(|heads| Slopes::new(client, problem, heads));
+        let slopes = parts
+            .slopes
+            .as_ref()
+            .map(|(tiling, heads)| Slopes::new(client, problem, tiling, *heads));
         let launches: Vec<(Grid, &Work<'_>, &[Handle; 2])> = match &slopes {
             None => whole().collect(),
             // Some heads after the others, and of each the keys first.

@@ -31,6 +31,17 @@ pub(super) fn of_axis(tiling: &Tiling, axis: &Axis, index: usize) -> Vec<u64> {
     (0..axis.dilation).flat_map(of_group).collect()
 }
 
+/// See [`Tiling::box_visitors`].
+pub(super) fn boxes(tiling: &Tiling, axis: &Axis, index: usize) -> Option<Vec<Range<usize>>> {
+    let (q_tile, kv_tile) = (tiling.q_tile[index], tiling.kv_tile[index]);
+    let of = |start: usize| {
+        let [first, last] = seen(axis, 0, start, kv_tile);
+        let is_seen = !first.is_empty() && !last.is_empty();
+        is_seen.then(|| first.start / q_tile..last.end.div_ceil(q_tile))
+    };
+    (0..axis.keys).step_by(kv_tile).map(of).collect()
+}
+
 /// The queries that see the first and the last key of a tile, which bound all others: starts and ends never decrease.
 fn seen(axis: &Axis, group: usize, start: usize, kv_tile: usize) -> [Range<usize>; 2] {
     let (_, keys) = axis.group(group);

@@ -1,6 +1,6 @@
 //! Slopes that a kernel for keys leaves in memory for one for queries.
 
-use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Pass, backward_candidates};
 use burn_natten_kernels::{Axis, Operands, Problem};
 use cubecl::client::Client;
 use test_support::compare::{for_each_case, format};
@@ -17,12 +17,24 @@ type Case = (Problem, usize, Element, Policy);
 /// With it a row is wrong that has met a slope which is not there: memory is poisoned.
 const NO_REPAIR: Change = Change { from: "repair_row(params, tile, row, lane);", to: "" };
 
-/// Kernels that have all heads of a group each, with slopes and without.
+/// Kernels that have all heads of a group each, with slopes and without: the ones that are planned, or in several axes one of those that can.
 fn plans(problem: &Problem, element: Element, heads_at_once: usize) -> [BackwardPlan; 2] {
     let mut plain = planned_backward(problem, element).without_slopes();
     plain.keys[0].splits = 1;
-    let by_slopes = plain.clone().with_slopes(problem, heads_at_once).expect("whole blocks");
-    [by_slopes, plain]
+    let gradients = plain.keys[0].gradients;
+    let others = match problem.rank() {
+        1 => vec![],
+        _ => backward_candidates(problem, element, Pass::Keys, gradients),
+    };
+    let plans = others
+        .into_iter()
+        .map(|keys| BackwardPlan { keys: vec![keys], ..plain.clone() })
+        .chain([plain.clone()]);
+    let mut plans: Vec<_> = plans
+        .filter_map(|plain| Some([plain.clone().with_slopes(problem, heads_at_once)?, plain]))
+        .collect();
+    assert!(!plans.is_empty(), "no kernels keep slopes of {problem:?}");
+    plans.swap_remove(plans.len() / 2)
 }
 
 fn way((problem, heads_at_once, element, policy): &Case) -> Option<Way> {
@@ -38,6 +50,21 @@ pub fn check_one(machine: &Machine, client: &Client) -> Result<(), String> {
     let data = Data::random(&problem, 3, format(element).round);
     check_data::<OnMachine>(client, element, &Way { machine: *machine, plan }, &problem, &data)
         .map(|_| ())
+}
+
+/// The same of boxes, with masks and without.
+pub fn check_boxes(machine: &Machine, client: &Client) -> Result<(), String> {
+    let element = Element::Bf16;
+    let windows = [axis(24, 7, 1, 1, false), axis(40, 15, 1, 1, false)];
+    let whole = [axis(32, 16, 8, 1, false), axis(32, 24, 8, 1, false)];
+    for axes in [windows, whole] {
+        let problem = problem(&axes, 128).with_heads(4).with_heads_kv(2).with_batch(1);
+        let [plan, _] = plans(&problem, element, 1);
+        let data = Data::random(&problem, 3, format(element).round);
+        let way = Way { machine: *machine, plan };
+        check_data::<OnMachine>(client, element, &way, &problem, &data)?;
+    }
+    Ok(())
 }
 
 fn grouped(axis: Axis, dim: usize) -> Problem {
@@ -67,6 +94,35 @@ fn gradients() {
             Bf16,
             Early,
         ),
+    ];
+    let client = client();
+    for_each_case(&cases, |case, seed| {
+        let (problem, _, element, _) = case;
+        let Some(way) = way(case) else { return Ok(0.0) };
+        let data = Data::random(problem, seed, format(*element).round);
+        check_data::<OnMachine>(&client, *element, &way, problem, &data)
+    });
+}
+
+/// Boxes of two and three axes: masks that begin ahead of who sees a key, strides whose windows are whole boxes, causal axes; lengths that are no
+/// multiple of what boxes of queries have, and rings that are shorter than an axis.
+#[test]
+fn boxes() {
+    use Element::*;
+    use Policy::*;
+    let (window, strided, causal) = (
+        |length, kernel_size| axis(length, kernel_size, 1, 1, false),
+        |length, kernel_size, stride| axis(length, kernel_size, stride, 1, false),
+        |length, kernel_size| axis(length, kernel_size, 1, 1, true),
+    );
+    let of = |axes: &[Axis], dim| problem(axes, dim).with_heads(2).with_heads_kv(1).with_batch(2);
+    let cases = [
+        (of(&[window(24, 7), window(40, 15)], 128), 2, Bf16, Late),
+        (of(&[window(16, 9), window(24, 8)], 96).with_head_dim_v(128), 1, F16, Early),
+        (of(&[strided(32, 16, 8), strided(32, 24, 8)], 128), 1, Bf16, Random(3)),
+        (of(&[causal(16, 5), window(24, 11)], 72), 2, F16, Late),
+        (of(&[window(8, 3), window(8, 5), window(16, 7)], 128), 1, Bf16, Late),
+        (of(&[strided(4, 4, 2), causal(8, 5), strided(24, 10, 3)], 80), 2, F16, Random(4)),
     ];
     let client = client();
     for_each_case(&cases, |case, seed| {

@@ -57,7 +57,7 @@ struct __align__(128) Tile {
   int group[3];                  // dilation group
   int rows[3], columns[3];       // members of the group
   int row[3];                    // position of the first row
-  int column[3];                 // position of the first column that one of the rows sees
+  int column[3];                 // position of the first column that one of the rows sees; with SLOPES of its box
   int blocks[3];                 // blocks of columns from there on
   int steps;                     // of BLOCKS blocks; 0 when no row of the tile exists
   int first;                     // number of its first step among all of the CTA
@@ -112,6 +112,9 @@ template <int A> DEVICE void locate(const Space& space, int shift, Tile& tile, i
   tile.columns[A] = INVERSE ? queries : keys;
   tile.row[A] = index * cta_extent(A);
   tile.column[A] = window_of<A>(space, shift, tile, tile.row[A]).start;
+#if SLOPES
+  tile.column[A] = tile.column[A] / column_extent(A) * column_extent(A);
+#endif
   const int end = window_of<A>(space, shift, tile, tile.row[A] + cta_extent(A) - 1).end;
   // Rows that see nothing still have results.
   tile.blocks[A] = max_(1, (end - tile.column[A] + column_extent(A) - 1) / column_extent(A));

@@ -9,7 +9,8 @@ use super::{BLOCK_BYTES, Blocks};
 use crate::native::backward::STATISTICS_MAP;
 use crate::native::grid::{Grid, parameters};
 use crate::native::launch::{Argument, Buffer, MapElement, TensorMap};
-use crate::{Pass, Problem};
+use crate::tiling::Tiling;
+use crate::{MAX_RANK, Pass, Problem};
 
 /// Slopes of some heads after the others.
 pub(in crate::native) struct Slopes {
@@ -30,22 +31,29 @@ struct Params {
     of_head: i32,
     width: i32,
     tail: i32,
+    keys: [i32; MAX_RANK],
+    pitch: [i32; MAX_RANK],
     padding: i32,
 }
 
-const _: () = assert!(size_of::<Params>() == 8 + 4 * 6);
+const _: () = assert!(size_of::<Params>() == 8 + 4 * 12);
 
 /// Blocks are eight rows of a map.
 const ROWS: usize = 8;
 
 impl Slopes {
-    /// Memory for those of so many key heads.
+    /// Memory for those of so many key heads, in the tiles of the kernels.
     ///
     /// # Panics
     ///
     /// If the kernels keep no slopes of the problem.
-    pub(in crate::native) fn new(client: &Client, problem: &Problem, at_once: usize) -> Self {
-        let blocks = Blocks::of(problem).expect("the schedules fit");
+    pub(in crate::native) fn new(
+        client: &Client,
+        problem: &Problem,
+        tiling: &Tiling,
+        at_once: usize,
+    ) -> Self {
+        let blocks = Blocks::of(problem, tiling).expect("the schedules fit");
         let memory = client.empty(at_once * blocks.bytes(problem));
         Self { memory, blocks, all: problem.batch * problem.heads_kv, at_once }
     }
@@ -71,13 +79,28 @@ impl Slopes {
                 Buffer::read(&self.memory)
             }
         });
+        let (mut width, mut tail) = (0, 0);
+        let (mut keys, mut pitch) = ([1; MAX_RANK], [0; MAX_RANK]);
+        match self.blocks {
+            Blocks::Line { width: blocks, tail: last, .. } => (width, tail) = (blocks, last),
+            Blocks::Boxes { queries, keys: rings, .. } => {
+                keys = rings;
+                let mut blocks = rings.iter().product();
+                for index in (0..MAX_RANK).rev() {
+                    pitch[index] = blocks;
+                    blocks *= queries[index];
+                }
+            }
+        }
         let params = Params {
             pointers: [0],
             first_head: (grid.key_heads.start * group) as i32,
             first_tile: grid.first_tile() as i32,
             of_head: self.blocks.of_head() as i32,
-            width: self.blocks.width as i32,
-            tail: self.blocks.tail as i32,
+            width: width as i32,
+            tail: tail as i32,
+            keys: keys.map(|boxes| boxes as i32),
+            pitch: pitch.map(|blocks| blocks as i32),
             padding: 0,
         };
         // SAFETY: the assertion above counts every byte.

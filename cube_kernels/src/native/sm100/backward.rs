@@ -111,7 +111,7 @@ pub(super) fn backward_by(
                 .load(architecture, &device)?,
         ),
         bias_sum: None,
-        heads_at_once: None,
+        slopes: None,
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)
 }

@@ -108,7 +108,10 @@ pub fn backward_with(
         additional: load(&plan.additional, &device)?,
         delta: needs_delta.then(delta).transpose()?,
         bias_sum: bias_sum.then(|| Program::Bias(element).load(&device)).transpose()?,
-        heads_at_once: plan.slopes.as_ref().map(|slopes| slopes.heads_at_once),
+        slopes: plan
+            .slopes
+            .as_ref()
+            .and_then(|slopes| plan.keys.first().map(|keys| (keys.tiling(), slopes.heads_at_once))),
     };
     launches::enqueue(client, &device, &parts, problem, inputs, outputs)
 }

@@ -224,7 +224,7 @@ pub fn backward_blocks_with(
             Program::Delta(element, delta_dim(&sparse.problem, inputs), false).load(&device)?,
         ),
         bias_sum: None,
-        heads_at_once: None,
+        slopes: None,
     };
     let makers = launches::Makers {
         lists: Program::Lists(false).load(&device)?,

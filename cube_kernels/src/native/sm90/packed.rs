@@ -72,7 +72,7 @@ pub fn backward_packed(
                 Program::Delta(element, delta_dim(packed.line(), inputs), true).load(&device)?,
             ),
             bias_sum: None,
-            heads_at_once: None,
+            slopes: None,
         };
         ready.push((kernels, &part.packed));
     }

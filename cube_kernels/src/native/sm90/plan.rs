@@ -8,7 +8,7 @@ use std::sync::{LazyLock, Mutex};
 use crate::choices::{Choices, remembered};
 use crate::cost::{Cost, DeviceModel};
 use crate::native::limits;
-use crate::native::slopes::Blocks;
+use crate::native::slopes::{BLOCK_BYTES, Blocks};
 use crate::tiling::{TileCount, Tiling};
 use crate::{Axis, MAX_RANK, Problem};
 
@@ -499,8 +499,13 @@ impl Load {
         let has_more_slots = schedule.mask == Mask::OneHot && slots(schedule) > SLOTS;
         let size = if has_more_slots && columns <= TILE { SLOTS_STEP * size } else { size };
         let count = |rows: [usize; MAX_RANK]| {
-            let (_, count) = count(schedule, rows, problem);
-            let (visited, tiles) = (count.visited as f64, count.q_tiles as f64);
+            let (tiling, count) = count(schedule, rows, problem);
+            // Slopes have boxes at multiples of their extents, which may be more than there are from the first query on that sees a key.
+            let boxes = (schedule.keeps_slopes && schedule.pass == Pass::Keys && schedule.rank > 1)
+                .then(|| Blocks::visited(problem, &tiling))
+                .flatten();
+            let visited = boxes.map_or(count.visited as f64, |boxes| boxes as f64);
+            let tiles = count.q_tiles as f64;
             // A range of blocks begins and ends within a step of two as often as not.
             let steps = visited / blocks + tiles * (blocks - 1.0) / 2.0;
             (tiles * heads / passes, steps * heads)
@@ -549,10 +554,8 @@ impl Load {
         let cache = (loads * column_bytes + tiles * row_bytes) / device.l2_bandwidth;
         let bytes = Cost::forward(problem, None, 2, &device).bytes as f64;
         let work = work + splits::seconds(schedule, problem);
-        let slopes = match (schedule.keeps_slopes, Blocks::of(problem)) {
-            (true, Some(blocks)) => {
-                (problem.batch * problem.heads_kv * blocks.bytes(problem)) as f64
-            }
+        let slopes = match (schedule.keeps_slopes, Blocks::of(problem, &schedule.tiling())) {
+            (true, Some(blocks)) => heads * (blocks.count() * BLOCK_BYTES) as f64,
             _ => 0.0,
         };
         let (work, bytes) = match schedule.pass {

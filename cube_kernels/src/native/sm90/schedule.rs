@@ -3,7 +3,7 @@ use std::fmt;
 pub use crate::Pass;
 use crate::native::Cut;
 pub use crate::native::Element;
-use crate::native::slopes;
+use crate::native::slopes::{BLOCK_BYTES, Blocks};
 use crate::problem::{NAMES, axes_suffix};
 use crate::tiling::Tiling;
 use crate::{BlockSparse, MAX_RANK, Problem};
@@ -169,13 +169,28 @@ impl Schedule {
         }
     }
 
-    /// Sums slopes for the gradient of the queries.
-    pub(super) fn of_slopes(problem: &Problem, element: Element) -> Option<Self> {
+    /// What sums the slopes that this kernel for keys leaves, in the same tiles.
+    pub(super) fn summing_slopes(&self, problem: &Problem) -> Option<Self> {
         let gradients = Gradients { width: problem.head_dim, ..Gradients::NONE };
-        let plain = Self::plain(problem, element, Pass::Queries, gradients);
-        let tile = [1, 1, TILE];
-        Self { q_tile: tile, kv_tile: tile, warpgroups: 2, keeps_slopes: true, ..plain }
+        let plain = Self::plain(problem, self.element, Pass::Queries, gradients);
+        let Self { is_strided, q_tile, kv_tile, stack, .. } = *self;
+        Self { is_strided, q_tile, kv_tile, stack, warpgroups: 2, keeps_slopes: true, ..plain }
             .with_stages()
+    }
+
+    /// Whether it leaves slopes or sums them, if that is asked of it: where windows are made of whole blocks, or it masks what boxes have ahead of
+    /// who sees a key.
+    pub(super) fn can_keep_slopes(&self, problem: &Problem) -> bool {
+        let is_masked = match Blocks::of(problem, &self.tiling()) {
+            None => false,
+            Some(Blocks::Line { .. }) => true,
+            Some(Blocks::Boxes { begins_whole, .. }) => match self.mask {
+                Mask::OneHot => true,
+                Mask::None => begins_whole || self.pass == Pass::Queries,
+                Mask::Linear | Mask::ByItem => false,
+            },
+        };
+        is_masked && self.splits == 1 && self.blocks == 1 && self.one_block == [false; MAX_RANK]
     }
 
     /// Whether it is one for block-sparse attention: sizes and flags fit.
@@ -296,6 +311,8 @@ impl Schedule {
         let at_launch = (65536 / (self.ctas * self.threads()) / 8 * 8).min(232);
         // Least where consumers can do with what is left. Parameters of a packed batch lie in memory, and take registers.
         let producer = match (self.warpgroups, self.ctas) {
+            // Who finds blocks of slopes has more to keep than consumers.
+            _ if self.sums_slopes() => 96,
             (1, 2) => 32,
             (2, 1) if self.is_packed && self.pass == Pass::Forward => 40,
             _ => 24,
@@ -476,7 +493,7 @@ impl Schedule {
     fn shared_memory_with(&self, stages: usize) -> usize {
         if self.sums_slopes() {
             let keys = self.chunks(self.head_dim) * self.stage_rows() * self.swizzle();
-            let (slopes, slots) = (self.warpgroups * slopes::BLOCK_BYTES, 2);
+            let (slopes, slots) = (self.warpgroups * BLOCK_BYTES, 2);
             return stages * (keys + slopes) + 128 * slots + 8 * 2 * (stages + slots);
         }
         let (first, second) = (self.chunks(self.head_dim), self.chunks(self.head_dim_v));
@@ -711,7 +728,7 @@ impl Schedule {
             && self.bias == problem.has_bias.then(|| problem.bias_extents())
             && self.listed.is_none()
             && (!self.makes_statistics || self.can_make_statistics(problem))
-            && (!self.keeps_slopes || slopes::Blocks::of(problem).is_some())
+            && (!self.keeps_slopes || self.can_keep_slopes(problem))
             && problem.group_size().is_multiple_of(self.splits)
             && (self.splits == 1 || self.pass == Pass::Keys)
             && (0..MAX_RANK).all(|axis| !self.one_block[axis] || self.has_one_block(problem, axis))

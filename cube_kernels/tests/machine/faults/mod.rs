@@ -31,7 +31,7 @@ use crate::blocks;
 use crate::decode::check_one as decodes;
 use crate::run::{Change, Machine, Policy};
 use crate::selection::check_one as selects;
-use crate::slopes::check_one as sums_slopes;
+use crate::slopes::{check_boxes as sums_boxes, check_one as sums_slopes};
 use crate::ways::{
     MachineFault, best_of, changed, check_one_backward, check_one_forward, client, hopper,
     planned_in_teams,
@@ -72,6 +72,8 @@ enum On {
     LongLists,
     /// Slopes of a head of keys after the other, in windows of an odd number of blocks.
     Slopes,
+    /// The same of boxes in planes.
+    BoxesOfSlopes,
     /// One more token, of which CTAs have several steps.
     Decode,
     /// The selection of blocks: a warp has several lists.
@@ -104,6 +106,7 @@ impl On {
             | Self::SharedRows
             | Self::LongLists
             | Self::Slopes
+            | Self::BoxesOfSlopes
             | Self::Decode
             | Self::Selection
             | Self::SharedSelection => {
@@ -166,6 +169,7 @@ impl Chip {
                 }
             }
             (On::Slopes, _) => sums_slopes(machine, &client),
+            (On::BoxesOfSlopes, _) => sums_boxes(machine, &client),
             (On::Decode, _) => decodes(machine),
             (On::Selection, _) => selects(machine, 4),
             (On::SharedSelection, _) => selects(machine, 32),
@@ -246,6 +250,7 @@ fn nothing_is_found_where_there_is_no_fault() {
             On::SharedRows,
             On::LongLists,
             On::Slopes,
+            On::BoxesOfSlopes,
             On::Decode,
             On::Selection,
             On::SharedSelection,
@@ -255,7 +260,7 @@ fn nothing_is_found_where_there_is_no_fault() {
             let directions: &[_] = match on {
                 // Gradients of such weights cancel, and what rounding leaves of them is no measure.
                 On::Sharp => &[Direction::Forward],
-                On::OneSlot | On::Slopes => &[Direction::Backward],
+                On::OneSlot | On::Slopes | On::BoxesOfSlopes => &[Direction::Backward],
                 On::Teams | On::Halves | On::Decode | On::Selection | On::SharedSelection => {
                     &[Direction::Forward]
                 }

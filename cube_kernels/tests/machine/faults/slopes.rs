@@ -60,7 +60,7 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "slopes: blocks of keys begin where windows do",
         On::Slopes,
-        "    tile.column[2] = tile.column[2] / 64 * 64;\n",
+        "  tile.column[A] = tile.column[A] / column_extent(A) * column_extent(A);\n",
         "",
     ),
     fault(
@@ -72,8 +72,8 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "slopes: warpgroups leave theirs at one place",
         On::Slopes,
-        "tile.row[2] / 64 + own, tile.column[2] / 64 + low",
-        "tile.row[2] / 64, tile.column[2] / 64 + low",
+        "row_number(tile, own, keys);",
+        "row_number(tile, 0, keys);",
     ),
     fault(
         "slopes: all heads of a group leave theirs at one place",
@@ -84,8 +84,62 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "slopes: all blocks of a tile lie at one place",
         On::Slopes,
-        "      slopes_at += SLOPES_BLOCK / 4;\n",
+        "      if constexpr (RANK == 1) slopes_at += SLOPES_BLOCK / 4;\n",
         "",
+    ),
+    fault(
+        "slopes: a warpgroup's first block is that of its CTA",
+        On::Slopes,
+        "        if constexpr (RANK == 1) queries[2] += low;\n",
+        "",
+    ),
+    fault(
+        "slopes: boxes of queries begin with who sees a key",
+        On::BoxesOfSlopes,
+        "  tile.column[A] = tile.column[A] / column_extent(A) * column_extent(A);\n",
+        "",
+    ),
+    fault(
+        "slopes: all boxes of a tile lie at one place",
+        On::BoxesOfSlopes,
+        "      block = coming_block;\n",
+        "",
+    ),
+    fault(
+        "slopes: boxes of a step lie where those of the coming one do",
+        On::BoxesOfSlopes,
+        "leave_slopes(slopes_at + (i64)block *",
+        "leave_slopes(slopes_at + (i64)coming_block *",
+    ),
+    fault(
+        "slopes: the walk of a kernel without masks stands still",
+        On::BoxesOfSlopes,
+        "        if (MASK != ONE_HOT) walk.next(tile);\n",
+        "",
+    ),
+    fault(
+        "slopes: boxes are one place apart along each axis",
+        On::BoxesOfSlopes,
+        "coming_block += walk.at[a] * params.slopes.pitch[a];",
+        "coming_block += walk.at[a];",
+    ),
+    fault(
+        "slopes: rings are one box shorter",
+        On::BoxesOfSlopes,
+        "key[a] % slopes.keys[a]",
+        "key[a] % (slopes.keys[a] - 1)",
+    ),
+    fault(
+        "slopes: all steps bring the first box",
+        On::BoxesOfSlopes,
+        "        for (int a = 0; a < 3; a++) keys[a] += walk.at[a];\n",
+        "        ;\n",
+    ),
+    fault(
+        "slopes: warpgroups are stacked along the fast axis",
+        On::BoxesOfSlopes,
+        "(a == STACK ? warpgroup : 0)",
+        "(a == 2 ? warpgroup : 0)",
     ),
     fault(
         "slopes: heads of a launch are counted from the first one of all",

@@ -1,6 +1,6 @@
 //! Slopes that a kernel for keys leaves in memory for one for queries.
 
-use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Pass, backward_candidates};
 use burn_natten_kernels::{Axis, Problem};
 use test_support::compare::{device, for_each_case, format};
 use test_support::oracle::compute;
@@ -14,6 +14,17 @@ fn by_slopes(problem: &Problem, element: Element, heads_at_once: usize) -> Backw
     let mut plan = planned(problem, element).without_slopes();
     plan.keys[0].splits = 1;
     plan.with_slopes(problem, heads_at_once).expect("whole blocks")
+}
+
+/// By three of the kernels for keys that can.
+fn some_by_slopes(problem: &Problem, element: Element, heads_at_once: usize) -> Vec<BackwardPlan> {
+    let plain = planned(problem, element).without_slopes();
+    let keys = backward_candidates(problem, element, Pass::Keys, plain.keys[0].gradients);
+    let of = |keys| BackwardPlan { keys: vec![keys], ..plain.clone() };
+    let plans: Vec<_> =
+        keys.into_iter().filter_map(|keys| of(keys).with_slopes(problem, heads_at_once)).collect();
+    let step = plans.len().div_ceil(3).max(1);
+    plans.into_iter().step_by(step).collect()
 }
 
 /// Dense and causal attention and causal windows, of lengths that end anywhere in a block.
@@ -46,6 +57,37 @@ fn as_many_heads_at_once_as_divide_theirs() {
         let plan = by_slopes(problem, *element, *heads);
         let data = Data::random(problem, seed, format(*element).round);
         check_data::<Native>(&client, *element, &plan, problem, &data)
+    });
+}
+
+/// Windows in planes and boxes, with masks and of whole boxes, and causal axes.
+#[test]
+fn boxes() {
+    let Some(client) = device() else { return };
+    let window = |length, kernel_size| axis(length, kernel_size, 1, 1, false);
+    let causal = |length, kernel_size| axis(length, kernel_size, 1, 1, true);
+    let strided = |length, kernel_size, stride| axis(length, kernel_size, stride, 1, false);
+    let problems = [
+        problem(&[window(64, 23), window(48, 20)], 128),
+        problem(&[strided(64, 32, 16), strided(48, 24, 8)], 128),
+        problem(&[causal(40, 13), window(56, 31)], 96).with_head_dim_v(128),
+        problem(&[window(16, 5), window(16, 8), window(24, 9)], 128),
+        problem(&[window(8, 8), strided(24, 16, 4), causal(32, 11)], 80),
+    ];
+    let cases: Vec<_> = problems
+        .into_iter()
+        .map(|problem| problem.with_heads(4).with_heads_kv(2).with_batch(2))
+        .flat_map(|problem| {
+            [(Element::Bf16, 2), (Element::F16, 1)].into_iter().flat_map(move |(element, heads)| {
+                let plans = some_by_slopes(&problem, element, heads);
+                assert!(!plans.is_empty(), "no kernels keep slopes of {problem:?}");
+                plans.into_iter().map(move |plan| (problem, element, plan))
+            })
+        })
+        .collect();
+    for_each_case(&cases, |(problem, element, plan), seed| {
+        let data = Data::random(problem, seed, format(*element).round);
+        check_data::<Native>(&client, *element, plan, problem, &data)
     });
 }
 

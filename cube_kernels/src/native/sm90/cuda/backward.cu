@@ -320,11 +320,11 @@ struct Consumer {
   }
 
 #if SLOPES
-  static_assert(INVERSE && WITH_FIRST && SPLITS == 1 && RANK == 1 && ROWS == 64 && ROW_BOX == 64, "blocks of 64 keys and 64 queries");
+  static_assert(INVERSE && WITH_FIRST && SPLITS == 1 && ROWS == 64 && ROW_BOX == 64 && ONE_BLOCK == 0, "blocks of 64 keys and 64 queries");
   // Each register of a warp's is a piece of the block. Rows behind the last key have none: they are summed with zeros, and what overflows would
-  // not be zero then.
+  // not be zero then. In several axes boxes end with the keys.
   DEVICE void leave_slopes(u32* at, const Tile& tile) {
-    const int left = tile.rows[2] - tile.row[2] - 64 * row_tile() - warp * 16 - lane / 4;
+    const int left = RANK > 1 ? 16 : tile.rows[2] - tile.row[2] - 64 * row_tile() - warp * 16 - lane / 4;
 #pragma unroll
     for (int i = 0; i < FRAGMENTS; i++) at[i * (SLOPES_PIECE / 4)] = i % 2 * 8 < left ? slopes[i] : 0;
   }
@@ -390,10 +390,19 @@ struct Consumer {
     int step = uniform(tile.first);
     Walk walk;
 #if SLOPES
-    u32* slopes_at;              // of the coming step, this lane's
+    u32* slopes_at;              // this lane's, of the step, or in several axes of the CTA's first one
+    int block = 0, coming_block = 0;  // from there to that of the step, and of the coming one
 #endif
     // What a coming step needs of the mask, up to what `fire` does when no wgmma is in flight.
     auto aim = [&](int i) {
+#if SLOPES
+      if constexpr (RANK > 1) {
+        coming_block = 0;
+#pragma unroll
+        for (int a = FIRST_AXIS; a < 3; a++) coming_block += walk.at[a] * params.slopes.pitch[a];
+        if (MASK != ONE_HOT) walk.next(tile);
+      }
+#endif
       if constexpr (BIAS) block_entry = BiasRows::block_at(walk);
       if constexpr (SUM_BIAS) coming_slot = BiasSums::slot_of(walk, i);
       if (BIAS && MASK != ONE_HOT) walk.next(tile);
@@ -437,8 +446,8 @@ struct Consumer {
       if constexpr (WITH_SECOND) pin(second);
       if constexpr (WITH_FIRST) pack_fragments(products, slopes);
 #if SLOPES
-      leave_slopes(slopes_at, tile);
-      slopes_at += SLOPES_BLOCK / 4;
+      leave_slopes(slopes_at + (i64)block * (SLOPES_BLOCK / 4), tile);
+      if constexpr (RANK == 1) slopes_at += SLOPES_BLOCK / 4;
 #endif
       fire(false);
     };
@@ -456,6 +465,9 @@ struct Consumer {
       begin_scores(step + i);
       if constexpr (is_early) begin_products(step + i);
       sums_slot = coming_slot;
+#if SLOPES
+      block = coming_block;
+#endif
       aim_sums(i);
       aim(i + 1);
       wgmma_wait<is_early ? 1 : 0>();
@@ -500,8 +512,11 @@ struct Consumer {
 #endif
 #if SLOPES
         const int head = tile.batch * params.heads + column_head(params, tile, pass);
-        const int block = block_of_slopes(params.slopes, head, tile.row[2] / 64 + own, tile.column[2] / 64 + low);
-        slopes_at = params.slopes.blocks + (i64)block * (SLOPES_BLOCK / 4) + warp * FRAGMENTS * (SLOPES_PIECE / 4) + lane;
+        int keys[3], queries[3];
+        row_number(tile, own, keys);
+        column_number(tile, queries);
+        if constexpr (RANK == 1) queries[2] += low;
+        slopes_at = params.slopes.blocks + (i64)block_of_slopes(params.slopes, head, keys, queries) * (SLOPES_BLOCK / 4) + warp * FRAGMENTS * (SLOPES_PIECE / 4) + lane;
 #endif
         aim(low);
         fire(true);

@@ -10,7 +10,7 @@ constexpr int SLOPES_STAGE = WARPGROUPS * SLOPES_BLOCK;
 constexpr int TILE_OFFSET = SLOPES_OFFSET + STAGES * SLOPES_STAGE;
 constexpr int TILE_SLOTS = 2;
 constexpr int BARRIER_OFFSET = TILE_OFFSET + 128 * TILE_SLOTS;
-static_assert(ROWS == 64 && ROW_BOX == 64 && RANK == 1, "blocks of slopes");
+static_assert(ROWS == 64 && ROW_BOX == 64 && BLOCKS == 1 && ONE_BLOCK == 0, "blocks of slopes");
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -25,6 +25,34 @@ DEVICE u32 parity_of_tile(int slot) { return slot / TILE_SLOTS & 1; }
 
 // ---- producer: one thread
 
+// Finds blocks along a walk over keys, without a division in each step: for these one thread took longer than memory does for the blocks.
+struct BlockWalk {
+  int first[WARPGROUPS];         // of each warpgroup's queries
+  int start[3], place[3];        // of the walk's first keys, and of those where it is
+
+  DEVICE void begin(const Params& params, const Tile& tile) {
+    int keys[3];
+    column_number(tile, keys);
+    place_of_keys(params.slopes, keys, start);
+    place_of_keys(params.slopes, keys, place);
+#pragma unroll
+    for (int w = 0; w < WARPGROUPS; w++) {
+      int queries[3];
+      row_number(tile, w, queries);
+      first[w] = first_block(params.slopes, tile.batch * params.heads + tile.head, queries);
+    }
+  }
+  DEVICE int block(const Slopes& slopes, int warpgroup) const { return first[warpgroup] + blocks_ahead(slopes, place); }
+  DEVICE void follow(const Slopes& slopes, const Walk& from, const Walk& to) {
+#pragma unroll
+    for (int a = FIRST_AXIS; a < 3; a++) {
+      if (to.at[a] == from.at[a]) continue;
+      const bool begins = to.at[a] == 0, ends = RANK > 1 && place[a] + 1 == slopes.keys[a];
+      place[a] = begins ? start[a] : ends ? 0 : place[a] + 1;
+    }
+  }
+};
+
 // `slots` is where consumers find tiles in turn; one without steps is the end.
 DEVICE void produce(const Params& params, const Maps& maps, const TensorMap* map_slopes, u32 shared, Tile* slots, const Barriers& barriers) {
   const Space& space = params.space;
@@ -34,32 +62,32 @@ DEVICE void produce(const Params& params, const Maps& maps, const TensorMap* map
     barrier_wait(barriers.tile_empty(slot), parity_of_tile(slot) ^ 1);
     tile.first = step;
     decode_tile(space, params.shift, 0, number + first_tile(params), tile);
-    // From a multiple of 64 on, as blocks of slopes are.
-    tile.column[2] = tile.column[2] / 64 * 64;
-    tile.steps = tile.blocks[2] = (window_of<2>(space, tile, tile.row[2] + cta_extent(2) - 1).end - tile.column[2] + 63) / 64;
     barrier_arrive(barriers.tile_full(slot));
     Range seen[WARPGROUPS];
 #pragma unroll
     for (int w = 0; w < WARPGROUPS; w++) seen[w] = steps_seen(space, tile, w);
-    const int head = column_head(params, tile, 0), pair = tile.batch * params.heads + tile.head;
+    const int head = column_head(params, tile, 0);
+    BlockWalk blocks;
+    blocks.begin(params, tile);
     Walk walk;
     walk.start(tile, 0);
     for (int i = 0; i < tile.steps; i++, step++) {
       const int stage = stage_of(step);
       const u32 full = barriers.full(stage);
-      int blocks = 0;
+      int seeing = 0;
 #pragma unroll
-      for (int w = 0; w < WARPGROUPS; w++) blocks += i >= seen[w].low && i < seen[w].high;
+      for (int w = 0; w < WARPGROUPS; w++) seeing += i >= seen[w].low && i < seen[w].high;
       barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
-      barrier_expect(full, KEYS_STAGE + blocks * SLOPES_BLOCK);
+      barrier_expect(full, KEYS_STAGE + seeing * SLOPES_BLOCK);
 #pragma unroll
       for (int w = 0; w < WARPGROUPS; w++) {
         if (i < seen[w].low || i >= seen[w].high) continue;
-        const int block = block_of_slopes(params.slopes, pair, tile.column[2] / 64 + i, tile.row[2] / 64 + w);
-        tma_load(shared + SLOPES_OFFSET + stage * SLOPES_STAGE + w * SLOPES_BLOCK, map_slopes, full, 0, 8 * block, 0, 0, 0);
+        tma_load(shared + SLOPES_OFFSET + stage * SLOPES_STAGE + w * SLOPES_BLOCK, map_slopes, full, 0, 8 * blocks.block(params.slopes, w), 0, 0, 0);
       }
       int at[BLOCKS][3];
+      const Walk here = walk;
       column_boxes(space, tile, walk, at);
+      blocks.follow(params.slopes, here, walk);
       load_box(shared + stage * KEYS_STAGE, maps.column_first, full, chunks_of(DIM), 64, at[0], head);
     }
   }

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use super::{How, MULTIPROCESSORS, Shape, candidates_of, chosen, fastest, schedules, splits};
 use crate::choices::Choices;
 use crate::native::dense;
-use crate::native::slopes::{BLOCK, Blocks};
+use crate::native::slopes::Blocks;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{KeyValue, MAX_RANK, Operands, Problem};
@@ -17,6 +17,9 @@ mod tests;
 const LEAST_SLOPES: usize = 64 << 20;
 /// Least share of its time that a multiprocessor has to be busy, with as many heads at once as there is memory for.
 const LEAST_SHARE: f64 = 0.92;
+
+/// Most of the time of other kernels that ones with slopes are estimated to take in several axes.
+const MOST_TIME: f64 = 0.95;
 
 /// Accumulators of the gradient of queries or keys in one kernel, where vectors are longer than 128.
 const SLICE: usize = 128;
@@ -55,10 +58,11 @@ impl BackwardPlan {
         let ([of_queries], [of_keys]) = (&self.queries[..], &mut self.keys[..]) else {
             return None;
         };
-        let is_whole = of_keys.splits == 1 && of_keys.gradients.value && of_keys.columns() == BLOCK;
-        let fits =
-            divides_heads(problem, heads_at_once) && is_whole && Blocks::of(problem).is_some();
-        let summing = Schedule::of_slopes(problem, of_queries.element).filter(|_| fits)?;
+        let fits = divides_heads(problem, heads_at_once)
+            && of_keys.gradients.value
+            && of_keys.element == of_queries.element
+            && of_keys.can_keep_slopes(problem);
+        let summing = of_keys.summing_slopes(problem).filter(|_| fits)?;
         of_keys.keeps_slopes = true;
         let queries = std::mem::replace(&mut self.queries, vec![summing]);
         Some(Self { slopes: Some(Slopes { heads_at_once, queries }), ..self })
@@ -67,8 +71,9 @@ impl BackwardPlan {
     /// Bytes of device memory for slopes, besides [`backward_workspace`](crate::native::backward_workspace): two for each pair of a query
     /// and a key that see each other, and of those beside them in blocks of 64 by 64, of the heads that are there at once.
     pub fn slopes_workspace(&self, problem: &Problem) -> usize {
-        let slopes = self.slopes.as_ref().zip(Blocks::of(problem));
-        slopes.map_or(0, |(slopes, blocks)| slopes.heads_at_once * blocks.bytes(problem))
+        let (Some(slopes), Some(keys)) = (&self.slopes, self.keys.first()) else { return 0 };
+        let blocks = Blocks::of(problem, &keys.tiling());
+        blocks.map_or(0, |blocks| slopes.heads_at_once * blocks.bytes(problem))
     }
 
     /// Whether kernels keep slopes if and only if there is something said of them.
@@ -174,9 +179,7 @@ pub fn plan_backward(
         schedule.makes_statistics = schedule.can_make_statistics(problem);
     }
     let plan = BackwardPlan { queries, keys: of(problem, Pass::Keys)?, additional, slopes: None };
-    let by_slopes = heads_at_once(problem)
-        .and_then(|heads_at_once| plan.clone().with_slopes(problem, heads_at_once));
-    Some(by_slopes.unwrap_or(plan))
+    Some(by_slopes(&plan, problem, tiling.is_some()).unwrap_or(plan))
 }
 
 /// Whether all (sample, key head) pairs come in groups of so many.
@@ -184,21 +187,48 @@ fn divides_heads(problem: &Problem, heads_at_once: usize) -> bool {
     heads_at_once > 0 && (problem.batch * problem.heads_kv).is_multiple_of(heads_at_once)
 }
 
-/// The (sample, key head) pairs whose slopes are kept at once, if that is faster.
-fn heads_at_once(problem: &Problem) -> Option<usize> {
-    let blocks = Blocks::of(problem)?;
-    let heads = problem.batch * problem.heads_kv;
+/// The same by slopes, if that is faster: by the same kernel for keys in one axis, or where its tiles are asked for, or by any other.
+fn by_slopes(plan: &BackwardPlan, problem: &Problem, has_tiles: bool) -> Option<BackwardPlan> {
     let longest = problem.head_dim.max(problem.head_dim_v);
-    if !(65..=SLICE).contains(&longest) || heads * blocks.bytes(problem) < LEAST_SLOPES {
+    let ([_], [keys], true) = (&plan.queries[..], &plan.keys[..], (65..=SLICE).contains(&longest))
+    else {
+        return None;
+    };
+    let of = |keys: &Schedule| {
+        let plain = BackwardPlan { keys: vec![*keys], ..plan.clone() };
+        plain.with_slopes(problem, heads_at_once(problem, keys)?)
+    };
+    if problem.rank() == 1 {
+        return of(keys);
+    }
+    let seconds = |plan: &BackwardPlan| -> f64 {
+        plan.queries.iter().chain(&plan.keys).map(|one| super::estimate(one, problem)).sum()
+    };
+    let mut all = backward_candidates(problem, keys.element, Pass::Keys, keys.gradients);
+    all.retain(|one| !has_tiles || one == keys);
+    let timed = all.iter().filter_map(of).map(|plan| (seconds(&plan), plan));
+    let (time, best) = timed.min_by(|(a, _), (b, _)| a.total_cmp(b))?;
+    (time < MOST_TIME * seconds(plan)).then_some(best)
+}
+
+/// The (sample, key head) pairs whose slopes are kept at once; `None` if that is not worth it.
+fn heads_at_once(problem: &Problem, of_keys: &Schedule) -> Option<usize> {
+    let blocks = Blocks::of(problem, &of_keys.tiling())?;
+    let heads = problem.batch * problem.heads_kv;
+    if heads * blocks.bytes(problem) < LEAST_SLOPES {
         return None;
     }
-    // Tiles of a launch have two blocks of keys. Equal ones come in rounds; of a causal axis, short ones end what the longest one leaves.
+    // Equal tiles come in rounds; of a causal axis, short ones end what the longest one leaves.
+    let sides = problem.axes.iter().zip(of_keys.cta_tile());
+    let tiles: usize = sides.map(|(axis, side)| axis.keys.div_ceil(side)).product();
     let share = |count: usize| {
-        let tiles = (count * blocks.keys.div_ceil(2)) as f64;
+        let tiles = (count * tiles) as f64;
         let axis = problem.axes[MAX_RANK - 1];
-        match axis.is_causal && 4 * axis.kernel_size > axis.keys {
-            true => (count * blocks.of_head()) as f64 / (2 * blocks.width) as f64 / MULTIPROCESSORS,
-            false => tiles / MULTIPROCESSORS / (tiles / MULTIPROCESSORS).ceil(),
+        match blocks {
+            Blocks::Line { width, .. } if axis.is_causal && 4 * axis.kernel_size > axis.keys => {
+                (count * blocks.of_head()) as f64 / (2 * width) as f64 / MULTIPROCESSORS
+            }
+            _ => tiles / MULTIPROCESSORS / (tiles / MULTIPROCESSORS).ceil(),
         }
     };
     let at_once = 1..=blocks.most_heads(problem).min(heads);

@@ -181,7 +181,7 @@ fn what_is_not_supported_has_no_plan() {
     assert_eq!(plan_backward(&problem, Element::F16, None), None);
 }
 
-/// Of long lines whose windows are whole blocks, within bounds of memory.
+/// Of long lines whose windows are whole blocks, and of boxes, within bounds of memory.
 #[test]
 fn slopes_are_kept_where_that_is_faster() {
     let kept = |problem: Problem| {
@@ -207,4 +207,13 @@ fn slopes_are_kept_where_that_is_faster() {
     assert_eq!(kept(dense(20000, false, 128)), None);
     // Windows of other queries begin within blocks.
     assert_eq!(kept(problem(&[axis(8192, 2047, 1, 1, false)], 128)), None);
+    // Of planes, boxes have a place for all that any box sees. Where they would be many more than windows are, or too many bytes, there are none.
+    let of = |name| catalogue::find(name).expect("is in the catalogue").problem;
+    assert_eq!(kept(of("flux")), Some((1, 968)));
+    assert_eq!(kept(of("flux-s16")), Some((1, 800)));
+    for name in ["flux-d3", "hunyuan", "hunyuan-s", "cosmos", "cosmos-causal", "nat-56"] {
+        assert_eq!(kept(of(name)), None, "{name}");
+    }
+    let odd = problem(&[axis(257, 80, 1, 1, false), axis(256, 80, 1, 1, false)], 128);
+    assert_eq!(kept(odd.with_heads(24).with_heads_kv(24)), None);
 }
