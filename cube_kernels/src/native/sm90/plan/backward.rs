@@ -8,7 +8,7 @@ use crate::native::dense;
 use crate::native::slopes::Blocks;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
-use crate::{KeyValue, MAX_RANK, Operands, Problem};
+use crate::{Axis, KeyValue, MAX_RANK, Operands, Problem};
 
 #[cfg(test)]
 mod tests;
@@ -305,11 +305,22 @@ fn shapes(problem: &Problem, pass: Pass, gradients: Gradients) -> Vec<Shape> {
         (_, ..=64) if gradients.bias && problem.additional > 0 => vec![late(1, 1, 2)],
         // The sums of a large bias leave room for two CTAs.
         (_, ..=64) if gradients.bias => vec![late(1, 1, 2), late(1, 1, 3)],
+        // Three warpgroups that share keys are faster where none of them skips a step and tiles are long.
+        (_, ..=64) if is_dense(problem) => {
+            vec![shape(3, 1, 1), shape(1, 2, 2), late(1, 1, 3)]
+        }
         (_, ..=64) => vec![shape(1, 2, 2), late(1, 1, 3)],
         (Pass::Keys, 65..=128) => vec![late(2, 1, 1)],
         (_, 65..=128) => vec![shape(2, 1, 1)],
         _ => vec![shape(1, 1, 1)],
     }
+}
+
+/// Whether every query sees every key of a line, and nothing else.
+fn is_dense(problem: &Problem) -> bool {
+    let axis = problem.axes[MAX_RANK - 1];
+    let is_whole = axis == Axis::dense(axis.queries, axis.keys, false);
+    problem.rank() == 1 && is_whole && problem.additional == 0 && !problem.has_origin()
 }
 
 /// Whether the compiler runs out of registers without the arithmetic of strides, for reasons of its own.
