@@ -116,7 +116,7 @@ impl Context {
     }
 
     /// Bounds the memory taken beyond inputs and outputs. The Reference tier gathers fewer or more
-    /// keys at a time. The Hopper tier keeps gradients of the scores of long lines in its backward pass, up to 1 GiB, unless the memory is
+    /// keys at a time. The Hopper tier keeps gradients of the scores of long lines and large planes in its backward pass, up to 1 GiB, unless the memory is
     /// [`Strict`](MemoryPreference::Strict). The kernels of the other tiers take little, and the same in any case.
     pub const fn with_memory(mut self, memory: MemoryPreference) -> Self {
         self.memory = memory;

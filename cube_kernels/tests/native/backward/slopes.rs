@@ -1,7 +1,7 @@
 //! Slopes that a kernel for keys leaves in memory for one for queries.
 
 use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Pass, backward_candidates};
-use burn_natten_kernels::{Axis, Problem};
+use burn_natten_kernels::{Axis, Problem, catalogue};
 use test_support::compare::{device, for_each_case, format};
 use test_support::oracle::compute;
 use test_support::tier::{BackwardTier, check_data, upload_all};
@@ -89,6 +89,33 @@ fn boxes() {
         let data = Data::random(problem, seed, format(*element).round);
         check_data::<Native>(&client, *element, plan, problem, &data)
     });
+}
+
+/// Two heads of a gigabyte each, as they are planned, against kernels that keep no slopes.
+#[test]
+fn large_planes() {
+    let Some(client) = device() else { return };
+    let flux = catalogue::find("flux").expect("is in the catalogue").problem;
+    let problem = flux.with_heads(2).with_heads_kv(2);
+    let element = Element::Bf16;
+    let plan = planned(&problem, element);
+    assert_eq!(plan.slopes.as_ref().map(|slopes| slopes.heads_at_once), Some(1));
+    let data = Data::random(&problem, 5, format(element).round);
+    // Both ways take outputs as they are, so that any will do: values, and logsumexps of weights that are all the same.
+    let keys: usize = problem.axes.iter().map(|axis| axis.kernel_size).product();
+    let lse = vec![(keys as f64).ln(); problem.batch * problem.heads * problem.queries()];
+    let saved = format(element).saved(&client, &problem, &data, [&data.value, &lse]);
+    let run = |plan: &BackwardPlan| Native::gradients(&client, element, plan, &problem, &saved);
+    let (by_slopes, plain) = (run(&plan), run(&plan.clone().without_slopes()));
+    for ((name, ours), (_, others)) in by_slopes.iter().zip(&plain) {
+        let squares = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
+        let mean = squares(others) * 128.0 / others.len() as f64;
+        for (index, (ours, others)) in ours.chunks(128).zip(others.chunks(128)).enumerate() {
+            let differences: Vec<_> = ours.iter().zip(others).map(|(a, b)| a - b).collect();
+            let share = (squares(&differences) / mean).sqrt();
+            assert!(share < 0.02, "row {index} of the gradient of the {name} is {share} off");
+        }
+    }
 }
 
 #[test]
