@@ -42,7 +42,7 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "slopes: their bytes are not expected",
         On::Slopes,
-        "KEYS_STAGE + blocks * SLOPES_BLOCK",
+        "KEYS_STAGE + seeing * SLOPES_BLOCK",
         "KEYS_STAGE",
     ),
     fault(
@@ -132,8 +132,14 @@ pub const FAULTS: &[Fault] = &[
     fault(
         "slopes: all steps bring the first box",
         On::BoxesOfSlopes,
-        "        for (int a = 0; a < 3; a++) keys[a] += walk.at[a];\n",
-        "        ;\n",
+        "      blocks.follow(params.slopes, here, walk);\n",
+        "",
+    ),
+    fault(
+        "slopes: a walk runs on behind the end of a ring",
+        On::BoxesOfSlopes,
+        "ends ? 0 : place[a] + 1",
+        "place[a] + 1",
     ),
     fault(
         "slopes: warpgroups are stacked along the fast axis",
