@@ -112,12 +112,6 @@ pub const FAULTS: &[Fault] = &[
         "leave_slopes(slopes_at + (i64)coming_block *",
     ),
     fault(
-        "slopes: the walk of a kernel without masks stands still",
-        On::BoxesOfSlopes,
-        "        if (MASK != ONE_HOT) walk.next(tile);\n",
-        "",
-    ),
-    fault(
         "slopes: boxes are one place apart along each axis",
         On::BoxesOfSlopes,
         "coming_block += walk.at[a] * params.slopes.pitch[a];",

@@ -69,7 +69,7 @@ fn boxes() {
     let strided = |length, kernel_size, stride| axis(length, kernel_size, stride, 1, false);
     let problems = [
         problem(&[window(64, 23), window(48, 20)], 128),
-        problem(&[strided(64, 32, 16), strided(48, 24, 8)], 128),
+        problem(&[strided(64, 48, 16), strided(48, 24, 8)], 128),
         problem(&[causal(40, 13), window(56, 31)], 96).with_head_dim_v(128),
         problem(&[window(16, 5), window(16, 8), window(24, 9)], 128),
         problem(&[window(8, 8), strided(24, 16, 4), causal(32, 11)], 80),
