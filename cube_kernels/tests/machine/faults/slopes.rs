@@ -118,10 +118,10 @@ pub const FAULTS: &[Fault] = &[
         "coming_block += walk.at[a];",
     ),
     fault(
-        "slopes: rings are one box shorter",
+        "slopes: lines of a ring overlap",
         On::BoxesOfSlopes,
-        "key[a] % slopes.keys[a]",
-        "key[a] % (slopes.keys[a] - 1)",
+        "number * slopes.keys[a] + place[a]",
+        "number * (slopes.keys[a] - 1) + place[a]",
     ),
     fault(
         "slopes: all steps bring the first box",
@@ -136,10 +136,10 @@ pub const FAULTS: &[Fault] = &[
         "place[a] + 1",
     ),
     fault(
-        "slopes: warpgroups are stacked along the fast axis",
+        "slopes: warpgroups have each other's boxes",
         On::BoxesOfSlopes,
         "(a == STACK ? warpgroup : 0)",
-        "(a == 2 ? warpgroup : 0)",
+        "(a == STACK ? 1 - warpgroup : 0)",
     ),
     fault(
         "slopes: heads of a launch are counted from the first one of all",
