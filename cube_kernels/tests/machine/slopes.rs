@@ -46,21 +46,30 @@ fn way((problem, heads_at_once, element, policy): &Case) -> Option<Way> {
     hopper(*policy).map(|machine| Way { machine: changed(&machine, NO_REPAIR), plan })
 }
 
+fn check_each(cases: &[Case]) {
+    let client = client();
+    for_each_case(cases, |case, seed| {
+        let (problem, _, element, _) = case;
+        let Some(way) = way(case) else { return Ok(0.0) };
+        let data = Data::random(problem, seed, format(*element).round);
+        check_data::<OnMachine>(&client, *element, &way, problem, &data)
+    });
+}
+
 /// One head of keys after the other, for what is to be found in the kernels of a machine.
 pub fn check_one(machine: &Machine, client: &Client) -> Result<(), String> {
-    let (problem, element) =
-        (grouped(axis(460, 130, 1, 1, true), 128).with_batch(1), Element::Bf16);
-    let [plan, _] = plans(&problem, element, 1);
-    let data = Data::random(&problem, 3, format(element).round);
-    check_data::<OnMachine>(client, element, &Way { machine: *machine, plan }, &problem, &data)
-        .map(|_| ())
+    check_on(machine, client, grouped(axis(460, 130, 1, 1, true), 128).with_batch(1))
 }
 
 /// The same of boxes, with masks.
 pub fn check_boxes(machine: &Machine, client: &Client) -> Result<(), String> {
-    let element = Element::Bf16;
     let windows = [axis(24, 7, 1, 1, false), axis(40, 15, 1, 1, false)];
     let problem = problem(&windows, 128).with_heads(4).with_heads_kv(2).with_batch(1);
+    check_on(machine, client, problem)
+}
+
+fn check_on(machine: &Machine, client: &Client, problem: Problem) -> Result<(), String> {
+    let element = Element::Bf16;
     let [plan, _] = plans(&problem, element, 1);
     let data = Data::random(&problem, 3, format(element).round);
     check_data::<OnMachine>(client, element, &Way { machine: *machine, plan }, &problem, &data)
@@ -95,13 +104,7 @@ fn gradients() {
             Early,
         ),
     ];
-    let client = client();
-    for_each_case(&cases, |case, seed| {
-        let (problem, _, element, _) = case;
-        let Some(way) = way(case) else { return Ok(0.0) };
-        let data = Data::random(problem, seed, format(*element).round);
-        check_data::<OnMachine>(&client, *element, &way, problem, &data)
-    });
+    check_each(&cases);
 }
 
 /// Boxes of two and three axes: masks that begin ahead of who sees a key, strides whose windows are whole boxes, causal axes; lengths that are no
@@ -128,13 +131,7 @@ fn boxes() {
         let has_mask = |case: &Case| plans(&case.0, case.2, case.1)[0].keys[0].mask == mask;
         assert!(cases.iter().any(has_mask), "{mask:?}");
     }
-    let client = client();
-    for_each_case(&cases, |case, seed| {
-        let (problem, _, element, _) = case;
-        let Some(way) = way(case) else { return Ok(0.0) };
-        let data = Data::random(problem, seed, format(*element).round);
-        check_data::<OnMachine>(&client, *element, &way, problem, &data)
-    });
+    check_each(&cases);
 }
 
 /// Scores far below zero, whose weights are infinite where a row of zeros stands behind the last key: it has no part in anything. Without rows
