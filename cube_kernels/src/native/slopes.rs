@@ -80,23 +80,20 @@ impl Blocks {
     }
 
     fn of_boxes(problem: &Problem, tiling: &Tiling) -> Option<Self> {
-        let (mut queries, mut keys, mut count) = ([1; MAX_RANK], [1; MAX_RANK], 1);
+        let visitors = visitors(problem, tiling)?;
+        let (mut queries, mut keys) = ([1; MAX_RANK], [1; MAX_RANK]);
         let mut begins_whole = true;
         for (index, axis) in problem.axes.iter().enumerate() {
             if !axis.keys.is_multiple_of(tiling.kv_tile[index]) {
                 return None;
             }
-            let visitors = tiling.box_visitors(axis, index)?;
             queries[index] = axis.queries.div_ceil(tiling.q_tile[index]);
-            let seen =
-                |query: usize| visitors.iter().filter(|range| range.contains(&query)).count();
-            keys[index] = (0..queries[index]).map(seen).max()?;
-            count *= visitors.iter().map(Range::len).sum::<usize>();
+            keys[index] = most_at_once(&visitors[index], queries[index]);
             begins_whole &= (0..axis.keys)
                 .step_by(tiling.kv_tile[index])
                 .all(|key| axis.seen_by(0, key).start.is_multiple_of(tiling.q_tile[index]));
         }
-        Some(Self::Boxes { queries, keys, count, begins_whole })
+        Some(Self::Boxes { queries, keys, count: pairs(&visitors), begins_whole })
     }
 
     /// Places for the blocks of a head.
@@ -120,11 +117,7 @@ impl Blocks {
 
     /// Pairs of boxes that a kernel for keys visits whose tiles have so many keys.
     pub fn visited(problem: &Problem, tiling: &Tiling) -> Option<usize> {
-        let mut axes = problem.axes.iter().enumerate();
-        axes.try_fold(1, |pairs, (index, axis)| {
-            let visitors = tiling.box_visitors(axis, index)?;
-            Some(pairs * visitors.iter().map(Range::len).sum::<usize>())
-        })
+        visitors(problem, tiling).as_deref().map(pairs)
     }
 
     /// Bytes of a key head: the heads of its group each have their own.
@@ -136,6 +129,31 @@ impl Blocks {
     pub fn most_heads(&self, problem: &Problem) -> usize {
         MOST_BYTES / self.bytes(problem).max(1)
     }
+}
+
+/// Along each axis, the boxes of queries that see each one of keys; `None` if nobody sees some.
+fn visitors(problem: &Problem, tiling: &Tiling) -> Option<Vec<Vec<Range<usize>>>> {
+    let axes = problem.axes.iter().enumerate();
+    axes.map(|(index, axis)| tiling.box_visitors(axis, index)).collect()
+}
+
+/// Pairs of boxes of which one sees the other.
+fn pairs(visitors: &[Vec<Range<usize>>]) -> usize {
+    visitors.iter().map(|axis| axis.iter().map(Range::len).sum::<usize>()).product()
+}
+
+/// Most ranges that one of so many numbers is in.
+fn most_at_once(ranges: &[Range<usize>], numbers: usize) -> usize {
+    let (mut begin, mut end) = (vec![0; numbers + 1], vec![0; numbers + 1]);
+    for range in ranges {
+        begin[range.start] += 1;
+        end[range.end] += 1;
+    }
+    let open = begin.iter().zip(&end).scan(0, |open, (begin, end)| {
+        *open = *open + begin - end;
+        Some(*open)
+    });
+    open.max().unwrap_or(0)
 }
 
 #[cfg(test)]
