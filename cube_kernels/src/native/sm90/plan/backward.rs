@@ -8,7 +8,7 @@ use crate::native::dense;
 use crate::native::slopes::Blocks;
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
-use crate::{Axis, KeyValue, MAX_RANK, Operands, Problem};
+use crate::{KeyValue, MAX_RANK, Operands, Problem};
 
 #[cfg(test)]
 mod tests;
@@ -319,8 +319,7 @@ fn shapes(problem: &Problem, pass: Pass, gradients: Gradients) -> Vec<Shape> {
 /// Whether every query sees every key of a line, and nothing else.
 fn is_dense(problem: &Problem) -> bool {
     let axis = problem.axes[MAX_RANK - 1];
-    let is_whole = axis == Axis::dense(axis.queries, axis.keys, false);
-    problem.rank() == 1 && is_whole && problem.additional == 0 && !problem.has_origin()
+    problem.rank() == 1 && axis.is_dense() && axis.is_full() && problem.additional == 0
 }
 
 /// Whether the compiler runs out of registers without the arithmetic of strides, for reasons of its own.
