@@ -324,9 +324,13 @@ struct Consumer {
   // Each register of a warp's is a piece of the block. Rows behind the last key have none: they are summed with zeros, and what overflows would
   // not be zero then. In several axes boxes end with the keys.
   DEVICE void leave_slopes(u32* at, const Tile& tile) {
-    const int left = RANK > 1 ? 16 : tile.rows[2] - tile.row[2] - 64 * row_tile() - warp * 16 - lane / 4;
+    auto leave = [&](int left) {
 #pragma unroll
-    for (int i = 0; i < FRAGMENTS; i++) at[i * (SLOPES_PIECE / 4)] = i % 2 * 8 < left ? slopes[i] : 0;
+      for (int i = 0; i < FRAGMENTS; i++) at[i * (SLOPES_PIECE / 4)] = i % 2 * 8 < left ? slopes[i] : 0;
+    };
+    const int rows = RANK > 1 ? 64 : uniform(tile.rows[2]) - uniform(tile.row[2]) - 64 * row_tile();
+    if (rows < 64) leave(rows - warp * 16 - lane / 4);
+    else leave(16);
   }
 #endif
 
