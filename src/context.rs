@@ -116,8 +116,8 @@ impl Context {
     }
 
     /// Bounds the memory taken beyond inputs and outputs. The Reference tier gathers fewer or more
-    /// keys at a time. The Hopper tier keeps gradients of the scores of long lines and large planes in its backward pass, up to 1 GiB, unless the memory is
-    /// [`Strict`](MemoryPreference::Strict). The kernels of the other tiers take little, and the same in any case.
+    /// keys at a time. The Hopper tier keeps gradients of the scores of long lines and large planes in its backward pass, up to 2 GiB, unless the memory is
+    /// [`Strict`](MemoryPreference::Strict), and up to 16 GiB, also of large boxes, if it is [`Unrestricted`](MemoryPreference::Unrestricted). The kernels of the other tiers take little, and the same in any case.
     pub const fn with_memory(mut self, memory: MemoryPreference) -> Self {
         self.memory = memory;
         self

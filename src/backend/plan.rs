@@ -135,13 +135,18 @@ impl Plan {
     pub(crate) fn hopper_backward(&self) -> Result<Arc<sm90::BackwardPlan>, String> {
         let choose = || {
             let tiling = self.context.tiling();
-            let plan = sm90::planned_backward(&self.problem, self.element(), tiling)?;
-            Ok(match self.context.memory() {
-                MemoryPreference::Strict => Arc::new(plan.as_ref().clone().without_slopes()),
-                MemoryPreference::Default | MemoryPreference::Unrestricted => plan,
-            })
+            sm90::planned_backward(&self.problem, self.element(), tiling, self.slopes_bytes())
         };
         self.hopper.backward.get_or_init(choose).clone()
+    }
+
+    /// Most bytes of slopes that the heads of a launch leave in memory in the Hopper tier's backward pass.
+    pub(crate) fn slopes_bytes(&self) -> usize {
+        match self.context.memory() {
+            MemoryPreference::Strict => 0,
+            MemoryPreference::Default => sm90::SLOPES_BYTES,
+            MemoryPreference::Unrestricted => 8 * sm90::SLOPES_BYTES,
+        }
     }
 
     /// The schedule of the Blackwell tier, as [`hopper`](Self::hopper).

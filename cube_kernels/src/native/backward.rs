@@ -18,7 +18,7 @@ use super::compile::Cubin;
 use super::divisor::Divisor;
 use super::forward::{ELEMENT, check_layouts, more_strides, words};
 use super::grid::{COUNTERS, Grid, Space, check_layout, grids, parameters, statistics_map};
-use super::launch::{Argument, Buffer, DeviceInfo, Kernel, launch};
+use super::launch::{Argument, Buffer, DeviceInfo, Kernel, Launch, launch, launch_all};
 use super::slopes::Slopes;
 use super::splits::Splits;
 use super::statistics::{pitch, places, statistics_bytes};
@@ -159,7 +159,7 @@ pub(super) fn enqueue(
             .map(|(tiling, heads)| Slopes::new(client, problem, tiling, *heads));
         let launches: Vec<(Grid, &Work<'_>, &[Handle; 2])> = match &slopes {
             None => whole().collect(),
-            // Some heads after the others, and of each the keys first.
+            // Some heads after the others, or beside them, and of each the keys first.
             Some(slopes) => slopes
                 .key_heads()
                 .flat_map(|key_heads| {
@@ -187,6 +187,7 @@ pub(super) fn enqueue(
             _ => Workspace::with_counters(client, bytes, launches.len(), bias),
         };
         let mut row = 0;
+        let mut all = Vec::with_capacity(launches.len());
         for (number, (grid, work, written)) in launches.iter().enumerate() {
             let part = work.part;
             let kernel = grid.kernel(&part.cubin, c"attention_backward");
@@ -194,7 +195,9 @@ pub(super) fn enqueue(
             let bias = workspace.bias.as_ref();
             let mut arguments = arguments(grid, part.has_additional, inputs, bias, row);
             arguments.extend(part.sums_bias.then(|| runs::argument(grid)));
+            let mut lane = 0;
             if let (Some(slopes), true) = (&slopes, part.keeps_slopes) {
+                lane = slopes.lane(grid);
                 // Of the gradients, each launch writes some heads.
                 for (slot, gradient) in [Slot::First, Slot::Second].into_iter().zip(*written) {
                     buffers[slot as usize] = Buffer::updated(gradient);
@@ -210,9 +213,10 @@ pub(super) fn enqueue(
                 };
                 add_results(grid, inputs, &mut buffers, &mut arguments);
             }
-            launch(client, kernel, buffers, arguments);
+            all.push(Launch { lane, is_early: false, kernel, buffers, arguments });
             row += if part.sums_bias { grid.ctas() as usize } else { 0 };
         }
+        launch_all(client, all);
         for (work, sums) in works.iter().zip(&written) {
             if let Some(splits) = &work.part.splits {
                 splits.launch(client, problem, sums, &work.outputs);

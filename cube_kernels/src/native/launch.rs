@@ -235,6 +235,9 @@ impl Argument {
 
 /// A kernel with all that it takes.
 pub struct Launch {
+    /// Launches of a lane follow each other, and all of lane 0 the launching thread's earlier ones. Those of other lanes run beside it; what
+    /// is launched next waits for all of them.
+    pub lane: usize,
     /// Whether it may begin before the launch ahead of it ends, for which the kernel waits by itself: from compute capability 9.0 on.
     pub is_early: bool,
     /// The kernel and its grid.
@@ -249,11 +252,15 @@ pub struct Launch {
 ///
 /// Returns at once. A failure is recorded by CubeCL and reported where results are read.
 pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: Vec<Argument>) {
-    launch_all(client, vec![Launch { is_early: false, kernel, buffers, arguments }]);
+    launch_all(client, vec![Launch { lane: 0, is_early: false, kernel, buffers, arguments }]);
 }
 
-/// The same of kernels of one program, one behind the other. They go to the device's thread together, which takes less of both threads' time
+/// The same of several kernels, in the order of their lanes. They go to the device's thread together, which takes less of both threads' time
 /// than one by one.
+///
+/// # Panics
+///
+/// If a launch of another lane than 0 has a table.
 pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     if let Some(stand_in) = stand_in::current() {
         return launches.into_iter().for_each(|launch| stand_in.launch(client, launch));
@@ -265,36 +272,46 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     let id = first.kernel.cubin.key.clone();
     let mut all = vec![];
     // Without handles of buffers but of tables: as long as there is one more of them, nobody else writes a tensor in place.
-    let prepare = |Launch { is_early, kernel, buffers, arguments }| {
+    let prepare = |Launch { lane, is_early, kernel, buffers, arguments }| {
         let table = |buffer: &Buffer| Some((buffer.table.clone()?, buffer.handle.clone()));
         let tables: Vec<_> = buffers.iter().map(table).collect();
+        assert!(lane == 0 || tables.iter().all(Option::is_none), "tables are written in lane 0");
         all.extend(buffers);
-        (is_early, kernel, tables, arguments)
+        (lane, is_early, kernel, tables, arguments)
     };
     let launches: Vec<_> = launches.into_iter().map(prepare).collect();
     // What one of several writes, and another one reads, is nothing that they wait for.
     if launches.len() > 1 {
-        let outputs = all.iter().filter(|buffer| buffer.is_output);
-        let written: Vec<_> = outputs.map(Buffer::place).collect();
-        all.iter_mut().for_each(|buffer| buffer.is_output |= written.contains(&buffer.place()));
-    }
-    submit(client, id, all, move |server, ordinal, stream, bindings| {
-        let mut rest = bindings;
-        for (is_early, kernel, tables, arguments) in &launches {
-            let own;
-            (own, rest) = rest.split_at(tables.len());
-            let mut bindings = own.to_vec();
-            // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which the callers of `launch` see to.
-            unsafe {
-                for (number, table) in tables.iter().enumerate() {
-                    if let Some(table) = table {
-                        fill(server, ordinal, stream, &mut bindings, (number, table))?;
-                    }
-                }
-                enqueue(server, ordinal, stream, (kernel, *is_early), &bindings, arguments)?;
+        let mut written = vec![];
+        for place in all.iter().filter(|buffer| buffer.is_output).map(Buffer::place) {
+            if !written.contains(&place) {
+                written.push(place);
             }
         }
-        Ok(())
+        all.iter_mut().for_each(|buffer| buffer.is_output |= written.contains(&buffer.place()));
+    }
+    let lanes = 1 + launches.iter().map(|(lane, ..)| *lane).max().unwrap_or(0);
+    submit(client, id, all, move |server, ordinal, stream, bindings| {
+        in_lanes(server, ordinal, stream, (lanes, bindings), |server, lanes| {
+            let mut rest = bindings;
+            for (lane, is_early, kernel, tables, arguments) in &launches {
+                let own;
+                (own, rest) = rest.split_at(tables.len());
+                let mut bindings = own.to_vec();
+                // SAFETY: runs on the thread that owns the device; kernel and arguments agree, which the callers of `launch` see to.
+                unsafe {
+                    for (number, table) in tables.iter().enumerate() {
+                        if let Some(table) = table {
+                            fill(server, ordinal, stream, &mut bindings, (number, table))?;
+                        }
+                    }
+                    let beside = lanes.stream(*lane);
+                    let how = (kernel, *is_early, beside);
+                    enqueue(server, ordinal, stream, how, &bindings, arguments)?;
+                }
+            }
+            Ok(())
+        })
     });
 }
 
@@ -456,6 +473,99 @@ fn is_recording(
     Ok(streams.current().capturing.is_recording())
 }
 
+/// Streams that launches of one thread take beside its own.
+#[derive(Clone, Default)]
+struct Lanes(Vec<Lane>);
+
+/// The stream of a lane other than 0, and an event for its end.
+#[derive(Clone, Copy)]
+struct Lane {
+    stream: sys::CUstream,
+    end: sys::CUevent,
+}
+
+impl Lanes {
+    /// That of a lane, but for the thread's own: all launches have that one while a graph is recorded.
+    fn stream(&self, lane: usize) -> Option<sys::CUstream> {
+        self.0.get(lane.wrapping_sub(1)).map(|lane| lane.stream)
+    }
+
+    /// As many as lanes besides 0, made at their first use and never destroyed. They wait for what `stream` has been given.
+    fn fork(ordinal: u16, count: usize, stream: sys::CUstream) -> Result<Self, ServerError> {
+        make_current(ordinal)?;
+        let new = || -> Result<Lane, result::DriverError> {
+            Ok(Lane {
+                stream: result::stream::create(result::stream::StreamKind::NonBlocking)?,
+                end: event()?,
+            })
+        };
+        let mut lanes = LANES.with_borrow(|lanes| lanes.get(&ordinal).cloned()).unwrap_or_default();
+        let fork = || {
+            while lanes.0.len() < count {
+                lanes.0.push(new()?);
+                LANES.with_borrow_mut(|all| all.insert(ordinal, lanes.clone()));
+            }
+            lanes.0.truncate(count);
+            for lane in &lanes.0 {
+                // SAFETY: event and streams are of the context that is current. An event may be recorded again while streams wait for what it was
+                // before.
+                unsafe {
+                    result::event::record(lane.end, stream)?;
+                    wait(lane.stream, lane.end)?;
+                }
+            }
+            Ok(lanes)
+        };
+        fork().map_err(|error: result::DriverError| failed("streams beside one", error))
+    }
+
+    /// Has `stream` wait for all of them.
+    fn join(&self, stream: sys::CUstream) -> Result<(), ServerError> {
+        let join = |lane: &Lane| {
+            // SAFETY: as in `fork`.
+            unsafe {
+                result::event::record(lane.end, lane.stream)?;
+                wait(stream, lane.end)
+            }
+        };
+        let all = self.0.iter().try_for_each(join);
+        all.map_err(|error| failed("the end of streams beside one", error))
+    }
+}
+
+fn event() -> Result<sys::CUevent, result::DriverError> {
+    result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+}
+
+/// # Safety
+///
+/// Both have to be of the context that is current.
+unsafe fn wait(stream: sys::CUstream, event: sys::CUevent) -> Result<(), result::DriverError> {
+    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: says the caller.
+    unsafe { result::stream::wait_event(stream, event, flags) }
+}
+
+/// Has `work` enqueue launches in so many lanes, with all of their buffers.
+fn in_lanes(
+    server: &mut Server,
+    ordinal: u16,
+    stream: StreamId,
+    (count, buffers): (usize, &[BufferBinding]),
+    work: impl FnOnce(&mut Server, &Lanes) -> Result<(), ServerError>,
+) -> Result<(), ServerError> {
+    if count == 1 || is_recording(server, stream, buffers)? {
+        return work(server, &Lanes::default());
+    }
+    // With all buffers: lanes wait for other streams that wrote them, and these for the lanes before memory of theirs is used again.
+    let lanes = with_addresses(server, stream, buffers, |_, stream| {
+        Lanes::fork(ordinal, count - 1, stream)
+    })?;
+    let done = work(server, &lanes);
+    let joined = with_addresses(server, stream, buffers, |_, stream| lanes.join(stream));
+    done.and(joined)
+}
+
 /// # Safety
 ///
 /// Must run on the device's thread, with arguments that are those of the kernel.
@@ -463,7 +573,7 @@ unsafe fn enqueue(
     server: &mut Server,
     ordinal: u16,
     stream: StreamId,
-    (kernel, is_early): (&Kernel, bool),
+    (kernel, is_early, beside): (&Kernel, bool, Option<sys::CUstream>),
     buffers: &[BufferBinding],
     arguments: &[Argument],
 ) -> Result<(), ServerError> {
@@ -494,7 +604,7 @@ unsafe fn enqueue(
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: kernel.shared_memory,
-            hStream: stream,
+            hStream: beside.unwrap_or(stream),
             attrs: &raw mut early,
             numAttrs: u32::from(is_early),
         };
@@ -601,6 +711,8 @@ type Functions = HashMap<(u16, Arc<str>, &'static CStr), (sys::CUfunction, u32)>
 thread_local! {
     /// The primary context of each device. The server retains it, too.
     static CONTEXTS: RefCell<HashMap<u16, sys::CUcontext>> = RefCell::default();
+    /// The streams beside others of each device.
+    static LANES: RefCell<HashMap<u16, Lanes>> = RefCell::default();
     /// Those that have been loaded.
     static FUNCTIONS: RefCell<Functions> = RefCell::default();
 }

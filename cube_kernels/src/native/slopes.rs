@@ -3,7 +3,8 @@
 //!
 //! They are kept in blocks of 64 keys and 64 queries, boxes at multiples of their extents, see `cuda/slopes.cuh`. In one axis windows have to be
 //! made of whole blocks: those of dense attention and of causal one. In several axes, boxes of keys end with these, and who sees them begins
-//! anywhere: the kernels sweep over whole boxes. Memory is bounded: where all heads are too many, some follow the others.
+//! anywhere: the kernels sweep over whole boxes. Memory is bounded: where all heads are too many, some follow the others, in two lanes
+//! that run beside each other.
 
 #[cfg(feature = "cuda")]
 pub(super) use launch::Slopes;
@@ -20,8 +21,14 @@ mod launch;
 pub(crate) const BLOCK: usize = 64;
 /// Bytes of a block: slopes are rounded to the 16 bits that products take.
 pub(crate) const BLOCK_BYTES: usize = 2 * BLOCK * BLOCK;
-/// Most bytes of memory for slopes at once.
-pub(crate) const MOST_BYTES: usize = 1 << 30;
+/// Launches that have memory for slopes at the same time: while the last tiles of some heads leave multiprocessors idle, or slopes are
+/// summed, which waits for memory, others have the keys of the next heads.
+const LANES: usize = 2;
+
+/// Lanes of so many heads of which some are launched at once.
+pub(crate) fn lanes(heads: usize, at_once: usize) -> usize {
+    LANES.min(heads / at_once.max(1)).max(1)
+}
 
 /// Where the blocks of a head lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,11 +130,6 @@ impl Blocks {
     /// Bytes of a key head: the heads of its group each have their own.
     pub fn bytes(&self, problem: &Problem) -> usize {
         self.of_head() * problem.group_size() * BLOCK_BYTES
-    }
-
-    /// The key heads, of all samples, that have room at once.
-    pub fn most_heads(&self, problem: &Problem) -> usize {
-        MOST_BYTES / self.bytes(problem).max(1)
     }
 }
 

@@ -18,7 +18,10 @@ pub(super) fn hopper(request: &Request<'_>) -> Vec<Schedule> {
     let backward = |choice| {
         let plan = match choice {
             Choice::Planned => request.plan.hopper_backward().ok()?,
-            Choice::Other(asked) => Arc::new(sm90::plan_backward(problem, planned.element, asked)?),
+            Choice::Other(asked) => {
+                let bytes = request.plan.slopes_bytes();
+                Arc::new(sm90::plan_backward_within(problem, planned.element, asked, bytes)?)
+            }
         };
         Some((plan.kernels(problem), plan.slopes_workspace(problem)))
     };

@@ -341,7 +341,7 @@ impl Launches<'_> {
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };
         let appended = append::argument(of, inputs, &mut buffers);
         let kernel = plan.kernel(c"decode_compressed", splits.compressed * of.pairs());
-        Launch { is_early: false, kernel, buffers, arguments: vec![argument, appended] }
+        Launch { lane: 0, is_early: false, kernel, buffers, arguments: vec![argument, appended] }
     }
 
     fn select(&self) -> Launch {
@@ -380,7 +380,7 @@ impl Launches<'_> {
         };
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &[0, 1, 2, 3]) };
-        Launch { is_early: plan.is_early, kernel, buffers, arguments: vec![argument] }
+        Launch { lane: 0, is_early: plan.is_early, kernel, buffers, arguments: vec![argument] }
     }
 
     fn tokens(&self) -> Launch {
@@ -429,7 +429,7 @@ impl Launches<'_> {
         // SAFETY: the assertion above counts every byte.
         let argument = unsafe { parameters(params, &pointers) };
         let kernel = plan.kernel(c"decode_tokens", both * of.pairs());
-        Launch { is_early: plan.is_early, kernel, buffers, arguments: vec![argument] }
+        Launch { lane: 0, is_early: plan.is_early, kernel, buffers, arguments: vec![argument] }
     }
 
     /// Of a tensor without elements there may be no memory: nothing is read of what stands in its place.

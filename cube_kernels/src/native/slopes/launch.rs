@@ -5,20 +5,22 @@ use std::ops::Range;
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
-use super::{BLOCK_BYTES, Blocks};
+use super::{BLOCK_BYTES, Blocks, lanes};
 use crate::native::backward::STATISTICS_MAP;
 use crate::native::grid::{Grid, parameters};
 use crate::native::launch::{Argument, Buffer, MapElement, TensorMap};
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Pass, Problem};
 
-/// Slopes of some heads after the others.
+/// Slopes of some heads after the others, in lanes.
 pub(in crate::native) struct Slopes {
     memory: Handle,
     blocks: Blocks,
-    /// (sample, key head) pairs, and those at once, which divide them.
+    /// (sample, key head) pairs, and those of a launch, which divide them.
     all: usize,
     at_once: usize,
+    /// Launches that have memory at the same time.
+    lanes: usize,
 }
 
 /// `Slopes` of the kernels.
@@ -54,8 +56,15 @@ impl Slopes {
         at_once: usize,
     ) -> Self {
         let blocks = Blocks::of(problem, tiling).expect("the schedules fit");
-        let memory = client.empty(at_once * blocks.bytes(problem));
-        Self { memory, blocks, all: problem.batch * problem.heads_kv, at_once }
+        let all = problem.batch * problem.heads_kv;
+        let lanes = lanes(all, at_once);
+        let memory = client.empty(lanes * at_once * blocks.bytes(problem));
+        Self { memory, blocks, all, at_once, lanes }
+    }
+
+    /// The lane of a launch.
+    pub(in crate::native) fn lane(&self, grid: &Grid<'_>) -> usize {
+        grid.key_heads.start / self.at_once % self.lanes
     }
 
     /// The key heads of each launch.
@@ -92,9 +101,11 @@ impl Slopes {
                 }
             }
         }
+        // As if the memory of its lane were all that there is, behind that of the lanes ahead of it.
+        let ahead = self.lane(grid) * self.at_once;
         let params = Params {
             pointers: [0],
-            first_head: (grid.key_heads.start * group) as i32,
+            first_head: (grid.key_heads.start * group) as i32 - (ahead * group) as i32,
             first_tile: grid.first_tile() as i32,
             of_head: self.blocks.of_head() as i32,
             width: width as i32,
@@ -111,7 +122,7 @@ impl Slopes {
     /// A map of nothing but bytes: a block is a box of it.
     fn map(&self, buffer: usize, group: usize) -> TensorMap {
         let width = BLOCK_BYTES / ROWS;
-        let rows = ROWS * self.at_once * group * self.blocks.of_head();
+        let rows = ROWS * self.lanes * self.at_once * group * self.blocks.of_head();
         TensorMap {
             buffer,
             offset: 0,

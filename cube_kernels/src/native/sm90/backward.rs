@@ -5,7 +5,7 @@ use cubecl::server::Handle;
 
 use super::forward::hopper;
 use super::program::Program;
-use super::{BackwardPlan, Element, Gradients, Pass, Schedule, planned_backward};
+use super::{BackwardPlan, Element, Gradients, Pass, SLOPES_BYTES, Schedule, planned_backward};
 use crate::native::backward::{self as launches, Part, Parts, delta_dim, delta_dims};
 use crate::native::dense;
 use crate::native::launch::DeviceInfo;
@@ -29,7 +29,8 @@ pub fn backward(
     inputs: &Saved<Strided>,
     outputs: &Operands<Option<Handle>>,
 ) -> Result<(), KernelError> {
-    let plan = planned_backward(problem, element, tiling).map_err(KernelError::Problem)?;
+    let plan = planned_backward(problem, element, tiling, SLOPES_BYTES);
+    let plan = plan.map_err(KernelError::Problem)?;
     backward_with(client, &plan, problem, inputs, outputs)
 }
 

@@ -39,10 +39,10 @@ pub use inverse::{Items, invert_lists};
 #[cfg(feature = "cuda")]
 pub use packed::{backward_packed, forward_packed, warm_up_packed};
 pub use plan::{
-    BackwardPlan, PackedPart, Slopes, backward_candidates, block_candidates, candidates, estimate,
-    plan, plan_backward, plan_tiled, planned, planned_backward, planned_blocks,
-    planned_blocks_backward, planned_packed, planned_packed_backward, unsupported,
-    unsupported_blocks,
+    BackwardPlan, PackedPart, SLOPES_BYTES, Slopes, backward_candidates, block_candidates,
+    candidates, estimate, plan, plan_backward, plan_backward_within, plan_tiled, planned,
+    planned_backward, planned_blocks, planned_blocks_backward, planned_packed,
+    planned_packed_backward, unsupported, unsupported_blocks,
 };
 pub use schedule::{Element, Gradients, Listed, Mask, Pass, Schedule};
 #[cfg(feature = "cuda")]

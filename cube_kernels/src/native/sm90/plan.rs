@@ -2,6 +2,7 @@
 
 use super::schedule::TILE;
 use super::{Element, Gradients, Mask, Pass, Schedule};
+use std::hash::Hash;
 use std::iter::Sum;
 use std::sync::{LazyLock, Mutex};
 
@@ -24,7 +25,10 @@ pub(super) use blocks::unsupported_lists;
 pub use blocks::{block_candidates, planned_blocks, planned_blocks_backward, unsupported_blocks};
 pub use packed::{PackedPart, planned_packed, planned_packed_backward};
 
-pub use backward::{BackwardPlan, Slopes, backward_candidates, plan_backward, planned_backward};
+pub use backward::{
+    BackwardPlan, SLOPES_BYTES, Slopes, backward_candidates, plan_backward, plan_backward_within,
+    planned_backward,
+};
 
 /// One-hot coordinates that a block may have over all axes, and one that has a step for itself.
 const SLOTS: usize = 16;
@@ -139,7 +143,7 @@ pub fn planned(
 type How = (Element, Option<Tiling>);
 
 /// What `choose` gives for a problem that the kernels cover, or gave.
-fn chosen<T: Clone>(
+fn chosen<How: Clone + Eq + Hash, T: Clone>(
     choices: &Choices<How, T>,
     problem: &Problem,
     how: How,

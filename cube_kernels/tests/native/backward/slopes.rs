@@ -134,3 +134,27 @@ fn sums_repeat() {
         }
     }
 }
+
+/// Each thread has a stream of its own, and all of them the same ones beside it; inputs are those of one thread.
+#[test]
+fn threads_share_lanes() {
+    let Some(client) = device() else { return };
+    let (problem, element) = (problems()[0], Element::Bf16);
+    let plan = by_slopes(&problem, element, 1);
+    let data = Data::random(&problem, 7, format(element).round);
+    let exact = compute(&problem, &data, format(element).round);
+    let saved = upload_all(&client, element, &problem, &data, &exact);
+    let run = || Native::gradients(&client, element, &plan, &problem, &saved);
+    let first = run();
+    let repeat = |thread| {
+        for number in 0..10 {
+            assert!(run() == first, "run {number} of thread {thread} differs");
+        }
+    };
+    let repeat = &repeat;
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || repeat(thread));
+        }
+    });
+}

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use super::{How, MULTIPROCESSORS, Shape, candidates_of, chosen, fastest, schedules, splits};
 use crate::choices::Choices;
 use crate::native::dense;
-use crate::native::slopes::Blocks;
+use crate::native::slopes::{Blocks, lanes};
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{KeyValue, MAX_RANK, Operands, Problem};
@@ -13,6 +13,8 @@ use crate::{KeyValue, MAX_RANK, Operands, Problem};
 #[cfg(test)]
 mod tests;
 
+/// Most bytes of memory for slopes that [`plan_backward`] takes for the heads of a launch, of which two may have slopes at the same time.
+pub const SLOPES_BYTES: usize = 1 << 30;
 /// Bytes of slopes from which on they are kept.
 const LEAST_SLOPES: usize = 64 << 20;
 /// Least share of its time that a multiprocessor has to be busy, with as many heads at once as there is memory for.
@@ -40,7 +42,7 @@ pub struct BackwardPlan {
 /// Slopes that one kernel leaves in memory for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slopes {
-    /// (sample, key head) pairs that the kernels have at once, one group of them after the other: a divisor of their number.
+    /// (sample, key head) pairs of a launch: a divisor of their number. Two such groups have memory at the same time, if there are several.
     pub heads_at_once: usize,
     /// What computes slopes itself for the gradient of the queries, where none are kept.
     pub queries: Vec<Schedule>,
@@ -73,7 +75,9 @@ impl BackwardPlan {
     pub fn slopes_workspace(&self, problem: &Problem) -> usize {
         let (Some(slopes), Some(keys)) = (&self.slopes, self.keys.first()) else { return 0 };
         let blocks = Blocks::of(problem, &keys.tiling());
-        blocks.map_or(0, |blocks| slopes.heads_at_once * blocks.bytes(problem))
+        let heads = problem.batch * problem.heads_kv;
+        let at_once = lanes(heads, slopes.heads_at_once) * slopes.heads_at_once;
+        blocks.map_or(0, |blocks| at_once * blocks.bytes(problem))
     }
 
     /// Whether kernels keep slopes if and only if there is something said of them.
@@ -160,6 +164,16 @@ pub fn plan_backward(
     element: Element,
     tiling: Option<Tiling>,
 ) -> Option<BackwardPlan> {
+    plan_backward_within(problem, element, tiling, SLOPES_BYTES)
+}
+
+/// The same with at most so many bytes of slopes in place of [`SLOPES_BYTES`]: none with 0. Beyond `SLOPES_BYTES` a launch has one head.
+pub fn plan_backward_within(
+    problem: &Problem,
+    element: Element,
+    tiling: Option<Tiling>,
+    slopes_bytes: usize,
+) -> Option<BackwardPlan> {
     let best = |problem: &Problem, pass: Pass, gradients: Gradients| {
         let all = backward_candidates(problem, element, pass, gradients);
         let all: Vec<_> = all.into_iter().map(|one| splits::split(one, problem)).collect();
@@ -179,7 +193,7 @@ pub fn plan_backward(
         schedule.makes_statistics = schedule.can_make_statistics(problem);
     }
     let plan = BackwardPlan { queries, keys: of(problem, Pass::Keys)?, additional, slopes: None };
-    Some(by_slopes(&plan, problem, tiling.is_some()).unwrap_or(plan))
+    Some(by_slopes(&plan, problem, tiling.is_some(), slopes_bytes).unwrap_or(plan))
 }
 
 /// Whether all (sample, key head) pairs come in groups of so many.
@@ -188,7 +202,12 @@ fn divides_heads(problem: &Problem, heads_at_once: usize) -> bool {
 }
 
 /// The same by slopes, if that is faster: by the same kernel for keys in one axis, or where its tiles are asked for, or by any other.
-fn by_slopes(plan: &BackwardPlan, problem: &Problem, has_tiles: bool) -> Option<BackwardPlan> {
+fn by_slopes(
+    plan: &BackwardPlan,
+    problem: &Problem,
+    has_tiles: bool,
+    slopes_bytes: usize,
+) -> Option<BackwardPlan> {
     let longest = problem.head_dim.max(problem.head_dim_v);
     let ([_], [keys], true) = (&plan.queries[..], &plan.keys[..], (65..=SLICE).contains(&longest))
     else {
@@ -196,7 +215,7 @@ fn by_slopes(plan: &BackwardPlan, problem: &Problem, has_tiles: bool) -> Option<
     };
     let of = |keys: &Schedule| {
         let plain = BackwardPlan { keys: vec![*keys], ..plan.clone() };
-        plain.with_slopes(problem, heads_at_once(problem, keys)?)
+        plain.with_slopes(problem, heads_at_once(problem, keys, slopes_bytes)?)
     };
     if problem.rank() == 1 {
         return of(keys);
@@ -211,27 +230,31 @@ fn by_slopes(plan: &BackwardPlan, problem: &Problem, has_tiles: bool) -> Option<
     (time < MOST_TIME * seconds(plan)).then_some(best)
 }
 
-/// The (sample, key head) pairs whose slopes are kept at once; `None` if that is not worth it.
-fn heads_at_once(problem: &Problem, of_keys: &Schedule) -> Option<usize> {
+/// The (sample, key head) pairs of a launch whose slopes are kept; `None` if that is not worth it.
+fn heads_at_once(problem: &Problem, of_keys: &Schedule, slopes_bytes: usize) -> Option<usize> {
     let blocks = Blocks::of(problem, &of_keys.tiling())?;
     let heads = problem.batch * problem.heads_kv;
-    if heads * blocks.bytes(problem) < LEAST_SLOPES {
+    let bytes = blocks.bytes(problem);
+    if heads * bytes < LEAST_SLOPES {
         return None;
     }
-    // Equal tiles come in rounds; of a causal axis, short ones end what the longest one leaves.
+    // Equal tiles come in rounds, unless another lane has tiles where one ends; of a causal axis, short ones end what the longest one leaves.
     let sides = problem.axes.iter().zip(of_keys.cta_tile());
     let tiles: usize = sides.map(|(axis, side)| axis.keys.div_ceil(side)).product();
     let share = |count: usize| {
-        let tiles = (count * tiles) as f64;
+        let lanes = lanes(heads, count);
+        let tiles = (lanes * count * tiles) as f64;
         let axis = problem.axes[MAX_RANK - 1];
         match blocks {
             Blocks::Line { width, .. } if axis.is_causal && 4 * axis.kernel_size > axis.keys => {
-                (count * blocks.of_head()) as f64 / (2 * width) as f64 / MULTIPROCESSORS
+                (lanes * count * blocks.of_head()) as f64 / (2 * width) as f64 / MULTIPROCESSORS
             }
+            _ if lanes > 1 => tiles / MULTIPROCESSORS,
             _ => tiles / MULTIPROCESSORS / (tiles / MULTIPROCESSORS).ceil(),
         }
     };
-    let at_once = 1..=blocks.most_heads(problem).min(heads);
+    let most = (slopes_bytes.min(SLOPES_BYTES) / bytes).max((bytes <= slopes_bytes) as usize);
+    let at_once = 1..=most.min(heads);
     let shares = at_once
         .filter(|count| heads.is_multiple_of(*count))
         .map(|count| (share(count).min(1.0), count));
@@ -239,7 +262,7 @@ fn heads_at_once(problem: &Problem, of_keys: &Schedule) -> Option<usize> {
     (share >= LEAST_SHARE).then_some(count)
 }
 
-/// What runs: what [`plan_backward()`] gives, chosen once for a problem.
+/// What runs: what [`plan_backward_within()`] gives, chosen once for a problem.
 ///
 /// # Errors
 ///
@@ -248,10 +271,11 @@ pub fn planned_backward(
     problem: &Problem,
     element: Element,
     tiling: Option<Tiling>,
+    slopes_bytes: usize,
 ) -> Result<Arc<BackwardPlan>, String> {
-    static KNOWN: Choices<How, Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
-    chosen(&KNOWN, problem, (element, tiling), || {
-        plan_backward(problem, element, tiling).map(Arc::new)
+    static KNOWN: Choices<(How, usize), Arc<BackwardPlan>> = LazyLock::new(Mutex::default);
+    chosen(&KNOWN, problem, ((element, tiling), slopes_bytes), || {
+        plan_backward_within(problem, element, tiling, slopes_bytes).map(Arc::new)
     })
 }
 
