@@ -62,6 +62,7 @@ pub fn several() -> Vec<Problem> {
         problem(&space[1..], 256).with_batch(1),
         problem(&[axis(19, 5, 1, 1, false), axis(21, 7, 1, 1, false)], 64).with_bias(true),
         problem(&[axis(203, 21, 1, 1, true)], 64).with_bias(true).with_batch(1),
+        shared(problem(&[Axis::dense(200, 330, false)], 64)),
     ]
 }
 
@@ -121,9 +122,9 @@ fn tiny_launches() {
 
 #[test]
 fn a_few_of_every_kind() {
-    // The plane, dilated, strided and causal, and the space with additional tokens.
+    // The plane, dilated, strided and causal, the space with additional tokens, and a dense line of short vectors.
     let all = several();
-    check(&in_turn(vec![all[0], all[4], all[7]]));
+    check(&in_turn(vec![all[0], all[4], all[7], all[13]]));
 }
 
 #[test]

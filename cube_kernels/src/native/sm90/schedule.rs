@@ -289,7 +289,15 @@ impl Schedule {
                     && !self.gradients.bias
                     && !self.keeps_slopes
             }
-            Pass::Keys => false,
+            // Where tiles are long: else the loads ahead of a tile cost as much as a step gains.
+            Pass::Keys => {
+                longest <= 64
+                    && self.warpgroups == 1
+                    && self.rank == 1
+                    && self.mask == Mask::None
+                    && !self.has_additional
+                    && self.listed.is_none()
+            }
         }
     }
 
