@@ -120,6 +120,21 @@ fn allow_tf32() {
     assert_eq!(tier("--allow-tf32"), (true.into(), "TensorCore".into()));
 }
 
+/// Gradients of scores that go through memory on Hopper, of a plane by default and of large boxes if that is asked for.
+#[test]
+fn memory() {
+    let kept = |problem: &str, flags: &str| {
+        let flags = format!("--problem {problem} --dtype bf16 --target sm_90 --backprop {flags}");
+        let plan = json(&format!("{flags} --dry-run"));
+        let keeps = plan["chosen"].to_string().contains("leaves slopes in memory");
+        (plan["memory_preference"].clone(), keeps)
+    };
+    assert_eq!(kept("flux", ""), ("default".into(), true));
+    assert_eq!(kept("flux", "--memory strict"), ("strict".into(), false));
+    assert_eq!(kept("hunyuan", "--memory default"), ("default".into(), false));
+    assert_eq!(kept("hunyuan", "--memory unrestricted"), ("unrestricted".into(), true));
+}
+
 #[test]
 fn problems_of_the_catalogue_by_name() {
     let text = stdout("--list");

@@ -57,7 +57,7 @@ pub(super) struct Parts {
     pub delta: Option<Arc<Cubin>>,
     /// That which adds up the gradient of the bias, if that is wanted.
     pub bias_sum: Option<Arc<Cubin>>,
-    /// Of kernels that keep slopes, their tiles, and the key heads of all samples that they have at once.
+    /// Of kernels that keep slopes, their tiles, and the key heads of all samples that a launch has.
     pub slopes: Option<(Tiling, usize)>,
 }
 
@@ -187,7 +187,7 @@ pub(super) fn enqueue(
             _ => Workspace::with_counters(client, bytes, launches.len(), bias),
         };
         let mut row = 0;
-        let mut all = Vec::with_capacity(launches.len());
+        let mut all = vec![];
         for (number, (grid, work, written)) in launches.iter().enumerate() {
             let part = work.part;
             let kernel = grid.kernel(&part.cubin, c"attention_backward");
@@ -213,7 +213,12 @@ pub(super) fn enqueue(
                 };
                 add_results(grid, inputs, &mut buffers, &mut arguments);
             }
-            all.push(Launch { lane, is_early: false, kernel, buffers, arguments });
+            match &slopes {
+                None => launch(client, kernel, buffers, arguments),
+                Some(_) => {
+                    all.push(Launch { lane, is_early: false, kernel, buffers, arguments });
+                }
+            }
             row += if part.sums_bias { grid.ctas() as usize } else { 0 };
         }
         launch_all(client, all);

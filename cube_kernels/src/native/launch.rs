@@ -1,12 +1,13 @@
-//! Enqueues a compiled kernel on CubeCL's own CUDA stream, with CubeCL's own memory.
+//! Enqueues a compiled kernel on CubeCL's own CUDA stream, or beside it, with CubeCL's own memory.
 //!
 //! This is the only file that knows CubeCL's CUDA server. A launch is a task for the thread that
 //! owns the device: there the buffers have addresses, tensor maps can be encoded, and the kernel
 //! takes its place among CubeCL's own launches, which wait for it and it for them.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
+use std::hash::Hash;
 use std::mem::MaybeUninit;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -138,7 +139,7 @@ impl Buffer {
     }
 
     /// Where it begins.
-    pub fn place(&self) -> impl PartialEq + use<> {
+    pub fn place(&self) -> impl Eq + Hash + use<> {
         (self.handle.clone().binding().memory.id(), self.handle.offset_start)
     }
 }
@@ -235,8 +236,8 @@ impl Argument {
 
 /// A kernel with all that it takes.
 pub struct Launch {
-    /// Launches of a lane follow each other, and all of lane 0 the launching thread's earlier ones. Those of other lanes run beside it; what
-    /// is launched next waits for all of them.
+    /// Launches of a lane follow each other, and those of several lanes run beside each other: behind what the launching thread has
+    /// launched before, and ahead of what it launches next.
     pub lane: usize,
     /// Whether it may begin before the launch ahead of it ends, for which the kernel waits by itself: from compute capability 9.0 on.
     pub is_early: bool,
@@ -255,7 +256,7 @@ pub fn launch(client: &Client, kernel: Kernel, buffers: Vec<Buffer>, arguments: 
     launch_all(client, vec![Launch { lane: 0, is_early: false, kernel, buffers, arguments }]);
 }
 
-/// The same of several kernels, in the order of their lanes. They go to the device's thread together, which takes less of both threads' time
+/// The same of several kernels, one behind the other in each lane. They go to the device's thread together, which takes less of both threads' time
 /// than one by one.
 ///
 /// # Panics
@@ -282,12 +283,8 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     let launches: Vec<_> = launches.into_iter().map(prepare).collect();
     // What one of several writes, and another one reads, is nothing that they wait for.
     if launches.len() > 1 {
-        let mut written = vec![];
-        for place in all.iter().filter(|buffer| buffer.is_output).map(Buffer::place) {
-            if !written.contains(&place) {
-                written.push(place);
-            }
-        }
+        let outputs = all.iter().filter(|buffer| buffer.is_output);
+        let written: HashSet<_> = outputs.map(Buffer::place).collect();
         all.iter_mut().for_each(|buffer| buffer.is_output |= written.contains(&buffer.place()));
     }
     let lanes = 1 + launches.iter().map(|(lane, ..)| *lane).max().unwrap_or(0);
@@ -473,7 +470,7 @@ fn is_recording(
     Ok(streams.current().capturing.is_recording())
 }
 
-/// Streams that launches of one thread take beside its own.
+/// Streams beside one of CubeCL's.
 #[derive(Clone, Default)]
 struct Lanes(Vec<Lane>);
 
@@ -485,25 +482,19 @@ struct Lane {
 }
 
 impl Lanes {
-    /// That of a lane, but for the thread's own: all launches have that one while a graph is recorded.
+    /// That of a lane; `None` for CubeCL's own.
     fn stream(&self, lane: usize) -> Option<sys::CUstream> {
         self.0.get(lane.wrapping_sub(1)).map(|lane| lane.stream)
     }
 
-    /// As many as lanes besides 0, made at their first use and never destroyed. They wait for what `stream` has been given.
+    /// As many as lanes besides 0, made at the first use of `stream` and never destroyed. They wait for what it has been given.
     fn fork(ordinal: u16, count: usize, stream: sys::CUstream) -> Result<Self, ServerError> {
-        make_current(ordinal)?;
-        let new = || -> Result<Lane, result::DriverError> {
-            Ok(Lane {
-                stream: result::stream::create(result::stream::StreamKind::NonBlocking)?,
-                end: event()?,
-            })
-        };
-        let mut lanes = LANES.with_borrow(|lanes| lanes.get(&ordinal).cloned()).unwrap_or_default();
-        let fork = || {
+        let key = (ordinal, stream as usize);
+        let mut lanes = LANES.with_borrow(|lanes| lanes.get(&key).cloned()).unwrap_or_default();
+        let fork = || -> Result<Self, result::DriverError> {
             while lanes.0.len() < count {
-                lanes.0.push(new()?);
-                LANES.with_borrow_mut(|all| all.insert(ordinal, lanes.clone()));
+                lanes.0.push(Lane::beside(stream)?);
+                LANES.with_borrow_mut(|all| all.insert(key, lanes.clone()));
             }
             lanes.0.truncate(count);
             for lane in &lanes.0 {
@@ -516,25 +507,37 @@ impl Lanes {
             }
             Ok(lanes)
         };
-        fork().map_err(|error: result::DriverError| failed("streams beside one", error))
+        fork().map_err(|error| failed("streams beside one", error))
     }
 
-    /// Has `stream` wait for all of them.
+    /// Has `stream` wait for all of them, or if that fails the calling thread, whose memory they have.
     fn join(&self, stream: sys::CUstream) -> Result<(), ServerError> {
         let join = |lane: &Lane| {
             // SAFETY: as in `fork`.
             unsafe {
-                result::event::record(lane.end, lane.stream)?;
-                wait(stream, lane.end)
+                let joined = result::event::record(lane.end, lane.stream)
+                    .and_then(|()| wait(stream, lane.end));
+                joined.inspect_err(|_| _ = result::stream::synchronize(lane.stream))
             }
         };
-        let all = self.0.iter().try_for_each(join);
-        all.map_err(|error| failed("the end of streams beside one", error))
+        let all: Vec<_> = self.0.iter().map(join).collect();
+        let all = all.into_iter().collect::<Result<Vec<()>, _>>();
+        all.map(|_| ()).map_err(|error| failed("the end of streams beside one", error))
     }
 }
 
-fn event() -> Result<sys::CUevent, result::DriverError> {
-    result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+impl Lane {
+    /// With the priority of `stream`.
+    fn beside(stream: sys::CUstream) -> Result<Self, result::DriverError> {
+        let mut priority = 0;
+        // SAFETY: the driver writes one integer; the stream is of the context that is current.
+        unsafe { sys::cuStreamGetPriority(stream, &mut priority).result()? };
+        let kind = result::stream::StreamKind::NonBlocking;
+        Ok(Self {
+            stream: result::stream::create_with_priority(kind, priority)?,
+            end: result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
+        })
+    }
 }
 
 /// # Safety
@@ -546,7 +549,7 @@ unsafe fn wait(stream: sys::CUstream, event: sys::CUevent) -> Result<(), result:
     unsafe { result::stream::wait_event(stream, event, flags) }
 }
 
-/// Has `work` enqueue launches in so many lanes, with all of their buffers.
+/// Has `work` enqueue launches in so many lanes, with all of their buffers. A graph that is recorded has them in one.
 fn in_lanes(
     server: &mut Server,
     ordinal: u16,
@@ -554,15 +557,20 @@ fn in_lanes(
     (count, buffers): (usize, &[BufferBinding]),
     work: impl FnOnce(&mut Server, &Lanes) -> Result<(), ServerError>,
 ) -> Result<(), ServerError> {
+    make_current(ordinal)?;
     if count == 1 || is_recording(server, stream, buffers)? {
         return work(server, &Lanes::default());
     }
+    // Once each: most launches have the same ones.
+    let mut known = HashSet::new();
+    let buffers: Vec<_> =
+        buffers.iter().filter(|buffer| known.insert(buffer.memory.id())).cloned().collect();
     // With all buffers: lanes wait for other streams that wrote them, and these for the lanes before memory of theirs is used again.
-    let lanes = with_addresses(server, stream, buffers, |_, stream| {
+    let lanes = with_addresses(server, stream, &buffers, |_, stream| {
         Lanes::fork(ordinal, count - 1, stream)
     })?;
     let done = work(server, &lanes);
-    let joined = with_addresses(server, stream, buffers, |_, stream| lanes.join(stream));
+    let joined = with_addresses(server, stream, &buffers, |_, stream| lanes.join(stream));
     done.and(joined)
 }
 
@@ -711,8 +719,8 @@ type Functions = HashMap<(u16, Arc<str>, &'static CStr), (sys::CUfunction, u32)>
 thread_local! {
     /// The primary context of each device. The server retains it, too.
     static CONTEXTS: RefCell<HashMap<u16, sys::CUcontext>> = RefCell::default();
-    /// The streams beside others of each device.
-    static LANES: RefCell<HashMap<u16, Lanes>> = RefCell::default();
+    /// The streams beside each stream of a device.
+    static LANES: RefCell<HashMap<(u16, usize), Lanes>> = RefCell::default();
     /// Those that have been loaded.
     static FUNCTIONS: RefCell<Functions> = RefCell::default();
 }

@@ -2,7 +2,7 @@
 //!
 //! CUDA C++ with inline PTX and no headers, one source per schedule, specialised by macros. NVRTC
 //! compiles a specialisation at its first use (`compile`), and it is enqueued on
-//! CubeCL's own stream with CubeCL's own memory (`launch`), under either of CubeCL's CUDA compilers.
+//! CubeCL's own stream, or beside it, with CubeCL's own memory (`launch`), under either of CubeCL's CUDA compilers.
 //!
 //! What a kernel would do is decided without a device, by [`sm90::plan()`] and
 //! [`sm100::plan()`], and the text of every

@@ -11,7 +11,7 @@ use clap::{ArgAction, Parser};
 
 use crate::failure::Failure;
 use crate::sparse::Sparse;
-use crate::values::{self, DeviceName, ElementType};
+use crate::values::{self, DeviceName, ElementType, Memory};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -149,6 +149,11 @@ pub struct Args {
     #[arg(long, help_heading = "Computation")]
     pub allow_tf32: bool,
 
+    /// How much may be taken beside inputs and outputs
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = Memory::Default)]
+    #[arg(hide_short_help = true, help_heading = "Computation")]
+    pub memory: Memory,
+
     /// flex, cpu, cuda, cuda:N, rocm, rocm:N, wgpu, vulkan, metal
     #[arg(long, value_name = "NAME", default_value = "flex", value_parser = values::device)]
     #[arg(help_heading = "Run")]
@@ -208,7 +213,8 @@ impl Args {
 }
 
 /// Flags that choose among the schedules of one fused problem.
-pub const TUNING: [&str; 5] = ["q_tile", "kv_tile", "optimize", "deterministic", "allow_tf32"];
+pub const TUNING: [&str; 6] =
+    ["q_tile", "kv_tile", "optimize", "deterministic", "allow_tf32", "memory"];
 
 /// Flags that a problem of the catalogue decides.
 const SHAPE: [&str; 11] = [

@@ -41,8 +41,10 @@ impl Request {
             }
             None => (None, None, problem(args)?),
         };
-        let context =
-            Context::new().with_deterministic(args.deterministic).with_allow_tf32(args.allow_tf32);
+        let context = Context::new()
+            .with_deterministic(args.deterministic)
+            .with_allow_tf32(args.allow_tf32)
+            .with_memory(args.memory.preference());
         Ok(Self { name, published, problem, dtype: args.dtype, context })
     }
 

@@ -1,6 +1,7 @@
 //! From the words behind a flag to values.
 
 use burn::tensor::DType;
+use burn_natten::MemoryPreference;
 use burn_natten::plan::Target;
 use clap::ValueEnum;
 
@@ -32,6 +33,24 @@ impl ElementType {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::F64 => "f64",
+        }
+    }
+}
+
+/// How much memory an implementation may take.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    Strict,
+    Default,
+    Unrestricted,
+}
+
+impl Memory {
+    pub fn preference(self) -> MemoryPreference {
+        match self {
+            Self::Strict => MemoryPreference::Strict,
+            Self::Default => MemoryPreference::Default,
+            Self::Unrestricted => MemoryPreference::Unrestricted,
         }
     }
 }

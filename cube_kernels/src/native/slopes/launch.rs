@@ -14,13 +14,12 @@ use crate::{MAX_RANK, Pass, Problem};
 
 /// Slopes of some heads after the others, in lanes.
 pub(in crate::native) struct Slopes {
-    memory: Handle,
+    /// Of each lane, apart: memory of other sizes is easier to have again.
+    memory: Vec<Handle>,
     blocks: Blocks,
     /// (sample, key head) pairs, and those of a launch, which divide them.
     all: usize,
     at_once: usize,
-    /// Launches that have memory at the same time.
-    lanes: usize,
 }
 
 /// `Slopes` of the kernels.
@@ -57,14 +56,13 @@ impl Slopes {
     ) -> Self {
         let blocks = Blocks::of(problem, tiling).expect("the schedules fit");
         let all = problem.batch * problem.heads_kv;
-        let lanes = lanes(all, at_once);
-        let memory = client.empty(lanes * at_once * blocks.bytes(problem));
-        Self { memory, blocks, all, at_once, lanes }
+        let lane = |_| client.empty(at_once * blocks.bytes(problem));
+        Self { memory: (0..lanes(all, at_once)).map(lane).collect(), blocks, all, at_once }
     }
 
     /// The lane of a launch.
     pub(in crate::native) fn lane(&self, grid: &Grid<'_>) -> usize {
-        grid.key_heads.start / self.at_once % self.lanes
+        grid.key_heads.start / self.at_once % self.memory.len()
     }
 
     /// The key heads of each launch.
@@ -82,10 +80,10 @@ impl Slopes {
         let slot = buffers.len();
         let group = grid.problem.group_size();
         buffers.push(match grid.cut.pass {
-            Pass::Keys => Buffer::written(&self.memory),
+            Pass::Keys => Buffer::written(&self.memory[self.lane(grid)]),
             Pass::Forward | Pass::Queries => {
                 arguments[STATISTICS_MAP] = Argument::TensorMap(self.map(slot, group));
-                Buffer::read(&self.memory)
+                Buffer::read(&self.memory[self.lane(grid)])
             }
         });
         let (mut width, mut tail) = (0, 0);
@@ -101,11 +99,9 @@ impl Slopes {
                 }
             }
         }
-        // As if the memory of its lane were all that there is, behind that of the lanes ahead of it.
-        let ahead = self.lane(grid) * self.at_once;
         let params = Params {
             pointers: [0],
-            first_head: (grid.key_heads.start * group) as i32 - (ahead * group) as i32,
+            first_head: (grid.key_heads.start * group) as i32,
             first_tile: grid.first_tile() as i32,
             of_head: self.blocks.of_head() as i32,
             width: width as i32,
@@ -122,7 +118,7 @@ impl Slopes {
     /// A map of nothing but bytes: a block is a box of it.
     fn map(&self, buffer: usize, group: usize) -> TensorMap {
         let width = BLOCK_BYTES / ROWS;
-        let rows = ROWS * self.lanes * self.at_once * group * self.blocks.of_head();
+        let rows = ROWS * self.at_once * group * self.blocks.of_head();
         TensorMap {
             buffer,
             offset: 0,

@@ -94,6 +94,14 @@ pub fn backward_with(
     if !inputs.has_out {
         plan = plan.without_own_statistics();
     }
+    let most = client.properties().memory.max_page_size;
+    let slopes = plan.slopes_of_launch(problem) as u64;
+    if slopes > most {
+        log::warn!(
+            "{slopes} bytes of slopes: allocations of the device have at most {most}, so that scores are computed twice"
+        );
+        plan = plan.without_slopes();
+    }
     if let Some(dense) = dense(problem) {
         let mut more = plan.additional.iter();
         let fits = more.all(|schedule| schedule.pass == Pass::Keys && schedule.fits(&dense));

@@ -51,6 +51,7 @@ pub fn plan(request: &Request, target: Target, explanation: &Explanation) -> Val
         "dtype": request.dtype.name(),
         "deterministic": request.context.deterministic(),
         "allow_tf32": request.context.allow_tf32(),
+        "memory_preference": format!("{:?}", request.context.memory()).to_lowercase(),
         "flop_bound": flop_bound(own),
         "ideal": {
             "forward": cost(ideal(request, &explanation.device, Pass::Forward)),
@@ -151,6 +152,7 @@ fn with_header(request: &Request, machine: &Machine, key: &str, rows: Value) -> 
         "dtype": request.dtype.name(),
         "deterministic": request.context.deterministic(),
         "allow_tf32": request.context.allow_tf32(),
+        "memory_preference": format!("{:?}", request.context.memory()).to_lowercase(),
         "device": machine.name,
         "peaks": { "copy": machine.peaks.copy, "matmul": machine.peaks.matmul },
         key: rows,

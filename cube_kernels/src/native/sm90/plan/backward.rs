@@ -54,7 +54,7 @@ impl BackwardPlan {
         self.queries.iter().chain(&self.keys).chain(&self.additional)
     }
 
-    /// The same by kernels that keep the slopes of so many (sample, key head) pairs at once, which has to divide their number; `None` where
+    /// The same by kernels that keep the slopes of so many (sample, key head) pairs a launch, which has to divide their number; `None` where
     /// they cannot.
     pub fn with_slopes(mut self, problem: &Problem, heads_at_once: usize) -> Option<Self> {
         let ([of_queries], [of_keys]) = (&self.queries[..], &mut self.keys[..]) else {
@@ -73,11 +73,16 @@ impl BackwardPlan {
     /// Bytes of device memory for slopes, besides [`backward_workspace`](crate::native::backward_workspace): two for each pair of a query
     /// and a key that see each other, and of those beside them in blocks of 64 by 64, of the heads that are there at once.
     pub fn slopes_workspace(&self, problem: &Problem) -> usize {
+        let heads = problem.batch * problem.heads_kv;
+        let lanes = self.slopes.as_ref().map_or(0, |slopes| lanes(heads, slopes.heads_at_once));
+        lanes * self.slopes_of_launch(problem)
+    }
+
+    /// Those of a launch.
+    pub(in crate::native::sm90) fn slopes_of_launch(&self, problem: &Problem) -> usize {
         let (Some(slopes), Some(keys)) = (&self.slopes, self.keys.first()) else { return 0 };
         let blocks = Blocks::of(problem, &keys.tiling());
-        let heads = problem.batch * problem.heads_kv;
-        let at_once = lanes(heads, slopes.heads_at_once) * slopes.heads_at_once;
-        blocks.map_or(0, |blocks| at_once * blocks.bytes(problem))
+        blocks.map_or(0, |blocks| slopes.heads_at_once * blocks.bytes(problem))
     }
 
     /// Whether kernels keep slopes if and only if there is something said of them.
@@ -167,7 +172,8 @@ pub fn plan_backward(
     plan_backward_within(problem, element, tiling, SLOPES_BYTES)
 }
 
-/// The same with at most so many bytes of slopes in place of [`SLOPES_BYTES`]: none with 0. Beyond `SLOPES_BYTES` a launch has one head.
+/// The same with at most so many bytes of slopes for the heads of a launch in place of [`SLOPES_BYTES`]: none with 0. Beyond `SLOPES_BYTES` a launch has
+/// as few key heads as give all multiprocessors enough to do.
 pub fn plan_backward_within(
     problem: &Problem,
     element: Element,
@@ -238,28 +244,28 @@ fn heads_at_once(problem: &Problem, of_keys: &Schedule, slopes_bytes: usize) -> 
     if heads * bytes < LEAST_SLOPES {
         return None;
     }
-    // Equal tiles come in rounds, unless another lane has tiles where one ends; of a causal axis, short ones end what the longest one leaves.
+    // Equal tiles come in rounds; of a causal axis, short ones end what the longest one leaves. Lanes are not counted on: a graph has one.
     let sides = problem.axes.iter().zip(of_keys.cta_tile());
     let tiles: usize = sides.map(|(axis, side)| axis.keys.div_ceil(side)).product();
     let share = |count: usize| {
-        let lanes = lanes(heads, count);
-        let tiles = (lanes * count * tiles) as f64;
+        let tiles = (count * tiles) as f64;
         let axis = problem.axes[MAX_RANK - 1];
         match blocks {
             Blocks::Line { width, .. } if axis.is_causal && 4 * axis.kernel_size > axis.keys => {
-                (lanes * count * blocks.of_head()) as f64 / (2 * width) as f64 / MULTIPROCESSORS
+                (count * blocks.of_head()) as f64 / (2 * width) as f64 / MULTIPROCESSORS
             }
-            _ if lanes > 1 => tiles / MULTIPROCESSORS,
             _ => tiles / MULTIPROCESSORS / (tiles / MULTIPROCESSORS).ceil(),
         }
     };
-    let most = (slopes_bytes.min(SLOPES_BYTES) / bytes).max((bytes <= slopes_bytes) as usize);
-    let at_once = 1..=most.min(heads);
-    let shares = at_once
-        .filter(|count| heads.is_multiple_of(*count))
-        .map(|count| (share(count).min(1.0), count));
-    let (share, count) = shares.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
-    (share >= LEAST_SHARE).then_some(count)
+    let fitting = |most: usize| {
+        let counts = 1..=(most / bytes).min(heads);
+        let shares = counts
+            .filter(|count| heads.is_multiple_of(*count))
+            .map(|count| (share(count).min(1.0), count));
+        shares.filter(|(share, _)| *share >= LEAST_SHARE)
+    };
+    let best = fitting(slopes_bytes.min(SLOPES_BYTES)).max_by(|(a, _), (b, _)| a.total_cmp(b));
+    best.or_else(|| fitting(slopes_bytes).next()).map(|(_, count)| count)
 }
 
 /// What runs: what [`plan_backward_within()`] gives, chosen once for a problem.
