@@ -1,5 +1,7 @@
 //! The backward pass on a device.
 
+use std::sync::Once;
+
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
@@ -97,9 +99,8 @@ pub fn backward_with(
     let most = client.properties().memory.max_page_size;
     let slopes = plan.slopes_of_launch(problem) as u64;
     if slopes > most {
-        log::warn!(
-            "{slopes} bytes of slopes: allocations of the device have at most {most}, so that scores are computed twice"
-        );
+        static SAID: Once = Once::new();
+        SAID.call_once(|| log::warn!("burn-natten: {slopes} bytes of slopes, where allocations have at most {most}: scores are computed twice"));
         plan = plan.without_slopes();
     }
     if let Some(dense) = dense(problem) {
