@@ -213,6 +213,7 @@ pub(super) fn enqueue(
                 };
                 add_results(grid, inputs, &mut buffers, &mut arguments);
             }
+            // Without lanes one by one: the first runs while the others are prepared.
             match &slopes {
                 None => launch(client, kernel, buffers, arguments),
                 Some(_) => {

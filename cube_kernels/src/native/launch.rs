@@ -471,7 +471,7 @@ fn is_recording(
 }
 
 /// Streams beside one of CubeCL's.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Lanes(Vec<Lane>);
 
 /// The stream of a lane other than 0, and an event for its end.
@@ -489,14 +489,15 @@ impl Lanes {
 
     /// As many as lanes besides 0, made at the first use of `stream` and never destroyed. They wait for what it has been given.
     fn fork(ordinal: u16, count: usize, stream: sys::CUstream) -> Result<Self, ServerError> {
-        let key = (ordinal, stream as usize);
-        let mut lanes = LANES.with_borrow(|lanes| lanes.get(&key).cloned()).unwrap_or_default();
-        let fork = || -> Result<Self, result::DriverError> {
-            while lanes.0.len() < count {
-                lanes.0.push(Lane::beside(stream)?);
-                LANES.with_borrow_mut(|all| all.insert(key, lanes.clone()));
+        let known = |all: &mut HashMap<_, Vec<Lane>>| {
+            let lanes = all.entry((ordinal, stream as usize)).or_default();
+            while lanes.len() < count {
+                lanes.push(Lane::beside(stream)?);
             }
-            lanes.0.truncate(count);
+            Ok(Self(lanes[..count].to_vec()))
+        };
+        let fork = || -> Result<Self, result::DriverError> {
+            let lanes = LANES.with_borrow_mut(known)?;
             for lane in &lanes.0 {
                 // SAFETY: event and streams are of the context that is current. An event may be recorded again while streams wait for what it was
                 // before.
@@ -520,9 +521,10 @@ impl Lanes {
                 joined.inspect_err(|_| _ = result::stream::synchronize(lane.stream))
             }
         };
-        let all: Vec<_> = self.0.iter().map(join).collect();
-        let all = all.into_iter().collect::<Result<Vec<()>, _>>();
-        all.map(|_| ()).map_err(|error| failed("the end of streams beside one", error))
+        // Of all, whichever of them fails.
+        let joined: Vec<_> = self.0.iter().map(join).collect();
+        let joined: Result<(), _> = joined.into_iter().collect();
+        joined.map_err(|error| failed("the end of streams beside one", error))
     }
 }
 
@@ -720,7 +722,7 @@ thread_local! {
     /// The primary context of each device. The server retains it, too.
     static CONTEXTS: RefCell<HashMap<u16, sys::CUcontext>> = RefCell::default();
     /// The streams beside each stream of a device.
-    static LANES: RefCell<HashMap<(u16, usize), Lanes>> = RefCell::default();
+    static LANES: RefCell<HashMap<(u16, usize), Vec<Lane>>> = RefCell::default();
     /// Those that have been loaded.
     static FUNCTIONS: RefCell<Functions> = RefCell::default();
 }

@@ -3,16 +3,13 @@
 use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Mask, Pass, backward_candidates};
 use burn_natten_kernels::{Axis, Operands, Problem};
 use cubecl::client::Client;
-use test_support::compare::{for_each_case, format};
+use test_support::compare::format;
 use test_support::oracle::compute;
 use test_support::tier::{BackwardTier, check_data, expected, upload_all};
 use test_support::{Data, axis, problem};
 
 use crate::run::{Change, Machine, Policy};
-use crate::ways::{OnMachine, Way, changed, client, hopper, planned_backward};
-
-/// A problem, and how many key heads there are slopes of at once.
-type Case = (Problem, usize, Element, Policy);
+use crate::ways::{Case, OnMachine, Way, changed, check_each, client, hopper, planned_backward};
 
 /// With it a row is wrong that has met a slope which is not there: memory is poisoned.
 const NO_REPAIR: Change = Change { from: "repair_row(params, tile, row, lane);", to: "" };
@@ -41,19 +38,10 @@ fn plans(problem: &Problem, element: Element, heads_at_once: usize) -> [Backward
     plans.swap_remove(plans.len() / 2)
 }
 
+/// As many key heads as the case says have slopes at once.
 fn way((problem, heads_at_once, element, policy): &Case) -> Option<Way> {
     let [plan, _] = plans(problem, *element, *heads_at_once);
     hopper(*policy).map(|machine| Way { machine: changed(&machine, NO_REPAIR), plan })
-}
-
-fn check_each(cases: &[Case]) {
-    let client = client();
-    for_each_case(cases, |case, seed| {
-        let (problem, _, element, _) = case;
-        let Some(way) = way(case) else { return Ok(0.0) };
-        let data = Data::random(problem, seed, format(*element).round);
-        check_data::<OnMachine>(&client, *element, &way, problem, &data)
-    });
 }
 
 /// One head of keys after the other, for what is to be found in the kernels of a machine.
@@ -102,7 +90,7 @@ fn gradients() {
         // One lane has a launch more than the other.
         (three(130), 1, F16, Late),
     ];
-    check_each(&cases);
+    check_each(&cases, way);
 }
 
 /// Boxes of two and three axes: masks that begin ahead of who sees a key, strides whose windows are whole boxes, causal axes; lengths that are no
@@ -129,7 +117,7 @@ fn boxes() {
         let has_mask = |case: &Case| plans(&case.0, case.2, case.1)[0].keys[0].mask == mask;
         assert!(cases.iter().any(has_mask), "{mask:?}");
     }
-    check_each(&cases);
+    check_each(&cases, way);
 }
 
 /// Scores far below zero, whose weights are infinite where a row of zeros stands behind the last key: it has no part in anything. Without rows

@@ -2,18 +2,15 @@
 
 use burn_natten_kernels::native::sm90::Element;
 use burn_natten_kernels::{Axis, Problem};
-use test_support::compare::{for_each_case, format};
+use test_support::compare::format;
 use test_support::oracle::compute;
 use test_support::tier::{BackwardTier, check_data, expected, upload_all};
 use test_support::{Data, axis, problem};
 
 use crate::run::{Change, Policy};
-use crate::ways::{OnMachine, Way, changed, client, hopper, planned_backward};
+use crate::ways::{Case, OnMachine, Way, changed, check_each, client, hopper, planned_backward};
 
-/// A problem, and how many CTAs share a group.
-type Case = (Problem, usize, Element, Policy);
-
-/// The planned kernels, but for splits of those for keys.
+/// The planned kernels, but that as many CTAs as the case says share a group of those for keys.
 fn way((problem, splits, element, policy): &Case) -> Option<Way> {
     let machine = hopper(*policy)?;
     let mut plan = planned_backward(problem, *element);
@@ -21,16 +18,6 @@ fn way((problem, splits, element, policy): &Case) -> Option<Way> {
         schedule.splits = *splits;
     }
     Some(Way { machine, plan })
-}
-
-fn check(cases: &[Case]) {
-    let client = client();
-    for_each_case(cases, |case, seed| {
-        let (problem, _, element, _) = case;
-        let Some(way) = way(case) else { return Ok(0.0) };
-        let data = Data::random(problem, seed, format(*element).round);
-        check_data::<OnMachine>(&client, *element, &way, problem, &data)
-    });
 }
 
 /// Compressed attention: so many queries in a row see the same keys, each group one more.
@@ -44,7 +31,10 @@ fn slanted(dim: usize) -> Problem {
 fn compressed_attention() {
     use Policy::*;
     let cases = [(1, Element::F16, Late), (2, Element::Bf16, Early), (4, Element::Bf16, Random(1))];
-    check(&cases.map(|(splits, element, policy)| (slanted(128), splits, element, policy)));
+    check_each(
+        &cases.map(|(splits, element, policy)| (slanted(128), splits, element, policy)),
+        way,
+    );
 }
 
 /// Vectors in slices, values of another length, groups of no power of two, several launches, additional tokens, a bias.
@@ -74,7 +64,7 @@ fn in_turn(kinds: Vec<(Problem, usize)>) -> Vec<Case> {
 
 #[test]
 fn slices_and_several_launches() {
-    check(&in_turn(kinds()[..2].to_vec()));
+    check_each(&in_turn(kinds()[..2].to_vec()), way);
 }
 
 #[test]
@@ -85,7 +75,7 @@ fn every_kind_in_every_way() {
         [Element::Bf16, Element::F16].into_iter().flat_map(of)
     };
     let all: Vec<_> = kinds().into_iter().chain([(slanted(64), 2)]).flat_map(every).collect();
-    check(&all);
+    check_each(&all, way);
 }
 
 /// A gradient that is infinite spoils what depends on it, and nothing else: rows of sums are computed again, too.

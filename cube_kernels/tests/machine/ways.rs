@@ -10,7 +10,7 @@ use burn_natten_kernels::{KernelError, Operands, Problem, Saved, Strided};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 use test_support::Data;
-use test_support::compare::{Forward, format};
+use test_support::compare::{Forward, for_each_case, format};
 use test_support::cpp::compiler;
 use test_support::oracle::compute;
 use test_support::tier::{BackwardTier, ForwardTier, check_data, check_forward};
@@ -72,6 +72,20 @@ pub fn planned_backward_of(
 
 pub fn planned_backward(problem: &Problem, element: Element) -> BackwardPlan {
     plan_backward(problem, element, None).unwrap_or_else(|| panic!("no plan for {problem:?}"))
+}
+
+/// A problem, a number that says how its kernels differ from the planned ones, and what else a case of the backward pass is.
+pub type Case = (Problem, usize, Element, Policy);
+
+/// Gradients of each case by its way, if there is one.
+pub fn check_each(cases: &[Case], way: impl Fn(&Case) -> Option<Way> + Sync) {
+    let client = client();
+    for_each_case(cases, |case, seed| {
+        let (problem, _, element, _) = case;
+        let Some(way) = way(case) else { return Ok(0.0) };
+        let data = Data::random(problem, seed, format(*element).round);
+        check_data::<OnMachine>(&client, *element, &way, problem, &data)
+    });
 }
 
 /// The forward pass on tensors of the client.

@@ -2,9 +2,10 @@
 
 use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Pass, backward_candidates};
 use burn_natten_kernels::{Axis, Problem, catalogue};
+use cubecl::client::Client;
 use test_support::compare::{device, for_each_case, format};
 use test_support::oracle::compute;
-use test_support::tier::{BackwardTier, check_data, upload_all};
+use test_support::tier::{BackwardTier, Gradients, check_data, upload_all};
 use test_support::{Data, axis, problem};
 
 use super::run::planned;
@@ -118,16 +119,21 @@ fn large_planes() {
     }
 }
 
+/// Runs by slopes of so many key heads a launch, all on the same tensors.
+fn runs(client: &Client, problem: Problem, heads_at_once: usize) -> impl Fn() -> Gradients + Sync {
+    let element = Element::Bf16;
+    let plan = by_slopes(&problem, element, heads_at_once);
+    let data = Data::random(&problem, 3, format(element).round);
+    let exact = compute(&problem, &data, format(element).round);
+    let saved = upload_all(client, element, &problem, &data, &exact);
+    move || Native::gradients(client, element, &plan, &problem, &saved)
+}
+
 #[test]
 fn sums_repeat() {
     let Some(client) = device() else { return };
     for problem in [problems()[0], problems()[5]] {
-        let element = Element::Bf16;
-        let plan = by_slopes(&problem, element, 2);
-        let data = Data::random(&problem, 3, format(element).round);
-        let exact = compute(&problem, &data, format(element).round);
-        let saved = upload_all(&client, element, &problem, &data, &exact);
-        let run = || Native::gradients(&client, element, &plan, &problem, &saved);
+        let run = runs(&client, problem, 2);
         let first = run();
         for number in 1..20 {
             assert!(run() == first, "run {number} differs");
@@ -135,16 +141,11 @@ fn sums_repeat() {
     }
 }
 
-/// Each thread has a stream of its own, and all of them the same ones beside it; inputs are those of one thread.
+/// Each thread has a stream of its own, and lanes beside it; inputs are those of one thread.
 #[test]
-fn threads_share_lanes() {
+fn threads_have_lanes() {
     let Some(client) = device() else { return };
-    let (problem, element) = (problems()[0], Element::Bf16);
-    let plan = by_slopes(&problem, element, 1);
-    let data = Data::random(&problem, 7, format(element).round);
-    let exact = compute(&problem, &data, format(element).round);
-    let saved = upload_all(&client, element, &problem, &data, &exact);
-    let run = || Native::gradients(&client, element, &plan, &problem, &saved);
+    let run = runs(&client, problems()[0], 1);
     let first = run();
     let repeat = |thread| {
         for number in 0..10 {
