@@ -4,8 +4,9 @@
 //! makes them itself. Then the gradients, each written once by one kernel that computes all scores it needs, or has what they give from
 //! another one, see [`slopes`](super::slopes). Nothing is summed in memory but where CTAs
 //! share the heads of a group, see [`splits`](super::splits), and in one order, so that results are the same in
-//! every run. The statistics, slopes and those sums are all the workspace there is, but for a counter for each launch,
-//! from which its CTAs take their tiles.
+//! every run. The statistics, slopes and those sums are all the workspace there is, but for counters for each launch,
+//! from which its CTAs take their tiles: the program that makes the statistics sets them to zero, and where there is none the driver does, ahead of
+//! the first launch.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -178,14 +179,10 @@ pub(super) fn enqueue(
         });
         let bytes = statistics_bytes(problem);
         let makers = launches.iter().filter(|(_, work, _)| work.part.makes_statistics).count();
-        let workspace = match makers {
-            0 => {
-                let workspace = Workspace::new(client, bytes, launches.len(), bias);
-                launch_delta(client, parts.delta(), problem, inputs, &workspace);
-                workspace
-            }
-            _ => Workspace::with_counters(client, bytes, launches.len(), bias),
-        };
+        let workspace = Workspace::new(client, bytes, launches.len(), bias);
+        if makers == 0 {
+            launch_delta(client, parts.delta(), problem, inputs, &workspace);
+        }
         let mut row = 0;
         let mut all = vec![];
         for (number, (grid, work, written)) in launches.iter().enumerate() {
@@ -213,12 +210,17 @@ pub(super) fn enqueue(
                 };
                 add_results(grid, inputs, &mut buffers, &mut arguments);
             }
+            if makers > 0 && number == 0 {
+                // Those of all launches at once: what is cleared between two keeps the second one from beginning early.
+                buffers[Slot::Taken as usize] = Buffer::cleared(&workspace.taken);
+            }
+            // Such kernels wait for the statistics by themselves.
+            let is_early = makers > 0 && grid.cut.pass == Pass::Keys && device.capability >= 90;
             // Without lanes one by one: the first runs while the others are prepared.
+            let launch = Launch { lane, is_early, kernel, buffers, arguments };
             match &slopes {
-                None => launch(client, kernel, buffers, arguments),
-                Some(_) => {
-                    all.push(Launch { lane, is_early: false, kernel, buffers, arguments });
-                }
+                None => launch_all(client, vec![launch]),
+                Some(_) => all.push(launch),
             }
             row += if part.sums_bias { grid.ctas() as usize } else { 0 };
         }
@@ -276,7 +278,7 @@ pub(super) fn works(parts: &[Part], outputs: Option<[Handle; 2]>) -> Vec<Work<'_
 /// What the kernels of a pass hand to each other.
 pub(super) struct Workspace {
     pub statistics: Handle,
-    /// [`COUNTERS`] for each launch, which the program that makes the statistics sets to zero.
+    /// [`COUNTERS`] for each launch, which are zero when the first one begins.
     taken: Handle,
     launches: usize,
     pub bias: Option<Bias>,
@@ -286,27 +288,6 @@ impl Workspace {
     /// For so many launches, with statistics of so many bytes.
     pub fn new(client: &Client, bytes: usize, launches: usize, bias: Option<Bias>) -> Self {
         let taken = client.empty(counter_bytes(launches));
-        Self::of(client, bytes, launches, bias, taken)
-    }
-
-    /// The same with counters that are zero, for kernels that make the statistics themselves.
-    pub fn with_counters(
-        client: &Client,
-        bytes: usize,
-        launches: usize,
-        bias: Option<Bias>,
-    ) -> Self {
-        let taken = client.create_from_slice(&vec![0; counter_bytes(launches)]);
-        Self::of(client, bytes, launches, bias, taken)
-    }
-
-    fn of(
-        client: &Client,
-        bytes: usize,
-        launches: usize,
-        bias: Option<Bias>,
-        taken: Handle,
-    ) -> Self {
         Self { statistics: client.empty(bytes), taken, launches, bias }
     }
 }

@@ -104,6 +104,8 @@ pub struct Buffer {
     pub is_output: bool,
     /// Whether something of what was there before stays, though it is written.
     pub is_kept: bool,
+    /// Whether it is filled with zeros ahead of the launch.
+    pub is_cleared: bool,
     /// What it has to hold at the launch.
     table: Option<Arc<Contents>>,
 }
@@ -114,7 +116,13 @@ pub const PLACE: usize = 128;
 impl Buffer {
     /// One that the kernel reads.
     pub fn read(handle: &Handle) -> Self {
-        Self { handle: handle.clone(), is_output: false, is_kept: false, table: None }
+        Self {
+            handle: handle.clone(),
+            is_output: false,
+            is_kept: false,
+            is_cleared: false,
+            table: None,
+        }
     }
 
     /// A table with these contents, which the kernel reads.
@@ -136,6 +144,11 @@ impl Buffer {
     /// One of which the kernel writes a part, and the rest stays as it is.
     pub fn updated(handle: &Handle) -> Self {
         Self { is_kept: true, ..Self::written(handle) }
+    }
+
+    /// One of zeros, which are there ahead of the launch, and which the kernel writes.
+    pub fn cleared(handle: &Handle) -> Self {
+        Self { is_cleared: true, ..Self::written(handle) }
     }
 
     /// Where it begins.
@@ -276,9 +289,11 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     let prepare = |Launch { lane, is_early, kernel, buffers, arguments }| {
         let table = |buffer: &Buffer| Some((buffer.table.clone()?, buffer.handle.clone()));
         let tables: Vec<_> = buffers.iter().map(table).collect();
+        let numbered = buffers.iter().enumerate();
+        let cleared: Vec<_> = numbered.filter(|(_, of)| of.is_cleared).map(|(at, _)| at).collect();
         assert!(lane == 0 || tables.iter().all(Option::is_none), "tables are written in lane 0");
         all.extend(buffers);
-        (lane, is_early, kernel, tables, arguments)
+        (lane, is_early, kernel, tables, cleared, arguments)
     };
     let launches: Vec<_> = launches.into_iter().map(prepare).collect();
     // What one of several writes, and another one reads, is nothing that they wait for.
@@ -291,7 +306,7 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
     submit(client, id, all, move |server, ordinal, stream, bindings| {
         in_lanes(server, ordinal, stream, (lanes, bindings), |server, lanes| {
             let mut rest = bindings;
-            for (lane, is_early, kernel, tables, arguments) in &launches {
+            for (lane, is_early, kernel, tables, cleared, arguments) in &launches {
                 let own;
                 (own, rest) = rest.split_at(tables.len());
                 let mut bindings = own.to_vec();
@@ -303,7 +318,7 @@ pub fn launch_all(client: &Client, launches: Vec<Launch>) {
                         }
                     }
                     let beside = lanes.stream(*lane);
-                    let how = (kernel, *is_early, beside);
+                    let how = How { kernel, cleared, is_early: *is_early, beside };
                     enqueue(server, ordinal, stream, how, &bindings, arguments)?;
                 }
             }
@@ -576,6 +591,15 @@ fn in_lanes(
     done.and(joined)
 }
 
+/// A kernel, and how it is launched.
+struct How<'a> {
+    kernel: &'a Kernel,
+    /// Buffers that are filled with zeros ahead of it, by number.
+    cleared: &'a [usize],
+    is_early: bool,
+    beside: Option<sys::CUstream>,
+}
+
 /// # Safety
 ///
 /// Must run on the device's thread, with arguments that are those of the kernel.
@@ -583,7 +607,7 @@ unsafe fn enqueue(
     server: &mut Server,
     ordinal: u16,
     stream: StreamId,
-    (kernel, is_early, beside): (&Kernel, bool, Option<sys::CUstream>),
+    How { kernel, cleared, is_early, beside }: How<'_>,
     buffers: &[BufferBinding],
     arguments: &[Argument],
 ) -> Result<(), ServerError> {
@@ -601,6 +625,13 @@ unsafe fn enqueue(
                 Value::Words(words) => words.as_mut_ptr().cast(),
             })
             .collect();
+        let stream = beside.unwrap_or(stream);
+        for &number in cleared {
+            let bytes = buffers[number].size_in_used() as usize;
+            // SAFETY: all of the buffer, in the order of the stream.
+            unsafe { result::memset_d8_async(addresses[number], 0, bytes, stream) }
+                .map_err(|error| failed("cuMemsetD8Async", error))?;
+        }
         let mut early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -614,7 +645,7 @@ unsafe fn enqueue(
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: kernel.shared_memory,
-            hStream: beside.unwrap_or(stream),
+            hStream: stream,
             attrs: &raw mut early,
             numAttrs: u32::from(is_early),
         };

@@ -10,6 +10,7 @@ mod bias;
 mod blackwell;
 mod blocks;
 mod decode;
+mod early;
 mod faults;
 mod golden;
 mod packed;

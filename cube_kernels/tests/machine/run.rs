@@ -56,16 +56,30 @@ struct Running {
     is_changed: Cell<bool>,
     /// What the launch before wrote.
     written: RefCell<Vec<Buffer>>,
+    watch: Box<Watch>,
 }
+
+/// What is shown each launch ahead of it.
+type Watch = dyn Fn(&Client, &Launch);
 
 impl Machine {
     /// Runs `work` with all of its launches on the machine. An error is the first fault.
     pub fn run<R>(&self, work: impl FnOnce() -> R) -> Result<R, String> {
+        self.watched(|_, _| (), work)
+    }
+
+    /// The same while `watch` looks on.
+    pub fn watched<R>(
+        &self,
+        watch: impl Fn(&Client, &Launch) + 'static,
+        work: impl FnOnce() -> R,
+    ) -> Result<R, String> {
         let running = Rc::new(Running {
             machine: *self,
             fault: RefCell::default(),
             is_changed: Cell::new(self.change.is_none()),
             written: RefCell::default(),
+            watch: Box::new(watch),
         });
         let result = stand_in::with(running.clone(), work);
         assert!(running.is_changed.get(), "no kernel has {:?}", self.change);
@@ -88,6 +102,7 @@ impl StandIn for Running {
     }
 
     fn launch(&self, client: &Client, launch: Launch) {
+        (self.watch)(client, &launch);
         if self.fault.borrow().is_none() {
             let mut code = String::from_utf8(launch.kernel.cubin.image.clone()).expect("a source");
             if let Some(Change { from, to }) =
@@ -135,6 +150,9 @@ fn run(
         if buffer.is_output && is_poisoned {
             bytes.fill(0xff);
         }
+        if buffer.is_cleared {
+            bytes.fill(0);
+        }
         fs::write(path(&index.to_string()), &bytes).expect("written");
         before.push(bytes);
     }
@@ -146,7 +164,8 @@ fn run(
     for (index, (buffer, before)) in launch.buffers.iter().zip(before).enumerate() {
         let after = fs::read(path(&index.to_string())).expect("the kernel wrote it");
         // A buffer may be there twice.
-        if buffer.is_output && (after != before || is_new(entry, index)) {
+        let is_new = is_new(entry, index) || buffer.is_cleared;
+        if buffer.is_output && (after != before || is_new) {
             client.write(&buffer.handle, Bytes::from_bytes_vec(after));
         }
     }

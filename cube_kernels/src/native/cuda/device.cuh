@@ -26,6 +26,16 @@ DEVICE int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float log2_approx(float x) { float y; asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
+// Of launches that begin before the one ahead of them ends: the next one may begin when all CTAs have said so or ended; until the one ahead has ended,
+// and what it wrote is seen.
+#if __CUDA_ARCH__ >= 900
+DEVICE void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_launch_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+DEVICE void let_next_launch_begin() {}
+DEVICE void wait_for_launch_ahead() {}
+#endif
+
 #if BF16
 DEVICE u32 pack(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 DEVICE float unpack(u16 bits) { return __uint_as_float((u32)bits << 16); }

@@ -44,15 +44,5 @@ DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory");
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS> DEVICE void wait_for_groups() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
 
-// Of launches that begin before the one ahead of them ends: the next one may begin when all CTAs have said so or ended; until the one ahead has ended,
-// and what it wrote is seen.
-#if __CUDA_ARCH__ >= 900
-DEVICE void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-DEVICE void wait_for_launch_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-#else
-DEVICE void let_next_launch_begin() {}
-DEVICE void wait_for_launch_ahead() {}
-#endif
-
 // The address of shared memory, as instructions take it.
 DEVICE u32 address_of_shared(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }

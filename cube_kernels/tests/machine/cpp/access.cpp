@@ -32,11 +32,11 @@ void reset_static() {
   memset(memory, JUNK, sizeof memory);
 }
 
-void check_global(const u8* at, size_t bytes, bool writes, const char* who) {
+void check_global(const u8* at, size_t bytes, bool writes, bool has_waited, const char* who) {
   for (const Buffer& b : buffers) {
     if ((size_t)(at - b.at) >= b.bytes) continue;
     if ((size_t)(at - b.at) + bytes > b.bytes) fault("%s %s %zu bytes at %zu of a buffer of %zu", who, writes ? "writes" : "reads", bytes, (size_t)(at - b.at), b.bytes);
-    if (!writes && b.is_awaited && !self().has_waited) fault("%s reads what the launch ahead writes, and has not waited for it", who);
+    if (!writes && b.is_awaited && !has_waited) fault("%s reads what the launch ahead writes, and has not waited for it", who);
     if (writes && !b.is_output) fault("%s writes to a buffer that is no output, at %zu", who, (size_t)(at - b.at));
     return;
   }
@@ -92,7 +92,7 @@ static inline void on_access(const void* where, size_t bytes, bool writes) {
   }
   // Tables of the compiler's.
   if (!writes && at >= __executable_start && at < _end) return;
-  check_global(at, bytes, writes, "the thread");
+  check_global(at, bytes, writes, f.has_waited, "the thread");
 }
 
 }  // namespace machine

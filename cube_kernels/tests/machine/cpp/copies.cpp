@@ -142,12 +142,12 @@ static void check_map(const TensorMap& map, u32 destination) {
 }
 
 // A row of the innermost dimension, whose bytes begin at `to` before they are swizzled.
-static void bring_row(const TensorMap& map, const u8* source, bool inside, int from, u32 to) {
+static void bring_row(const TensorMap& map, const u8* source, bool inside, int from, u32 to, bool has_waited) {
   u8 row[256 * 4] = {};
   const i64 first = std::max(0, -from), last = std::min((i64)map.box[0], (i64)map.sizes[0] - from);
   if (inside && first < last) {
     const u8* at = source + (from + first) * (i64)map.element;
-    check_global(at, (last - first) * map.element, false, "TMA");
+    check_global(at, (last - first) * map.element, false, has_waited, "TMA");
     memcpy(row + first * map.element, at, (last - first) * map.element);
   }
   for (u32 byte = 0; byte < map.box[0] * map.element; byte += 16) {
@@ -156,7 +156,8 @@ static void bring_row(const TensorMap& map, const u8* source, bool inside, int f
     memcpy(at_shared(place), row + byte, 16);
   }
 }
-static void bring_box(const TensorMap& map, const std::array<int, 5>& from, u32 destination) {
+// `has_waited`: for the launch ahead, the thread that asked for it.
+static void bring_box(const TensorMap& map, const std::array<int, 5>& from, u32 destination, bool has_waited) {
   u32 count[5], i[5], row = 0;
   for (int a = 0; a < 5; a++) count[a] = (map.box[a] + map.steps[a] - 1) / map.steps[a];
   for (i[4] = 0; i[4] < count[4]; i[4]++)
@@ -170,7 +171,7 @@ static void bring_box(const TensorMap& map, const std::array<int, 5>& from, u32 
             inside = inside && place >= 0 && (u64)place < map.sizes[a];
             source += place * (i64)map.strides[a - 1];
           }
-          bring_row(map, source, inside, from[0], destination + row * map.box[0] * map.element);
+          bring_row(map, source, inside, from[0], destination + row * map.box[0] * map.element, has_waited);
         }
 }
 
@@ -219,7 +220,7 @@ void m_proxy_fence() {
 }
 
 void m_tma_acquire(const TensorMap* map) {
-  check_global((const u8*)map, sizeof *map, false, "fence.proxy.tensormap");
+  check_global((const u8*)map, sizeof *map, false, self().has_waited, "fence.proxy.tensormap");
   acquired[map].push_back({me, epoch_of(me)});
 }
 
@@ -236,8 +237,8 @@ void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at) {
   check_shared(destination, bytes, b.agent, phase + 1, {clock.seen, clock.over, clock.proxied}, true, true, "TMA");
   memset(at_shared(destination), JUNK, bytes);
   const std::array<int, 5> from = {at[0], at[1], at[2], at[3], at[4]};
-  enqueue(-1, barrier, [=, map = *map] {
-    bring_box(map, from, destination);
+  enqueue(-1, barrier, [=, map = *map, has_waited = self().has_waited] {
+    bring_box(map, from, destination, has_waited);
     Barrier& b = barrier_at(barrier);
     if (b.phase != phase) fault("%u bytes arrive at the barrier at %u, which does not expect them", bytes, barrier - SHARED);
     b.bytes -= bytes;
@@ -249,7 +250,7 @@ void m_tma(u32 destination, const TensorMap* map, u32 barrier, const int* at) {
 // A thread's writes that are seen by who has waited for them, as a warp's: lanes issue as many.
 void m_copy(u32 to, const void* from, u32 bytes) {
   if (to % bytes || (size_t)from % bytes) fault("cp.async of %u bytes to %u of shared memory", bytes, to - SHARED);
-  if (from) check_global((const u8*)from, bytes, false, "cp.async");
+  if (from) check_global((const u8*)from, bytes, false, self().has_waited, "cp.async");
   shared_in_range(to, bytes);
   Copies& mine = copies[me];
   mine.all.push_back({to, bytes, (const u8*)from});

@@ -148,6 +148,8 @@ template <class T> static inline T __ldcg(const T* from) { return *from; }
 DEVICE void memory_barrier() {}
 DEVICE int opaque(int value) { return value; }
 DEVICE int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+DEVICE void let_next_launch_begin() { m_launch_next(); }
+DEVICE void wait_for_launch_ahead() { m_launch_wait(); }
 DEVICE float exp2_approx(float x) { return exp2f(x); }
 DEVICE float log2_approx(float x) { return log2f(x); }
 DEVICE float m_narrow(u16 bits, bool bf16) {
@@ -240,8 +242,6 @@ DEVICE void arrive_with_copies(u32 barrier) { m_copy_arrive(barrier); }
 DEVICE void wait_for_copies() { m_copy_wait(); }
 DEVICE void commit_copies() { m_copy_commit(); }
 template <int GROUPS> DEVICE void wait_for_groups() { m_copy_wait_groups(GROUPS); }
-DEVICE void let_next_launch_begin() { m_launch_next(); }
-DEVICE void wait_for_launch_ahead() { m_launch_wait(); }
 
 // ---- sm100: tcgen05, and arithmetic
 

@@ -160,7 +160,7 @@ void shared_in_range(u32 address, u32 bytes);
 struct Buffer { u8* at; size_t bytes; bool is_output, is_awaited; };
 extern std::vector<Buffer> buffers;
 extern size_t launch_buffers;      // those of the launch, which come first: the others are its arguments
-void check_global(const u8* at, size_t bytes, bool writes, const char* who);
+void check_global(const u8* at, size_t bytes, bool writes, bool has_waited, const char* who);
 void use_stack(const void* at, u32 words, u32 group, bool writes);  // by what is asynchronous
 void leave_stack(u32 up_to);      // uses of these groups are over
 void reset_static();

@@ -304,6 +304,19 @@ pub const FAULTS: &[Fault] = &[
         "if (lane % 4 == 4) statistics_of",
     ),
     fault(
+        "the kernel for keys does not wait for statistics",
+        On::Plane,
+        "        if (INVERSE && step == 0) wait_for_launch_ahead();\n",
+        "",
+    ),
+    fault(
+        "statistics of the first step are not waited for",
+        On::Plane,
+        "if (INVERSE && step == 0) wait_for_launch_ahead();",
+        "if (INVERSE && step == 1) wait_for_launch_ahead();",
+    ),
+    // That consumers wait is in `early.rs`: what they read are statistics of rows that are computed again.
+    fault(
         "rows of the output are another head's",
         On::Plane,
         "chunks_of(DIM_V), 64, at, own.head);\n",

@@ -23,6 +23,9 @@
 //
 // With SHARED_ROWS a tile is 64 rows for both consumers, who take steps in turn. The second one's sums go through shared memory to the first one.
 //
+// A launch that makes statistics lets the next one begin when all of its CTAs have, and one for keys waits for the launch ahead of it. The rule: who lets
+// the next one begin is not early itself, or has waited before; who is early waits before a CTA of it ends. So launches behind it need to know nothing.
+//
 // Registers of a consumer thread: first[FIRST_DIM / 2], second[DIM_V / 2], scores and products[ROWS / 2], weights
 // and slopes[ROWS / 4], and with ROWS_IN_REGISTERS (DIM + DIM_V) / 4 more.
 
@@ -172,6 +175,7 @@ DEVICE void produce(const Launch& launch, u32 shared, Tile* slots, const Barrier
         const u32 full = barriers.full(stage);
         barrier_wait(barriers.empty(stage), parity_of(step) ^ 1);
         barrier_expect(full, STEP_LOADED);
+        if (INVERSE && step == 0) wait_for_launch_ahead();
         if constexpr (INVERSE)
           load_statistics(launch.params(again), tile, launch.maps(again).statistics, shared + STATISTICS_OFFSET + stage * STATISTICS_STAGE, full, head, walk);
         const bool more = ADDITIONAL && i >= tile.steps;
@@ -648,6 +652,7 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
   const Maps maps = {&map_row_first, &map_row_second, &map_column_first, &map_column_second, &map_more_key, &map_more_value, &map_statistics};
   const Launch launch = {params, maps};
 #endif
+  if constexpr (MAKES_STATISTICS) let_next_launch_begin();
   const u32 shared = (u32)__cvta_generic_to_shared(memory);
   const Barriers barriers = {shared + BARRIER_OFFSET};
   // From lane 0, so that the compiler knows it to be the same in a warp.
@@ -693,6 +698,8 @@ attention_backward(const __grid_constant__ TensorMap map_row_first, const __grid
     take_registers();
     Consumer consumer;
     consumer.start(shared, barriers);
+    // Rows that are computed again read statistics, too.
+    if constexpr (INVERSE && !LISTED) wait_for_launch_ahead();
     for (consumer.slot = 0;; consumer.slot = uniform(consumer.slot + 1 & TILE_SLOTS - 1)) {
       barrier_wait(barriers.rows_full(consumer.slot), parity_of_rows(consumer.slot));
       // Stays in shared memory: registers are short. The producer writes the next one to another slot.
