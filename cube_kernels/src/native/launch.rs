@@ -1,15 +1,18 @@
 //! Enqueues a compiled kernel on CubeCL's own CUDA stream, or beside it, with CubeCL's own memory.
 //!
-//! This is the only file that knows CubeCL's CUDA server. A launch is a task for the thread that
+//! These are the only files that know CubeCL's CUDA server. A launch is a task for the thread that
 //! owns the device: there the buffers have addresses, tensor maps can be encoded, and the kernel
 //! takes its place among CubeCL's own launches, which wait for it and it for them.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+mod argument;
+mod buffer;
+mod context;
+mod device;
+mod lanes;
+
+use std::collections::HashSet;
 use std::ffi::{CStr, c_void};
-use std::hash::Hash;
-use std::mem::MaybeUninit;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::Arc;
 
 use cubecl::client::Client;
 use cubecl::server::Handle;
@@ -23,62 +26,18 @@ use cubecl_server::runtime::Runtime;
 use cubecl_server::stream::{ExecuteScope, FailureStore as _, WriteScoped};
 use cudarc::driver::{result, sys};
 
+use self::argument::{Value, append, value};
+use self::context::{function, make_current};
+use self::lanes::in_lanes;
 use super::compile::Cubin;
 use super::stand_in;
 use super::table::Contents;
 
+pub use self::argument::{Argument, MapElement, TensorMap};
+pub use self::buffer::{Buffer, PLACE};
+pub use self::device::{DeviceInfo, device_info};
+
 type Server = <CudaRuntime as Runtime>::Server;
-
-/// What the native path has to know of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// Compute capability: 90 for Hopper.
-    pub capability: u32,
-    /// Streaming multiprocessors.
-    pub multiprocessors: u32,
-    /// Bytes of the last level of cache.
-    pub l2_bytes: usize,
-    /// Version of the driver's CUDA interface, 13000 for 13.0.
-    pub driver: i32,
-}
-
-/// The CUDA device behind a client; `None` for any other runtime.
-pub fn device_info(client: &Client) -> Option<DeviceInfo> {
-    if let Some(stand_in) = stand_in::current() {
-        return Some(stand_in.info());
-    }
-    static KNOWN: LazyLock<Mutex<HashMap<u16, DeviceInfo>>> = LazyLock::new(Mutex::default);
-    let service = client.service_id();
-    if service.service != core::any::TypeId::of::<Server>() {
-        return None;
-    }
-    let ordinal = service.device.index_id;
-    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(info) = known.get(&ordinal) {
-        return Some(*info);
-    }
-    let info =
-        query_device(ordinal).inspect_err(|error| log::warn!("CUDA device {ordinal}: {error:?}"));
-    known.extend(info.ok().map(|info| (ordinal, info)));
-    known.get(&ordinal).copied()
-}
-
-fn query_device(ordinal: u16) -> Result<DeviceInfo, result::DriverError> {
-    use sys::CUdevice_attribute::*;
-    let device = result::device::get(i32::from(ordinal))?;
-    // SAFETY: `device` comes from the driver, which the server has initialised.
-    let attribute = |which| unsafe { result::device::get_attribute(device, which) };
-    let mut driver = 0;
-    // SAFETY: the driver writes one integer.
-    unsafe { sys::cuDriverGetVersion(&mut driver).result()? };
-    Ok(DeviceInfo {
-        capability: (10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
-            + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32,
-        multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
-        l2_bytes: attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
-        driver,
-    })
-}
 
 /// A kernel and the shape of its grid.
 #[derive(Clone)]
@@ -93,158 +52,6 @@ pub struct Kernel {
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared_memory: u32,
-}
-
-/// A buffer that a kernel reads or writes.
-#[derive(Clone)]
-pub struct Buffer {
-    /// The memory.
-    pub handle: Handle,
-    /// Whether the kernel writes to it.
-    pub is_output: bool,
-    /// Whether something of what was there before stays, though it is written.
-    pub is_kept: bool,
-    /// Whether it is filled with zeros ahead of the launch.
-    pub is_cleared: bool,
-    /// What it has to hold at the launch.
-    table: Option<Arc<Contents>>,
-}
-
-/// Contents of buffers begin at multiples of this: the size of a tensor map.
-pub const PLACE: usize = 128;
-
-impl Buffer {
-    /// One that the kernel reads.
-    pub fn read(handle: &Handle) -> Self {
-        Self {
-            handle: handle.clone(),
-            is_output: false,
-            is_kept: false,
-            is_cleared: false,
-            table: None,
-        }
-    }
-
-    /// A table with these contents, which the kernel reads.
-    pub fn table(client: &Client, contents: &Arc<Contents>) -> Self {
-        Self { table: Some(contents.clone()), ..Self::read(&contents.memory(client)) }
-    }
-
-    /// What it holds at the launch: each at a multiple of 128 bytes, behind the one before it. They name buffers of the same
-    /// launch, as the kernel's arguments do.
-    pub fn contents(&self) -> &[Argument] {
-        self.table.as_ref().map_or(&[], |contents| contents.arguments())
-    }
-
-    /// One that the kernel writes.
-    pub fn written(handle: &Handle) -> Self {
-        Self { is_output: true, ..Self::read(handle) }
-    }
-
-    /// One of which the kernel writes a part, and the rest stays as it is.
-    pub fn updated(handle: &Handle) -> Self {
-        Self { is_kept: true, ..Self::written(handle) }
-    }
-
-    /// One of zeros, which are there ahead of the launch, and which the kernel writes.
-    pub fn cleared(handle: &Handle) -> Self {
-        Self { is_cleared: true, ..Self::written(handle) }
-    }
-
-    /// Where it begins.
-    pub fn place(&self) -> impl Eq + Hash + use<> {
-        (self.handle.clone().binding().memory.id(), self.handle.offset_start)
-    }
-}
-
-/// The element type of a view for TMA, and how its boxes lie in shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MapElement {
-    /// Half precision, swizzled in rows of 128 or 64 bytes: as wide as the box is.
-    F16,
-    /// bfloat16, swizzled likewise.
-    Bf16,
-    /// Single precision, densely.
-    F32,
-}
-
-/// A five-dimensional view for TMA; the innermost dimension comes first and is contiguous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorMap {
-    /// Which of the launch's buffers.
-    pub buffer: usize,
-    /// Bytes from the buffer's start to the view's.
-    pub offset: usize,
-    /// Type of the elements.
-    pub element: MapElement,
-    /// Elements.
-    pub sizes: [u64; 5],
-    /// Bytes between neighbors of the outer dimensions.
-    pub strides: [u64; 4],
-    /// Elements that one load brings.
-    pub tile: [u32; 5],
-    /// Distance of the elements that a load brings.
-    pub steps: [u32; 5],
-}
-
-impl TensorMap {
-    /// Bytes of a row of shared memory within which pieces of 16 bytes change places; 0 for none.
-    pub fn swizzle(&self) -> u32 {
-        match self.element {
-            MapElement::F16 | MapElement::Bf16 => 2 * self.tile[0],
-            MapElement::F32 => 0,
-        }
-    }
-}
-
-/// An argument of a kernel.
-#[derive(Clone)]
-pub enum Argument {
-    /// A tensor map, passed by value.
-    TensorMap(TensorMap),
-    /// A structure, passed by value as 8-byte words.
-    Struct {
-        /// Its contents.
-        words: Vec<u64>,
-        /// Words that are to hold the address of a buffer: (word, buffer, bytes from its start).
-        pointers: Vec<(usize, usize, usize)>,
-    },
-}
-
-impl Argument {
-    /// The same with an address that lies so many bytes behind its buffer's start.
-    pub fn behind(mut self, word: usize, bytes: usize) -> Self {
-        if let Self::Struct { pointers, .. } = &mut self {
-            pointers[word].2 = bytes;
-        }
-        self
-    }
-
-    /// Has a structure end with another one.
-    ///
-    /// # Panics
-    ///
-    /// If one of them is a map.
-    pub fn append(&mut self, last: Self) {
-        let (Self::Struct { words, pointers }, Self::Struct { words: more, pointers: places }) =
-            (self, last)
-        else {
-            panic!("a map has no fields");
-        };
-        let begin = words.len();
-        words.extend(more);
-        pointers
-            .extend(places.into_iter().map(|(word, buffer, byte)| (begin + word, buffer, byte)));
-    }
-
-    /// Bytes that it takes among the contents of a buffer.
-    pub fn places(&self) -> usize {
-        let bytes = match self {
-            Self::TensorMap(_) => PLACE,
-            Self::Struct { words, .. } => size_of::<u64>() * words.len(),
-        };
-        bytes.next_multiple_of(PLACE)
-    }
 }
 
 /// A kernel with all that it takes.
@@ -485,112 +292,6 @@ fn is_recording(
     Ok(streams.current().capturing.is_recording())
 }
 
-/// Streams beside one of CubeCL's.
-#[derive(Default)]
-struct Lanes(Vec<Lane>);
-
-/// The stream of a lane other than 0, and an event for its end.
-#[derive(Clone, Copy)]
-struct Lane {
-    stream: sys::CUstream,
-    end: sys::CUevent,
-}
-
-impl Lanes {
-    /// That of a lane; `None` for CubeCL's own.
-    fn stream(&self, lane: usize) -> Option<sys::CUstream> {
-        self.0.get(lane.wrapping_sub(1)).map(|lane| lane.stream)
-    }
-
-    /// As many as lanes besides 0, made at the first use of `stream` and never destroyed. They wait for what it has been given.
-    fn fork(ordinal: u16, count: usize, stream: sys::CUstream) -> Result<Self, ServerError> {
-        let known = |all: &mut HashMap<_, Vec<Lane>>| {
-            let lanes = all.entry((ordinal, stream as usize)).or_default();
-            while lanes.len() < count {
-                lanes.push(Lane::beside(stream)?);
-            }
-            Ok(Self(lanes[..count].to_vec()))
-        };
-        let fork = || -> Result<Self, result::DriverError> {
-            let lanes = LANES.with_borrow_mut(known)?;
-            for lane in &lanes.0 {
-                // SAFETY: event and streams are of the context that is current. An event may be recorded again while streams wait for what it was
-                // before.
-                unsafe {
-                    result::event::record(lane.end, stream)?;
-                    wait(lane.stream, lane.end)?;
-                }
-            }
-            Ok(lanes)
-        };
-        fork().map_err(|error| failed("streams beside one", error))
-    }
-
-    /// Has `stream` wait for all of them, or if that fails the calling thread, whose memory they have.
-    fn join(&self, stream: sys::CUstream) -> Result<(), ServerError> {
-        let join = |lane: &Lane| {
-            // SAFETY: as in `fork`.
-            unsafe {
-                let joined = result::event::record(lane.end, lane.stream)
-                    .and_then(|()| wait(stream, lane.end));
-                joined.inspect_err(|_| _ = result::stream::synchronize(lane.stream))
-            }
-        };
-        // Of all, whichever of them fails.
-        let joined: Vec<_> = self.0.iter().map(join).collect();
-        let joined: Result<(), _> = joined.into_iter().collect();
-        joined.map_err(|error| failed("the end of streams beside one", error))
-    }
-}
-
-impl Lane {
-    /// With the priority of `stream`.
-    fn beside(stream: sys::CUstream) -> Result<Self, result::DriverError> {
-        let mut priority = 0;
-        // SAFETY: the driver writes one integer; the stream is of the context that is current.
-        unsafe { sys::cuStreamGetPriority(stream, &mut priority).result()? };
-        let kind = result::stream::StreamKind::NonBlocking;
-        Ok(Self {
-            stream: result::stream::create_with_priority(kind, priority)?,
-            end: result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
-        })
-    }
-}
-
-/// # Safety
-///
-/// Both have to be of the context that is current.
-unsafe fn wait(stream: sys::CUstream, event: sys::CUevent) -> Result<(), result::DriverError> {
-    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-    // SAFETY: says the caller.
-    unsafe { result::stream::wait_event(stream, event, flags) }
-}
-
-/// Has `work` enqueue launches in so many lanes, with all of their buffers. A graph that is recorded has them in one.
-fn in_lanes(
-    server: &mut Server,
-    ordinal: u16,
-    stream: StreamId,
-    (count, buffers): (usize, &[BufferBinding]),
-    work: impl FnOnce(&mut Server, &Lanes) -> Result<(), ServerError>,
-) -> Result<(), ServerError> {
-    make_current(ordinal)?;
-    if count == 1 || is_recording(server, stream, buffers)? {
-        return work(server, &Lanes::default());
-    }
-    // Once each: most launches have the same ones.
-    let mut known = HashSet::new();
-    let buffers: Vec<_> =
-        buffers.iter().filter(|buffer| known.insert(buffer.memory.id())).cloned().collect();
-    // With all buffers: lanes wait for other streams that wrote them, and these for the lanes before memory of theirs is used again.
-    let lanes = with_addresses(server, stream, &buffers, |_, stream| {
-        Lanes::fork(ordinal, count - 1, stream)
-    })?;
-    let done = work(server, &lanes);
-    let joined = with_addresses(server, stream, &buffers, |_, stream| lanes.join(stream));
-    done.and(joined)
-}
-
 /// A kernel, and how it is launched.
 struct How<'a> {
     kernel: &'a Kernel,
@@ -657,145 +358,4 @@ unsafe fn enqueue(
         .result()
         .map_err(|error| failed("cuLaunchKernelEx", error))
     })
-}
-
-/// An argument with its addresses, in memory that the driver copies it from.
-enum Value {
-    Map(Box<sys::CUtensorMap>),
-    Words(Vec<u64>),
-}
-
-/// Writes the bytes of an argument as the driver passes them to kernels.
-fn append(argument: &Argument, addresses: &[u64], bytes: &mut Vec<u8>) -> Result<(), ServerError> {
-    match argument {
-        Argument::Struct { words, pointers } => {
-            let begin = bytes.len();
-            bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
-            for &(word, buffer, offset) in pointers {
-                let at = begin + size_of::<u64>() * word;
-                let address = addresses[buffer] + offset as u64;
-                bytes[at..at + size_of::<u64>()].copy_from_slice(&address.to_ne_bytes());
-            }
-        }
-        Argument::TensorMap(map) => {
-            let map = encoded(map, addresses)?;
-            // SAFETY: a map is 128 bytes, all of which the driver wrote.
-            let map = unsafe {
-                core::slice::from_raw_parts(
-                    (&raw const map).cast::<u8>(),
-                    size_of::<sys::CUtensorMap>(),
-                )
-            };
-            bytes.extend_from_slice(map);
-        }
-    }
-    Ok(())
-}
-
-fn value(argument: &Argument, addresses: &[u64]) -> Result<Value, ServerError> {
-    match argument {
-        Argument::Struct { words, pointers } => {
-            let mut words = words.clone();
-            for &(word, buffer, offset) in pointers {
-                words[word] = addresses[buffer] + offset as u64;
-            }
-            Ok(Value::Words(words))
-        }
-        Argument::TensorMap(map) => Ok(Value::Map(Box::new(encoded(map, addresses)?))),
-    }
-}
-
-fn encoded(map: &TensorMap, addresses: &[u64]) -> Result<sys::CUtensorMap, ServerError> {
-    encode(map, addresses[map.buffer] + map.offset as u64)
-        .map_err(|error| failed(&format!("cuTensorMapEncodeTiled of {map:?}"), error))
-}
-
-fn encode(map: &TensorMap, address: u64) -> Result<sys::CUtensorMap, result::DriverError> {
-    use sys::CUtensorMapDataType::*;
-    use sys::CUtensorMapSwizzle::*;
-    let dtype = match map.element {
-        MapElement::F16 => CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        MapElement::Bf16 => CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        MapElement::F32 => CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    };
-    let swizzle = match map.swizzle() {
-        0 => CU_TENSOR_MAP_SWIZZLE_NONE,
-        64 => CU_TENSOR_MAP_SWIZZLE_64B,
-        _ => CU_TENSOR_MAP_SWIZZLE_128B,
-    };
-    let mut encoded = MaybeUninit::<sys::CUtensorMap>::uninit();
-    // SAFETY: all arrays have the five (strides: four) elements that the rank promises, and the
-    // driver writes the whole map when it succeeds.
-    unsafe {
-        sys::cuTensorMapEncodeTiled(
-            encoded.as_mut_ptr(),
-            dtype,
-            5,
-            address as *mut c_void,
-            map.sizes.as_ptr(),
-            map.strides.as_ptr(),
-            map.tile.as_ptr(),
-            map.steps.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-        .result()?;
-        Ok(encoded.assume_init())
-    }
-}
-
-/// Functions by device, program and name, and the bytes of dynamic shared memory that each may be launched with.
-type Functions = HashMap<(u16, Arc<str>, &'static CStr), (sys::CUfunction, u32)>;
-
-thread_local! {
-    /// The primary context of each device. The server retains it, too.
-    static CONTEXTS: RefCell<HashMap<u16, sys::CUcontext>> = RefCell::default();
-    /// The streams beside each stream of a device.
-    static LANES: RefCell<HashMap<(u16, usize), Vec<Lane>>> = RefCell::default();
-    /// Those that have been loaded.
-    static FUNCTIONS: RefCell<Functions> = RefCell::default();
-}
-
-fn make_current(ordinal: u16) -> Result<(), ServerError> {
-    let context = match CONTEXTS.with_borrow(|contexts| contexts.get(&ordinal).copied()) {
-        Some(context) => context,
-        None => {
-            let device = result::device::get(i32::from(ordinal))
-                .map_err(|error| failed("cuDeviceGet", error))?;
-            // SAFETY: `device` comes from the driver; never released, as the server's own.
-            let context = unsafe { result::primary_ctx::retain(device) }
-                .map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
-            CONTEXTS.with_borrow_mut(|contexts| contexts.insert(ordinal, context));
-            context
-        }
-    };
-    // SAFETY: a primary context that is retained.
-    unsafe { result::ctx::set_current(context) }.map_err(|error| failed("cuCtxSetCurrent", error))
-}
-
-/// The entry function of a kernel, loaded into the current context at its first use. Launches of one function may differ in shared memory.
-fn function(ordinal: u16, kernel: &Kernel) -> Result<sys::CUfunction, ServerError> {
-    let key = (ordinal, kernel.cubin.key.clone(), kernel.entry);
-    let known = FUNCTIONS.with_borrow(|functions| functions.get(&key).copied());
-    let function = match known {
-        Some((function, most)) if kernel.shared_memory <= most => return Ok(function),
-        Some((function, _)) => function,
-        // SAFETY: the image is a whole cubin, which the driver copies; the module is never unloaded.
-        None => unsafe {
-            let module = result::module::load_data(kernel.cubin.image.as_ptr().cast())
-                .map_err(|error| failed("cuModuleLoadData", error))?;
-            result::module::get_function(module, kernel.entry.to_owned())
-                .map_err(|error| failed("cuModuleGetFunction", error))?
-        },
-    };
-    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: `function` belongs to a module that stays loaded.
-    unsafe {
-        result::function::set_function_attribute(function, attribute, kernel.shared_memory as i32)
-    }
-    .map_err(|error| failed("cuFuncSetAttribute", error))?;
-    FUNCTIONS.with_borrow_mut(|functions| functions.insert(key, (function, kernel.shared_memory)));
-    Ok(function)
 }
