@@ -81,27 +81,24 @@ impl Program {
 }
 
 /// Kernels that are known to spill, and so many bytes at most: of some with a position bias, which wait for a schedule that does
-/// not, or are faster that way (three CTAs that sum its gradient), and of some that have most of what there is at once.
-const SPILLING: [(&str, usize); 10] = [
-    ("sm90_queries_bf16_d64_q8x8_k8x8_1w1b2s3c_y_late_onehot_bias13x13_dbias1", 8),
-    ("sm90_queries_bf16_d64_q8x8_k8x8_1w1b2s3c_y_late_onehot_causal_yx_bias13x13_dbias1", 8),
-    ("sm90_forward_bf16_d128_q8x8_k8x8_2w2b2s1c_y_onehot_bias13x13", 24),
-    ("sm90_forward_bf16_d128_q4x4x4_k2x4x8_2w2b2s1c_z_onehot_bias9x9x9", 4),
-    ("sm90_forward_bf16_d128_q64_k64_2w2b3s1c_x_linear_bias125", 4),
+/// not, or are faster that way (three CTAs that sum its gradient), and of some that have most of what there is at once, or boxes of 4 x 4 x 4
+/// queries and 2 x 4 x 8 keys.
+const SPILLING: [(&str, usize); 9] = [
+    ("sm90_queries_bf16_d64_q8x8_k8x8_1w1b2s3c_y_late_onehot_bias13x13_dbias1", 16),
+    ("sm90_queries_bf16_d64_q8x8_k8x8_1w1b2s3c_y_late_onehot_causal_yx_bias13x13_dbias1", 16),
+    ("sm90_forward_bf16_d128_q4x4x4_k2x4x8_2w2b2s1c_z_onehot_causal_zyx_bias9x9x9", 20),
     (
-        "sm90_keys_bf16_d128_q2x4x8_k2x8x4_2w1b3s1c_z_late_onehot_causal_x_strided_dilated_bias9x9x9",
-        64,
-    ),
-    ("sm90_forward_bf16_d128_q8x8_k8x8_2w2b2s1c_y_onehot_causal_yx_bias13x13", 24),
-    ("sm90_forward_bf16_d256_q8x8_k8x8_2w1b2s1c_x_onehot_causal_yx_origin", 4),
-    (
-        "sm90_keys_bf16_d128_q8x8_k8x8_2w1b4s1c_x_late_2splits_onehot_causal_x_strided_dilated_origin",
+        "sm90_forward_bf16_d128_q8x8_k8x8_2w2b2s1c_y_onehot_causal_x_strided_dilated_additional_bias13x13",
         4,
     ),
     (
-        "sm90_queries_bf16_d64_q4x4x4_k2x4x8_1w2b2s2c_z_onehot_causal_x_strided_dilated_additional",
-        12,
+        "sm90_forward_bf16_d64_q4x4x4_k2x4x8_1w1b2s3c_z_onehot_causal_x_strided_dilated_additional_bias9x9x9",
+        4,
     ),
+    ("sm90_queries_bf16_d64_q8x8_k8x8_1w2b2s2c_y_onehot_causal_x_strided_dilated_additional", 12),
+    ("sm90_forward_bf16_d64_q4x4x4_k2x4x8_1w1b2s1c4t_z_onehot", 8),
+    ("sm90_forward_bf16_d64_q4x4x4_k2x4x8_1w1b2s1c4t_z_onehot_causal_zyx", 8),
+    ("sm90_queries_bf16_d64_q4x4x4_k2x4x8_1w2b2s2c_z_onehot", 12),
 ];
 
 fn report(program: &Program, log: &Log) -> Result<String, String> {
