@@ -17,6 +17,11 @@ pub(crate) fn axes_suffix(what: &str, axes: [bool; MAX_RANK]) -> String {
     if names.is_empty() { names } else { format!("_{what}_{names}") }
 }
 
+/// What the names of kernels call a tile with these sides.
+pub(crate) fn tile_name(sides: &[usize]) -> String {
+    sides.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
+}
+
 /// One spatial axis: which keys each query sees along it. The semantics are those of [`window`].
 ///
 /// Fields are not checked: `1 <= stride <= kernel_size`, `kernel_size * dilation <= keys`; `origin` is a multiple of the

@@ -215,7 +215,7 @@ pub(super) fn enqueue(
                 buffers[Slot::Taken as usize] = Buffer::cleared(&workspace.taken);
             }
             // Such kernels wait for the statistics by themselves.
-            let is_early = makers > 0 && grid.cut.pass == Pass::Keys && device.capability >= 90;
+            let is_early = makers > 0 && grid.cut.pass == Pass::Keys && device.has_early_launches();
             // Without lanes one by one: the first runs while the others are prepared.
             let launch = Launch { lane, is_early, kernel, buffers, arguments };
             match &slopes {

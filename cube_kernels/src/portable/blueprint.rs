@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::problem::axes_suffix;
+use crate::problem::{axes_suffix, tile_name};
 use crate::tensor_core::Pass;
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Problem};
@@ -231,8 +231,6 @@ impl Blueprint {
 /// The name of the specialisation.
 impl fmt::Display for Blueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shape =
-            |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
         let name = match self.pass {
             Pass::Forward => "forward",
@@ -243,7 +241,7 @@ impl fmt::Display for Blueprint {
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }
-        write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
+        write!(f, "_q{}_k{}", tile_name(&self.q_tile[first..]), tile_name(&self.kv_tile[first..]))?;
         write!(f, "_{}x{}", self.down, self.across)?;
         write!(f, "_of_{}x{}", self.rows_each, self.columns_each)?;
         write!(f, "_depth{}", self.depth * self.vector)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 pub use crate::Pass;
-use crate::problem::axes_suffix;
+use crate::problem::{axes_suffix, tile_name};
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Packed, Problem};
 
@@ -374,8 +374,6 @@ impl Blueprint {
 /// The name of the specialisation.
 impl fmt::Display for Blueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shape =
-            |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
         let name = match self.pass {
             Pass::Forward => "forward",
@@ -386,7 +384,7 @@ impl fmt::Display for Blueprint {
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }
-        write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
+        write!(f, "_q{}_k{}", tile_name(&self.q_tile[first..]), tile_name(&self.kv_tile[first..]))?;
         write!(f, "_{}p{}b", self.planes, self.blocks)?;
         f.write_str(if self.is_paired { "_pairs" } else { "" })?;
         f.write_str(match (self.pass, self.has_first, self.has_second) {
@@ -397,7 +395,7 @@ impl fmt::Display for Blueprint {
         match self.instruction {
             Instruction::Mma => {}
             Instruction::Tf32 => f.write_str("_tf32")?,
-            Instruction::Cmma(sides) => write!(f, "_cmma{}", shape(&sides))?,
+            Instruction::Cmma(sides) => write!(f, "_cmma{}", tile_name(&sides))?,
         }
         f.write_str(if self.holds_rows { "_held" } else { "" })?;
         f.write_str(match self.staging {

@@ -90,7 +90,7 @@ impl Plan {
         let schedule = Schedule::plan(of, element).map_err(KernelError::Problem)?;
         let splits = schedule.splits(of, device.multiprocessors as usize);
         let splits = splits.map_err(KernelError::Problem)?;
-        let is_early = device.capability >= 90;
+        let is_early = device.has_early_launches();
         Ok(Self { schedule, splits, cubin: load(schedule, &device)?, is_early })
     }
 

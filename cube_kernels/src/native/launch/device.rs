@@ -22,6 +22,13 @@ pub struct DeviceInfo {
     pub driver: i32,
 }
 
+impl DeviceInfo {
+    /// Whether a launch may begin before the one ahead of it ends.
+    pub(in crate::native) fn has_early_launches(&self) -> bool {
+        self.capability >= 90
+    }
+}
+
 /// The CUDA device behind a client; `None` for any other runtime.
 pub fn device_info(client: &Client) -> Option<DeviceInfo> {
     if let Some(stand_in) = stand_in::current() {

@@ -2,7 +2,7 @@ use std::fmt;
 
 use super::Architecture;
 use crate::native::{Cut, Element};
-use crate::problem::{NAMES, axes_suffix};
+use crate::problem::{NAMES, axes_suffix, tile_name};
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Pass, Problem};
 
@@ -284,14 +284,12 @@ impl Schedule {
 /// The name of the specialisation, and a key for it.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shape =
-            |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
         write!(f, "sm100_{}_{}_d{}", self.pass.name(), self.element.name(), self.head_dim)?;
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }
-        write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
+        write!(f, "_q{}_k{}", tile_name(&self.q_tile[first..]), tile_name(&self.kv_tile[first..]))?;
         write!(f, "_{}s_{}", self.stages, NAMES[self.stack])?;
         f.write_str(&axes_suffix("causal", self.is_causal))?;
         for (flag, name) in [

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Gradients, Listed, Mask, Pass, Schedule};
 use crate::MAX_RANK;
 use crate::native::Element;
-use crate::problem::{NAMES, axes_suffix};
+use crate::problem::{NAMES, axes_suffix, tile_name};
 
 impl Schedule {
     /// The shape of a CTA and its pipeline in a few words.
@@ -145,8 +145,6 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shape =
-            |tile: &[usize]| tile.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let first = MAX_RANK - self.rank;
         write!(f, "sm90_{}_{}_d{}", self.pass.name(), self.element.name(), self.head_dim)?;
         if self.head_dim_v != self.head_dim {
@@ -160,7 +158,7 @@ impl fmt::Display for Schedule {
             Pass::Keys if !value => f.write_str("_key")?,
             _ => {}
         }
-        write!(f, "_q{}_k{}", shape(&self.q_tile[first..]), shape(&self.kv_tile[first..]))?;
+        write!(f, "_q{}_k{}", tile_name(&self.q_tile[first..]), tile_name(&self.kv_tile[first..]))?;
         write!(f, "_{}w{}b{}s{}c", self.warpgroups, self.blocks, self.stages, self.ctas)?;
         if self.teams > 1 {
             write!(f, "{}t", self.teams)?;
@@ -198,7 +196,7 @@ impl fmt::Display for Schedule {
             f.write_str(if flag { name } else { "" })?;
         }
         if let Some(extents) = self.bias {
-            write!(f, "_bias{}", shape(&extents[first..]))?;
+            write!(f, "_bias{}", tile_name(&extents[first..]))?;
         }
         if bias { write!(f, "_dbias{}", self.sum_slots) } else { Ok(()) }
     }
