@@ -12,6 +12,7 @@ mod block;
 mod block_sparse;
 mod forward;
 mod joint;
+mod memory;
 mod operand;
 mod ring;
 mod select;
@@ -27,13 +28,13 @@ use burn::backend::flex::{Flex, FlexTensor};
 use burn::tensor::{DType, Element, Shape, TensorData, bf16, f16};
 use burn_natten_kernels::{KeyValue, Operands, Outputs, Problem, Saved};
 use bytemuck::Pod;
-use num_traits::Zero;
 use rayon::prelude::*;
 
 use self::backward::{KeyPass, Queries, QueryPass};
 use self::bias::Bias;
 use self::forward::Forward;
 use self::joint::JointPass;
+use self::memory::zeros;
 use self::operand::{Grid, Operand, Tokens};
 use self::simd::Real;
 use self::strips::Strips;
@@ -200,8 +201,8 @@ fn forward<E: Storage>(operands: Operands<FlexTensor>, plan: &Plan) -> Outputs<F
         strips,
     };
     let count = problem.batch * problem.queries() * problem.heads;
-    let mut out = vec![E::Sum::zero(); count * problem.head_dim_v];
-    let mut lse = vec![E::Sum::zero(); count];
+    let mut out = zeros(count * problem.head_dim_v);
+    let mut lse = zeros(count);
     pass.run(&mut out, &mut lse);
 
     let query_shape = shape(&query);
@@ -246,7 +247,7 @@ fn backward<E: Storage>(
     let has_wanted = |wanted: &KeyValue<bool>| wanted.key || wanted.value;
     let stored = |sums: Option<Vec<E>>, like| sums.map(|sums| tensor(sums, shape(like)));
 
-    let sums = |like: &Operand<'_, E::Sum>| vec![E::Sum::zero(); like.rows.len()];
+    let sums = |like: &Operand<'_, E::Sum>| zeros::<E::Sum>(like.rows.len());
     let wants_bias = wanted.bias == Some(true);
 
     // What all queries share, they cannot add to in strips.

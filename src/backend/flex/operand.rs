@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use burn_natten_kernels::{MAX_RANK, window::group_length};
 use rayon::prelude::*;
 
+use super::memory::zeros;
 use super::simd::{MARGIN, Real, is_finite};
 
 /// The tokens of a tensor: `rows` lines of `length` along the fastest axis.
@@ -96,7 +97,7 @@ impl<'a, A: Real> Operand<'a, A> {
         let mut panel = if memory.len() < len + MARGIN {
             // Given back before more is taken.
             drop(memory);
-            vec![A::zero(); len + MARGIN]
+            zeros(len + MARGIN)
         } else {
             memory
         };

@@ -8,6 +8,7 @@ use burn_natten_kernels::Problem;
 use num_traits::{One, Zero};
 use rayon::prelude::*;
 
+use super::memory::zeros;
 use super::simd::Real;
 use super::{Storage, rows as elements, shape, tensor};
 use crate::Tier;
@@ -190,7 +191,7 @@ fn sums<E: Storage>(weights: &FlexTensor, tokens: Tokens<Flex>, plan: &UnfusedPl
     let space = vectors(&space, problem.keys(), problem);
     let more = (problem.additional > 0).then(|| vectors(&more, problem.additional, problem));
     let scale = E::Sum::from_f64(problem.scale);
-    let mut rows = vec![E::Sum::zero(); problem.batch * problem.queries() * problem.heads * dim];
+    let mut rows = zeros(problem.batch * problem.queries() * problem.heads * dim);
     rows.par_chunks_mut(problem.heads * dim).enumerate().for_each(|(index, rows)| {
         let (sample, query) = (index / problem.queries(), index % problem.queries());
         for (head, row) in rows.chunks_mut(dim).enumerate() {
@@ -224,12 +225,12 @@ fn spread<E: Storage>(weights: &FlexTensor, rows: &FlexTensor, plan: &UnfusedPla
         E::narrow(tokens.into_par_iter().map(|x| x * scale).collect::<Vec<_>>())
     };
     let of_token = problem.heads_kv * dim;
-    let mut space = vec![E::Sum::zero(); problem.batch * problem.keys() * of_token];
+    let mut space = zeros(problem.batch * problem.keys() * of_token);
     space.par_chunks_mut(of_token).enumerate().for_each(|(index, token)| {
         let (sample, key) = (index / problem.keys(), index % problem.keys());
         for_each_visitor(problem, key, |query, slot| take(token, sample, query, slot));
     });
-    let mut more = vec![E::Sum::zero(); problem.batch * problem.additional * of_token];
+    let mut more = zeros(problem.batch * problem.additional * of_token);
     more.par_chunks_mut(of_token).enumerate().for_each(|(index, token)| {
         let (sample, slot) = (index / problem.additional, index % problem.additional);
         for query in 0..problem.queries() {

@@ -21,7 +21,7 @@ use std::borrow::Cow;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use burn_natten_kernels::{BlockSparse, Operands, Outputs, Saved};
-use num_traits::{One, Zero};
+use num_traits::One;
 
 use self::forward::Forward;
 use self::keys::KeyPass;
@@ -29,6 +29,7 @@ use self::lists::{Inverse, Lists};
 use self::queries::QueryPass;
 use self::rows::Edges;
 use self::space::Space;
+use super::memory::zeros;
 use super::simd::Real;
 use super::{Storage, delta, rows as elements, shape, tensor};
 use crate::Tier;
@@ -108,8 +109,8 @@ fn forward<E: Storage>(
     let space = Space::new(sparse);
     let scale = E::Sum::from_f64(problem.scale);
     let count = problem.batch * problem.queries() * problem.heads;
-    let mut out = vec![E::Sum::zero(); count * problem.head_dim_v];
-    let mut lse = vec![E::Sum::zero(); count];
+    let mut out = zeros(count * problem.head_dim_v);
+    let mut lse = zeros(count);
     Forward {
         space: &space,
         edges: &Edges::new(sparse),
@@ -161,7 +162,7 @@ fn backward<E: Storage>(
 
     let mut results = Operands::new(None, None, None);
     if wanted.query {
-        let mut dq = vec![E::Sum::zero(); statistics.query.len()];
+        let mut dq = zeros(statistics.query.len());
         QueryPass {
             space,
             edges,
@@ -174,8 +175,8 @@ fn backward<E: Storage>(
         results.query = Some(stored(dq, &query));
     }
     if wanted.key || wanted.value {
-        let mut dk = vec![E::Sum::zero(); keys.len()];
-        let mut dv = vec![E::Sum::zero(); values.len()];
+        let mut dk = zeros(keys.len());
+        let mut dv = zeros(values.len());
         let visitors = &Inverse::new(lists, sparse);
         let panels = [key_panels, value_panels];
         // Sums both at once, of which one may be for nobody.

@@ -8,6 +8,7 @@ use std::ops::Range;
 use burn_natten_kernels::{BlockSparse, MAX_RANK};
 use rayon::prelude::*;
 
+use crate::backend::flex::memory::zeros;
 use crate::backend::flex::simd::{MARGIN, Real};
 
 /// Most keys of a tile. Panels of so many keys and values stay in the first-level cache while rows pass by, and lines of a
@@ -100,7 +101,7 @@ impl<'s> Space<'s> {
     /// The vectors, times `factor`, a panel for each tile.
     pub fn panels<A: Real>(&self, vectors: &[A], dim: usize, factor: A) -> Panels<A> {
         let len = self.all_tiles() * dim * self.width;
-        let mut elements = vec![A::zero(); len + MARGIN];
+        let mut elements = zeros(len + MARGIN);
         self.pack(vectors, dim, &mut elements[..len], |panel, column, vector| {
             for (line, value) in panel.chunks_exact_mut(self.width).zip(vector) {
                 line[column] = *value * factor;
@@ -111,7 +112,7 @@ impl<'s> Space<'s> {
 
     /// The vectors, those of a tile one after the other.
     pub fn vectors<A: Real>(&self, vectors: &[A], dim: usize) -> Vectors<A> {
-        let mut elements = vec![A::zero(); self.all_tiles() * dim * self.width];
+        let mut elements = zeros(self.all_tiles() * dim * self.width);
         self.pack(vectors, dim, &mut elements, |rows, column, vector| {
             rows[column * dim..][..dim].copy_from_slice(vector);
         });
