@@ -17,6 +17,11 @@ pub(crate) fn axes_suffix(what: &str, axes: [bool; MAX_RANK]) -> String {
     if names.is_empty() { names } else { format!("_{what}_{names}") }
 }
 
+/// What the names of kernels say of those flags that are set.
+pub(crate) fn flags_suffix<const N: usize>(flags: [(bool, &str); N]) -> String {
+    flags.into_iter().filter(|(flag, _)| *flag).map(|(_, name)| name).collect()
+}
+
 /// What the names of kernels call a tile with these sides.
 pub(crate) fn tile_name(sides: &[usize]) -> String {
     sides.iter().map(usize::to_string).collect::<Vec<_>>().join("x")

@@ -33,6 +33,7 @@ mod grid;
 #[cfg(feature = "cuda")]
 mod launch;
 mod limits;
+mod macros;
 #[cfg(feature = "cuda")]
 mod packed;
 #[cfg(feature = "cuda")]

@@ -375,12 +375,7 @@ impl Blueprint {
 impl fmt::Display for Blueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = MAX_RANK - self.rank;
-        let name = match self.pass {
-            Pass::Forward => "forward",
-            Pass::Queries => "queries",
-            Pass::Keys => "keys",
-        };
-        write!(f, "{name}_d{}", self.head_dim)?;
+        write!(f, "{}_d{}", self.pass.name(), self.head_dim)?;
         if self.head_dim_v != self.head_dim {
             write!(f, "v{}", self.head_dim_v)?;
         }

@@ -1,8 +1,9 @@
 use std::fmt;
 
 use super::Architecture;
+use crate::native::macros::{axes_bits, sides};
 use crate::native::{Cut, Element};
-use crate::problem::{NAMES, axes_suffix, tile_name};
+use crate::problem::{NAMES, axes_suffix, flags_suffix, tile_name};
 use crate::tiling::Tiling;
 use crate::{MAX_RANK, Pass, Problem};
 
@@ -217,38 +218,29 @@ impl Schedule {
 
     /// The macros that the source is specialised by.
     pub fn macros(&self, architecture: Architecture) -> Vec<(&'static str, usize)> {
-        let bits = self.is_causal.iter().enumerate().map(|(axis, bit)| usize::from(*bit) << axis);
-        let [row_z, row_y, row_x] = self.row_tile();
-        let [column_z, column_y, column_x] = self.column_tile();
         let is_bf16 = self.element == Element::Bf16;
         let mut macros = vec![
             ("BF16", usize::from(is_bf16)),
             ("DIM", self.head_dim),
             ("DIM_V", self.head_dim_v),
             ("RANK", self.rank),
-            ("CAUSAL", bits.sum()),
+            ("CAUSAL", axes_bits(self.is_causal)),
             ("STRIDED", usize::from(self.is_strided)),
             ("DILATED", usize::from(self.is_dilated)),
             ("ORIGIN", usize::from(self.has_origin)),
             ("ADDITIONAL", usize::from(self.has_additional)),
             // The kernels know no bias; what they share with others does.
             ("BIAS", 0),
-            ("BIAS_Z", 1),
-            ("BIAS_Y", 1),
-            ("BIAS_X", 1),
-            ("ROW_Z", row_z),
-            ("ROW_Y", row_y),
-            ("ROW_X", row_x),
-            ("COLUMN_Z", column_z),
-            ("COLUMN_Y", column_y),
-            ("COLUMN_X", column_x),
+        ];
+        macros.extend(sides(None, self.row_tile(), self.column_tile()));
+        macros.extend([
             ("STACK", self.stack),
             ("WARPGROUPS", self.tiles()),
             ("BLOCKS", 1),
             ("INVERSE", usize::from(self.pass == Pass::Keys)),
             ("STAGES", self.stages),
             ("SHARED_MEMORY", self.shared_memory()),
-        ];
+        ]);
         match self.pass {
             Pass::Forward => macros.extend([
                 // Their error disappears in the rounding of bf16, not in that of f16.
@@ -292,14 +284,11 @@ impl fmt::Display for Schedule {
         write!(f, "_q{}_k{}", tile_name(&self.q_tile[first..]), tile_name(&self.kv_tile[first..]))?;
         write!(f, "_{}s_{}", self.stages, NAMES[self.stack])?;
         f.write_str(&axes_suffix("causal", self.is_causal))?;
-        for (flag, name) in [
+        f.write_str(&flags_suffix([
             (self.is_strided, "_strided"),
             (self.is_dilated, "_dilated"),
             (self.has_origin, "_origin"),
             (self.has_additional, "_additional"),
-        ] {
-            f.write_str(if flag { name } else { "" })?;
-        }
-        Ok(())
+        ]))
     }
 }

@@ -54,6 +54,7 @@ impl Gradients {
 
 /// Rows of a warpgroup's tile, and columns of a block, or most of them.
 pub(super) const TILE: usize = 64;
+
 /// What a kernel is specialised by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Schedule {

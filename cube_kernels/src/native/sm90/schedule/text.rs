@@ -5,7 +5,8 @@ use std::fmt;
 use super::{Gradients, Listed, Mask, Pass, Schedule};
 use crate::MAX_RANK;
 use crate::native::Element;
-use crate::problem::{NAMES, axes_suffix, tile_name};
+use crate::native::macros::{axes_bits, sides};
+use crate::problem::{NAMES, axes_suffix, flags_suffix, tile_name};
 
 impl Schedule {
     /// The shape of a CTA and its pipeline in a few words.
@@ -58,34 +59,21 @@ impl Schedule {
 
     /// The macros that the source is specialised by.
     pub fn macros(&self) -> Vec<(&'static str, usize)> {
-        let bits = |axes: [bool; MAX_RANK]| {
-            let bits = axes.into_iter().enumerate();
-            bits.map(|(axis, bit)| usize::from(bit) << axis).sum()
-        };
         let (producer, consumer) = self.registers();
-        let [row_z, row_y, row_x] = self.row_tile();
-        let [column_z, column_y, column_x] = self.column_tile();
-        let [bias_z, bias_y, bias_x] = self.bias.unwrap_or([1; MAX_RANK]);
         let mut macros = vec![
             ("BF16", usize::from(self.element == Element::Bf16)),
             ("DIM", self.head_dim),
             ("DIM_V", self.head_dim_v),
             ("RANK", self.rank),
-            ("CAUSAL", bits(self.is_causal)),
+            ("CAUSAL", axes_bits(self.is_causal)),
             ("STRIDED", usize::from(self.is_strided)),
             ("DILATED", usize::from(self.is_dilated)),
             ("ORIGIN", usize::from(self.has_origin)),
             ("ADDITIONAL", usize::from(self.has_additional)),
             ("BIAS", usize::from(self.bias.is_some())),
-            ("BIAS_Z", bias_z),
-            ("BIAS_Y", bias_y),
-            ("BIAS_X", bias_x),
-            ("ROW_Z", row_z),
-            ("ROW_Y", row_y),
-            ("ROW_X", row_x),
-            ("COLUMN_Z", column_z),
-            ("COLUMN_Y", column_y),
-            ("COLUMN_X", column_x),
+        ];
+        macros.extend(sides(self.bias, self.row_tile(), self.column_tile()));
+        macros.extend([
             ("STACK", self.stack),
             ("WARPGROUPS", self.warpgroups),
             ("TEAMS", self.teams),
@@ -99,12 +87,12 @@ impl Schedule {
             ("BIAS_COPIES", self.bias_copies()),
             ("PRODUCER_REGISTERS", producer),
             ("CONSUMER_REGISTERS", consumer),
-        ];
+        ]);
         if let Some(Listed { row_heads, column_heads }) = self.listed {
             macros.extend([("LISTED", 1), ("ROW_H", row_heads), ("COLUMN_H", column_heads)]);
         }
         if self.one_block.contains(&true) {
-            macros.push(("ONE_BLOCK", bits(self.one_block)));
+            macros.push(("ONE_BLOCK", axes_bits(self.one_block)));
         }
         if self.splits > 1 {
             macros.push(("SPLITS", self.splits));
@@ -184,7 +172,7 @@ impl fmt::Display for Schedule {
         }
         f.write_str(&axes_suffix("one", self.one_block))?;
         f.write_str(&axes_suffix("causal", self.is_causal))?;
-        for (flag, name) in [
+        f.write_str(&flags_suffix([
             (self.is_strided, "_strided"),
             (self.is_dilated, "_dilated"),
             (self.has_origin, "_origin"),
@@ -192,9 +180,7 @@ impl fmt::Display for Schedule {
             (self.is_packed, "_packed"),
             (self.makes_statistics, "_statistics"),
             (self.keeps_slopes, "_slopes"),
-        ] {
-            f.write_str(if flag { name } else { "" })?;
-        }
+        ]))?;
         if let Some(extents) = self.bias {
             write!(f, "_bias{}", tile_name(&extents[first..]))?;
         }
