@@ -70,7 +70,8 @@ pub fn cases<C>(
 ) -> Vec<C> {
     let count = std::env::var("BURN_NATTEN_TEST_PROBLEMS")
         .map_or(500, |count| count.parse().expect("a number"));
-    let mut rng = StdRng::seed_from_u64(seed + rank as u64);
+    let share = 1000 * test_support::problems::seed() as u64;
+    let mut rng = StdRng::seed_from_u64(share + seed + rank as u64);
     (0..count)
         .map(|_| {
             let (problem, element) = random_problem(&mut rng, rank);
