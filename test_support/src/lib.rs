@@ -4,6 +4,7 @@
 
 #[cfg(feature = "cube")]
 pub mod absent;
+pub mod alone;
 #[cfg(feature = "cube")]
 pub mod backward;
 #[cfg(feature = "cube")]

@@ -7,6 +7,7 @@ mod edges;
 mod errors;
 mod golden;
 mod gradients;
+mod graphs;
 mod half;
 mod half_training;
 mod isolation;

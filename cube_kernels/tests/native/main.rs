@@ -10,6 +10,7 @@ mod blocks;
 mod cublas;
 mod decode;
 mod edges;
+mod graph;
 mod host_time;
 mod isolation;
 mod large_scores;

@@ -8,7 +8,7 @@ use cubecl_environment::stream::StreamId;
 use cudarc::driver::{result, sys};
 
 use super::context::make_current;
-use super::{Server, failed, is_recording, with_addresses};
+use super::{Server, failed, with_addresses};
 
 thread_local! {
     /// The streams beside each stream of a device.
@@ -96,7 +96,7 @@ unsafe fn wait(stream: sys::CUstream, event: sys::CUevent) -> Result<(), result:
     unsafe { result::stream::wait_event(stream, event, flags) }
 }
 
-/// Has `work` enqueue launches in so many lanes, with all of their buffers. A graph that is recorded has them in one.
+/// Has `work` enqueue launches in so many lanes, with all of their buffers. Where a graph is recorded, lanes become branches of it.
 pub(super) fn in_lanes(
     server: &mut Server,
     ordinal: u16,
@@ -105,7 +105,7 @@ pub(super) fn in_lanes(
     work: impl FnOnce(&mut Server, &Lanes) -> Result<(), ServerError>,
 ) -> Result<(), ServerError> {
     make_current(ordinal)?;
-    if count == 1 || is_recording(server, stream, buffers)? {
+    if count == 1 {
         return work(server, &Lanes::default());
     }
     // Once each: most launches have the same ones.
