@@ -1,10 +1,11 @@
 //! Whole steps.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, capture};
 use burn_natten::models::nat::Nat;
 use burn_natten::optim::AdamWConfig;
 
@@ -92,6 +93,51 @@ pub fn inference(
 ) -> Result<Times, String> {
     let images = images(shape, device);
     Times::of(steps, device, || Ok(timed(device, || model.forward(images.clone()))?.1))
+}
+
+/// What `step` gives, recorded once and replayed; `None` where the device has no graphs. The first time is that of recording.
+pub fn replayed<R>(
+    steps: u32,
+    device: &Device,
+    step: impl FnMut() -> R,
+) -> Result<Option<Times>, String> {
+    let (graph, first) = timed(device, || capture(device, step))?;
+    if !graph.is_hardware() {
+        return Ok(None);
+    }
+    let graph = RefCell::new(graph);
+    let replay = || {
+        // SAFETY: the graph owns what it reads and writes, or borrows it, and this thread alone uses it.
+        let replayed = timed(device, || drop(unsafe { graph.borrow_mut().replay() }));
+        replayed.map(|(_, time)| time)
+    };
+    Ok(Some(Times { first, ..Times::of(steps, device, replay)? }))
+}
+
+/// [`inference`] from a graph.
+pub fn replayed_inference(
+    model: &Nat,
+    shape: [usize; 4],
+    steps: u32,
+    device: &Device,
+) -> Result<Option<Times>, String> {
+    let images = images(shape, device);
+    replayed(steps, device, || model.forward(images.clone()))
+}
+
+/// [`gradients`] from a graph.
+pub fn replayed_gradients(
+    model: &Nat,
+    shape: [usize; 4],
+    steps: u32,
+    device: &Device,
+) -> Result<Option<Times>, String> {
+    let images = images(shape, &device.clone().autodiff());
+    replayed(steps, device, || {
+        let loss = loss(model, images.clone());
+        let gradients = GradientsParams::from_grads(loss.backward(), model);
+        (loss, gradients)
+    })
 }
 
 fn images(shape: [usize; 4], device: &Device) -> Tensor<4> {
