@@ -1,6 +1,5 @@
 //! Whole steps.
 
-use std::cell::RefCell;
 use std::time::Duration;
 
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -101,15 +100,16 @@ pub fn replayed<R>(
     device: &Device,
     step: impl FnMut() -> R,
 ) -> Result<Option<Times>, String> {
-    let (graph, first) = timed(device, || capture(device, step))?;
+    let (mut graph, first) = timed(device, || capture(device, step))?;
     if !graph.is_hardware() {
         return Ok(None);
     }
-    let graph = RefCell::new(graph);
     let replay = || {
-        // SAFETY: the graph owns what it reads and writes, or borrows it, and this thread alone uses it.
-        let replayed = timed(device, || drop(unsafe { graph.borrow_mut().replay() }));
-        replayed.map(|(_, time)| time)
+        let ((), time) = timed(device, || {
+            // SAFETY: the graph owns what it reads and writes, or borrows it, and this thread alone uses it.
+            unsafe { graph.replay() };
+        })?;
+        Ok(time)
     };
     Ok(Some(Times { first, ..Times::of(steps, device, replay)? }))
 }
