@@ -20,6 +20,7 @@ mod parts;
 mod splits;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 pub(super) use blocks::unsupported_lists;
 pub use blocks::{block_candidates, planned_blocks, planned_blocks_backward, unsupported_blocks};

@@ -92,12 +92,26 @@ fn boxes() {
     });
 }
 
-/// Two heads of a gigabyte each, as they are planned, against kernels that keep no slopes.
 #[test]
 fn large_planes() {
+    as_planned(catalogue::find("flux").expect("is in the catalogue").problem);
+}
+
+#[test]
+fn large_boxes() {
+    as_planned(catalogue::find("cosmos-causal").expect("is in the catalogue").problem);
+}
+
+/// Tiles of a head are one round of multiprocessors and a fifth of another.
+#[test]
+fn long_lines() {
+    as_planned(problem(&[Axis::dense(20_000, 20_000, false)], 128).with_batch(1));
+}
+
+/// Two heads of half a gigabyte and more each, as they are planned, against kernels that keep no slopes.
+fn as_planned(problem: Problem) {
     let Some(client) = device() else { return };
-    let flux = catalogue::find("flux").expect("is in the catalogue").problem;
-    let problem = flux.with_heads(2).with_heads_kv(2);
+    let problem = problem.with_heads(2).with_heads_kv(2);
     let element = Element::Bf16;
     let plan = planned(&problem, element);
     assert_eq!(plan.slopes.as_ref().map(|slopes| slopes.heads_at_once), Some(1));

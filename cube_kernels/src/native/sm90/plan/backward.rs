@@ -2,14 +2,15 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{How, MULTIPROCESSORS, Shape, candidates_of, chosen, fastest, schedules, splits};
+use super::{How, Shape, candidates_of, chosen, fastest, schedules, splits};
 use crate::choices::Choices;
 use crate::native::dense;
-use crate::native::slopes::{Blocks, lanes};
+use crate::native::slopes::{self, Blocks};
 use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{KeyValue, MAX_RANK, Operands, Problem};
 
+mod lanes;
 #[cfg(test)]
 mod tests;
 
@@ -17,11 +18,14 @@ mod tests;
 pub const SLOPES_BYTES: usize = 1 << 30;
 /// Bytes of slopes from which on they are kept.
 const LEAST_SLOPES: usize = 64 << 20;
-/// Least share of its time that a multiprocessor has to be busy, with as many heads at once as there is memory for.
-const LEAST_SHARE: f64 = 0.92;
-
-/// Most of the time of other kernels that ones with slopes are estimated to take in several axes.
-const MOST_TIME: f64 = 0.95;
+/// Most of the time of other kernels that ones with slopes are expected to take: they have taken 3 to 7 % more than expected.
+const MOST_TIME: f64 = 0.93;
+/// Kernels of several axes of which that is asked: the first ones by [`estimate`](super::estimate).
+const MODELLED: usize = 4;
+/// Share of the time by which plans may differ that are as fast.
+const AS_FAST: f64 = 0.005;
+/// Share of the time that more memory than [`SLOPES_BYTES`] has to save.
+const MORE_MEMORY: f64 = 0.02;
 
 /// Accumulators of the gradient of queries or keys in one kernel, where vectors are longer than 128.
 const SLICE: usize = 128;
@@ -70,11 +74,16 @@ impl BackwardPlan {
         Some(Self { slopes: Some(Slopes { heads_at_once, queries }), ..self })
     }
 
+    /// (sample, key head) pairs of a launch whose slopes are kept; `None` where none are.
+    fn heads_at_once(&self) -> Option<usize> {
+        self.slopes.as_ref().map(|slopes| slopes.heads_at_once)
+    }
+
     /// Bytes of device memory for slopes, besides [`backward_workspace`](crate::native::backward_workspace): two for each pair of a query
     /// and a key that see each other, and of those beside them in blocks of 64 by 64, of the heads that are there at once.
     pub fn slopes_workspace(&self, problem: &Problem) -> usize {
         let heads = problem.batch * problem.heads_kv;
-        let lanes = self.slopes.as_ref().map_or(0, |slopes| lanes(heads, slopes.heads_at_once));
+        let lanes = self.slopes.as_ref().map_or(0, |kept| slopes::lanes(heads, kept.heads_at_once));
         lanes * self.slopes_of_launch(problem)
     }
 
@@ -219,53 +228,61 @@ fn by_slopes(
     else {
         return None;
     };
-    let of = |keys: &Schedule| {
+    let with = |keys: &Schedule, heads_at_once: usize| {
         let plain = BackwardPlan { keys: vec![*keys], ..plan.clone() };
-        plain.with_slopes(problem, heads_at_once(problem, keys, slopes_bytes)?)
+        plain.with_slopes(problem, heads_at_once)
     };
-    if problem.rank() == 1 {
-        return of(keys);
+    let mut all = match problem.rank() {
+        1 => vec![*keys],
+        _ => backward_candidates(problem, keys.element, Pass::Keys, keys.gradients),
+    };
+    all.retain(|one| {
+        let fits = (!has_tiles || one == keys) && with(one, 1).is_some();
+        fits && !heads_at_once(problem, one, slopes_bytes).is_empty()
+    });
+    if all.is_empty() {
+        return None;
     }
-    let seconds = |plan: &BackwardPlan| -> f64 {
-        plan.queries.iter().chain(&plan.keys).map(|one| super::estimate(one, problem)).sum()
+    let seconds = |keys: &Schedule| -> f64 {
+        let plan = with(keys, 1);
+        let kernels = plan.iter().flat_map(|plan| plan.keys.iter().chain(&plan.queries));
+        kernels.map(|one| super::estimate(one, problem)).sum()
     };
-    let mut all = backward_candidates(problem, keys.element, Pass::Keys, keys.gradients);
-    all.retain(|one| !has_tiles || one == keys);
-    let timed = all.iter().filter_map(of).map(|plan| (seconds(&plan), plan));
-    let (time, best) = timed.min_by(|(a, _), (b, _)| a.total_cmp(b))?;
-    (time < MOST_TIME * seconds(plan)).then_some(best)
+    all.sort_by_cached_key(|keys| (seconds(keys) * 1e9) as u64);
+    all.truncate(MODELLED);
+    let most = MOST_TIME * lanes::seconds(plan, problem);
+    let best = |slopes_bytes: usize, is_better: fn(&Timed, &Timed) -> bool| {
+        let plans = all.iter().flat_map(|keys| {
+            let numbers = heads_at_once(problem, keys, slopes_bytes);
+            numbers.into_iter().filter_map(|number| with(keys, number))
+        });
+        let timed = plans.map(|plan| (lanes::seconds(&plan, problem), plan));
+        let timed = timed.filter(|(time, _)| *time < most);
+        timed.reduce(|best, other| if is_better(&other, &best) { other } else { best })
+    };
+    // As many heads as there is memory for are as few launches; more memory is for no more than has to be.
+    let within = best(slopes_bytes.min(SLOPES_BYTES), |(time, of), (best, than)| {
+        let has_more = of.keys == than.keys && of.heads_at_once() > than.heads_at_once();
+        *time < if has_more { best * (1.0 + AS_FAST) } else { *best }
+    });
+    let beyond = || best(slopes_bytes, |(time, _), (best, _)| *time < best * (1.0 - MORE_MEMORY));
+    within.or_else(beyond).map(|(_, plan)| plan)
 }
 
-/// The (sample, key head) pairs of a launch whose slopes are kept; `None` if that is not worth it.
-fn heads_at_once(problem: &Problem, of_keys: &Schedule, slopes_bytes: usize) -> Option<usize> {
-    let blocks = Blocks::of(problem, &of_keys.tiling())?;
+/// Seconds that a plan is expected to take, and the plan.
+type Timed = (f64, BackwardPlan);
+
+/// The numbers of (sample, key head) pairs of a launch whose slopes so many bytes hold, if they are worth it.
+fn heads_at_once(problem: &Problem, of_keys: &Schedule, slopes_bytes: usize) -> Vec<usize> {
+    let Some(blocks) = Blocks::of(problem, &of_keys.tiling()) else { return vec![] };
     let heads = problem.batch * problem.heads_kv;
     let bytes = blocks.bytes(problem);
     if heads * bytes < LEAST_SLOPES {
-        return None;
+        return vec![];
     }
-    // Equal tiles come in rounds; of a causal axis, short ones end what the longest one leaves. Lanes are not counted on: a graph has one.
-    let sides = problem.axes.iter().zip(of_keys.cta_tile());
-    let tiles: usize = sides.map(|(axis, side)| axis.keys.div_ceil(side)).product();
-    let share = |count: usize| {
-        let tiles = (count * tiles) as f64;
-        let axis = problem.axes[MAX_RANK - 1];
-        match blocks {
-            Blocks::Line { width, .. } if axis.is_causal && 4 * axis.kernel_size > axis.keys => {
-                (count * blocks.of_head()) as f64 / (2 * width) as f64 / MULTIPROCESSORS
-            }
-            _ => tiles / MULTIPROCESSORS / (tiles / MULTIPROCESSORS).ceil(),
-        }
-    };
-    let fitting = |most: usize| {
-        let counts = 1..=(most / bytes).min(heads);
-        let shares = counts
-            .filter(|count| heads.is_multiple_of(*count))
-            .map(|count| (share(count).min(1.0), count));
-        shares.filter(|(share, _)| *share >= LEAST_SHARE)
-    };
-    let best = fitting(slopes_bytes.min(SLOPES_BYTES)).max_by(|(a, _), (b, _)| a.total_cmp(b));
-    best.or_else(|| fitting(slopes_bytes).next()).map(|(_, count)| count)
+    (1..=(slopes_bytes / bytes).min(heads))
+        .filter(|at_once| heads.is_multiple_of(*at_once))
+        .collect()
 }
 
 /// What runs: what [`plan_backward_within()`] gives, chosen once for a problem.

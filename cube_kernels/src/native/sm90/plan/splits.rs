@@ -1,13 +1,10 @@
 //! How many CTAs share the heads of a group where rows are keys. A tile of keys has all heads of its group behind it: few keys, as those
 //! of compressed attention, and large groups make few CTAs of much work each.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
-use super::{Load, MULTIPROCESSORS, TILE_LATENCY};
+use super::{Load, MULTIPROCESSORS, TILE_LATENCY, timeline};
+use crate::Problem;
 use crate::cost::DeviceModel;
 use crate::native::sm90::{Pass, Schedule};
-use crate::{MAX_RANK, Problem};
 
 #[cfg(test)]
 mod tests;
@@ -36,24 +33,13 @@ pub(super) fn split(schedule: Schedule, problem: &Problem) -> Schedule {
     }
     let slots = MULTIPROCESSORS as usize * schedule.ctas;
     let pairs = problem.batch * problem.heads_kv;
-    let tiling = schedule.tiling_of(schedule.cta_tile());
-    let [z, y, x]: [Vec<u64>; MAX_RANK] =
-        std::array::from_fn(|index| tiling.axis_visitors(&problem.axes[index], index));
-    let tiles = pairs * z.len() * y.len() * x.len();
+    let steps = timeline::steps(&schedule, problem);
+    let tiles = pairs * steps.len();
     if tiles == 0 || tiles >= ENOUGH * slots {
         return schedule;
     }
-    // As the kernel takes them: those that most queries see come first.
-    let steps: Vec<u64> = z
-        .iter()
-        .flat_map(|z| {
-            y.iter().flat_map({
-                let x = &x;
-                move |y| x.iter().map(move |x| z * y * x)
-            })
-        })
-        .flat_map(|steps| std::iter::repeat_n(steps, pairs))
-        .collect();
+    let steps: Vec<u64> =
+        steps.into_iter().flat_map(|steps| std::iter::repeat_n(steps, pairs)).collect();
     // Of a CTA for a step of a head.
     let work = Load::new(&schedule, problem).work * slots as f64;
     let step = work / (steps.iter().sum::<u64>() * group as u64) as f64;
@@ -61,9 +47,10 @@ pub(super) fn split(schedule: Schedule, problem: &Problem) -> Schedule {
         let heads = group / schedule.splits;
         let tiles = steps.iter().flat_map(|steps| {
             let tile = TILE_LATENCY + step * *steps as f64 * heads as f64;
-            std::iter::repeat_n(tile, schedule.splits)
+            std::iter::repeat_n(timeline::nanoseconds(tile), schedule.splits)
         });
-        last_end(tiles, slots) + seconds(schedule, problem)
+        let tiles: Vec<u64> = tiles.collect();
+        timeline::seconds([[tiles.as_slice()]], slots) + seconds(schedule, problem)
     };
     let mut best = (time(&schedule), schedule);
     for splits in (2..=group).filter(|splits| group.is_multiple_of(*splits)) {
@@ -77,18 +64,4 @@ pub(super) fn split(schedule: Schedule, problem: &Problem) -> Schedule {
         }
     }
     best.1
-}
-
-/// When the last of these tiles is done, each of which goes to the CTA that is first to have nothing to do.
-fn last_end(tiles: impl Iterator<Item = f64>, slots: usize) -> f64 {
-    const NANOSECOND: f64 = 1e-9;
-    let mut ends: BinaryHeap<_> = std::iter::repeat_n(Reverse(0), slots).collect();
-    let mut last = 0;
-    for tile in tiles {
-        let Some(Reverse(end)) = ends.pop() else { break };
-        let end = end + (tile / NANOSECOND) as u64;
-        last = last.max(end);
-        ends.push(Reverse(end));
-    }
-    last as f64 * NANOSECOND
 }

@@ -51,11 +51,3 @@ fn sums_are_counted() {
     let plan = plan_backward(&many, Element::Bf16, None).expect("it is supported");
     assert_eq!(plan.keys[0].split_workspace(&many), 0);
 }
-
-#[test]
-fn tiles_go_to_whom_is_free() {
-    let of = |tiles: &[f64], slots| last_end(tiles.iter().map(|tile| tile * 1e-6), slots) * 1e6;
-    assert!((of(&[4.0, 3.0, 2.0, 1.0], 2) - 5.0).abs() < 0.01);
-    assert!((of(&[1.0, 2.0, 3.0, 4.0], 2) - 6.0).abs() < 0.01);
-    assert_eq!(of(&[], 2), 0.0);
-}
