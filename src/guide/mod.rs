@@ -17,6 +17,7 @@
 //! | [`errors`] | What is refused, and how does it say so? |
 //! | [`context`] | Which settings are there, and for how long do they hold? |
 //! | [`training`] | What is a training step made of, and what should it be built with? |
+//! | [`graphs`] | How are launches recorded once, and replayed as one? |
 //! | `models` | Which models are there, and how do they get their weights? (feature `models`) |
 //!
 //! The pages hold no code but their examples, which run as tests.
@@ -44,6 +45,9 @@ pub mod errors {
 }
 pub mod extra_tokens {
     #![doc = include_str!("extra_tokens.md")]
+}
+pub mod graphs {
+    #![doc = include_str!("graphs.md")]
 }
 pub mod memory {
     #![doc = include_str!("memory.md")]
