@@ -114,14 +114,15 @@ fn run(args: &Args) -> Result<(), String> {
     show("forward and backward", &step);
     show("and AdamW", &step::update(model.clone(), shape, args.steps, &training)?);
     show("inference", &step::inference(&model.clone().valid(), shape, args.steps, &device)?);
-    if let Some(times) =
-        step::replayed_inference(&model.clone().valid(), shape, args.steps, &device)?
-    {
-        show("inference from a graph", &times);
-    }
-    if let Some(times) = step::replayed_gradients(&model, shape, args.steps, &device)? {
-        show("forward, backward from one", &times);
-    }
+    let from_graph = |name: &str, times: Option<step::Times>| match times {
+        Some(times) => show(name, &times),
+        None => println!("{name:<28}{:>12}", "no graph"),
+    };
+    let valid = model.clone().valid();
+    let times = step::replayed_inference(&valid, shape, args.steps, &device)?;
+    from_graph("inference from a graph", times);
+    let times = step::replayed_gradients(&model, shape, args.steps, &device)?;
+    from_graph("forward, backward from one", times);
     if let Some(used) = memory::of_driver(&args.device) {
         println!("{:<28}{:>12}  of the GPU given away by the driver", "", gibibytes(used << 20));
     }

@@ -95,7 +95,7 @@ pub fn inference(
 }
 
 /// What `step` gives, recorded once and replayed; `None` where the device has no graphs. The first time is that of recording.
-pub fn replayed<R>(
+fn replayed<R>(
     steps: u32,
     device: &Device,
     step: impl FnMut() -> R,
@@ -111,7 +111,8 @@ pub fn replayed<R>(
         })?;
         Ok(time)
     };
-    Ok(Some(Times { first, ..Times::of(steps, device, replay)? }))
+    // What a graph keeps for itself is no tensor's.
+    Ok(Some(Times { first, memory: None, ..Times::of(steps, device, replay)? }))
 }
 
 /// [`inference`] from a graph.

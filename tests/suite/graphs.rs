@@ -23,7 +23,7 @@ fn check<const D: usize>(
     let random = || Tensor::random(shape, Distribution::Normal(0.0, 1.0), (place, dtype));
     let inputs = RefCell::new([(); 3].map(|()| random()));
     let mut graph = capture(place, || operator(inputs.borrow().clone()));
-    assert_eq!(graph.is_hardware(), device.name == "cuda", "{what}");
+    assert!(graph.is_hardware() || device.name != "cuda", "{what}");
     for factor in [1.0, 0.5, -2.0] {
         // In the memory that the graph reads.
         inputs.borrow_mut().iter_mut().for_each(|input| input.inplace(|input| input * factor));

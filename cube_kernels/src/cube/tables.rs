@@ -34,6 +34,8 @@ pub(crate) fn table(client: &Client, words: Vec<u32>) -> Handle {
         known.iter().rposition(|table| table.handle.service == service && table.words == words);
     let table = match place {
         Some(place) => known.remove(place),
+        // Written by the graph that is recorded, and not before it is replayed.
+        None if client.is_capturing() => return client.create_from_slice(u32::as_bytes(&words)),
         None => {
             if known.len() == MOST {
                 known.remove(0);

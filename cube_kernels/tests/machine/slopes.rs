@@ -1,6 +1,6 @@
 //! Slopes that a kernel for keys leaves in memory for one for queries.
 
-use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Mask, Pass, backward_candidates};
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Mask};
 use burn_natten_kernels::{Axis, Operands, Problem};
 use cubecl::client::Client;
 use test_support::compare::format;
@@ -19,18 +19,12 @@ const NO_REPAIR: Change = Change { from: "repair_row(params, tile, row, lane);",
 fn plans(problem: &Problem, element: Element, heads_at_once: usize) -> [BackwardPlan; 2] {
     let mut plain = planned_backward(problem, element).without_slopes();
     plain.keys[0].splits = 1;
-    let gradients = plain.keys[0].gradients;
     let others = match problem.rank() {
         1 => vec![],
-        _ => backward_candidates(problem, element, Pass::Keys, gradients),
+        _ => plain.all_with_slopes(problem, heads_at_once),
     };
-    let plans = others
-        .into_iter()
-        .map(|keys| BackwardPlan { keys: vec![keys], ..plain.clone() })
-        .chain([plain.clone()]);
-    let mut plans: Vec<_> = plans
-        .filter_map(|plain| Some([plain.clone().with_slopes(problem, heads_at_once)?, plain]))
-        .collect();
+    let plans = others.into_iter().chain(plain.with_slopes(problem, heads_at_once));
+    let mut plans: Vec<_> = plans.map(|plan| [plan.clone(), plan.without_slopes()]).collect();
     assert!(!plans.is_empty(), "no kernels keep slopes of {problem:?}");
     if plans.iter().any(|[by_slopes, _]| by_slopes.keys[0].mask == Mask::None) {
         plans.retain(|[by_slopes, _]| by_slopes.keys[0].mask == Mask::None);

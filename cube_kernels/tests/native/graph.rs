@@ -27,13 +27,19 @@ fn alone(name: &str, test: impl FnOnce(&Client)) {
     test_support::alone::alone(name, || test(&client));
 }
 
-/// Records what `launch` enqueues, once it has run, and has two replays write these results.
+/// Records what `launch` enqueues, once it has run, all of it on inputs of zeros, and has two replays write these results.
 fn replayed<'a>(
     client: &Client,
+    inputs: impl IntoIterator<Item = &'a Handle>,
     results: impl IntoIterator<Item = &'a Handle>,
     launch: impl Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     let results: Vec<_> = results.into_iter().collect();
+    let content = |input: &'a Handle| (input, client.read_one(input.clone()).expect("uploaded"));
+    let inputs: Vec<_> = inputs.into_iter().map(content).collect();
+    for (input, bytes) in &inputs {
+        client.write(input, Bytes::from_bytes_vec(vec![0; bytes.len()]));
+    }
     client.graph_prepare().expect("ready to record");
     for _ in 0..2 {
         launch()?;
@@ -43,6 +49,9 @@ fn replayed<'a>(
     let launched = launch();
     let graph = client.stop_capture().expect("recorded");
     launched?;
+    for (input, bytes) in inputs {
+        client.write(input, bytes);
+    }
     for _ in 0..2 {
         for result in &results {
             // NaN in every type.
@@ -54,6 +63,20 @@ fn replayed<'a>(
         client.read_one(results[0].clone()).expect("the graph ran");
     }
     Ok(())
+}
+
+fn all_inputs(inputs: &Operands<Strided>) -> impl Iterator<Item = &Handle> {
+    inputs.iter().map(|(_, input)| &input.handle)
+}
+
+fn saved_inputs(saved: &Saved<Strided>) -> impl Iterator<Item = &Handle> {
+    let (forward, backward) = (&saved.outputs, &saved.gradients);
+    let more = [&forward.out, &forward.lse, &backward.out, &backward.lse];
+    all_inputs(&saved.operands).chain(more.map(|input| &input.handle))
+}
+
+fn all_of(gradients: &Operands<Option<Handle>>) -> impl Iterator<Item = &Handle> {
+    gradients.iter().filter_map(|(_, gradient)| gradient.as_ref())
 }
 
 /// The native kernels, those of the backward pass from a graph.
@@ -98,8 +121,9 @@ impl BackwardTier for Graphs {
         saved: &Saved<Strided>,
         gradients: &Operands<Option<Handle>>,
     ) -> Result<(), KernelError> {
-        let results = gradients.iter().filter_map(|(_, gradient)| gradient.as_ref());
-        replayed(client, results, || backward_with(client, plan, problem, saved, gradients))
+        replayed(client, saved_inputs(saved), all_of(gradients), || {
+            backward_with(client, plan, problem, saved, gradients)
+        })
     }
 }
 
@@ -119,7 +143,8 @@ fn forward() {
             let inputs = upload(client, element, problem, &data);
             let outputs = format.poisoned_outputs(client, problem);
             let launch = || forward_with(client, &schedule, problem, &inputs, &outputs);
-            replayed(client, [&outputs.out, &outputs.lse], launch).expect("launched");
+            let results = [&outputs.out, &outputs.lse];
+            replayed(client, all_inputs(&inputs), results, launch).expect("launched");
             let result = format.download_outputs(client, problem, &outputs);
             let exact = compute(problem, &data, |x| x);
             let checked =
@@ -170,13 +195,12 @@ fn packed() {
         let like = Problem::new([Axis::UNIT], 4, 64).with_heads_kv(2);
         for problems in [texts(like), images(like)] {
             check_packed(client, element, &problems, |packed, inputs, outputs| {
-                replayed(client, [&outputs.out, &outputs.lse], || {
+                replayed(client, all_inputs(inputs), [&outputs.out, &outputs.lse], || {
                     forward_packed(client, packed, element, None, inputs, outputs)
                 })
             });
             check_backward(client, element, &problems, |packed, inputs, gradients| {
-                let results = gradients.iter().filter_map(|(_, gradient)| gradient.as_ref());
-                replayed(client, results, || {
+                replayed(client, saved_inputs(inputs), all_of(gradients), || {
                     backward_packed(client, packed, element, None, inputs, gradients)
                 })
             });
@@ -198,7 +222,9 @@ fn decoding_step() {
                 let results = [&outputs.out, &outputs.lists]
                     .into_iter()
                     .chain(branches.into_iter().flatten());
-                replayed(client, results, || decode(client, &of, element, inputs, outputs))
+                replayed(client, [&inputs.query.handle], results, || {
+                    decode(client, &of, element, inputs, outputs)
+                })
             });
             let checked = decoding::check(&of, &data, format(element), &got);
             checked.unwrap_or_else(|text| panic!("{name}: {text}"));

@@ -1,6 +1,6 @@
 //! Streams beside one of CubeCL's.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
 use cubecl_core::server::{BufferBinding, ServerError};
@@ -15,9 +15,12 @@ thread_local! {
     static LANES: RefCell<HashMap<(u16, usize), Vec<Lane>>> = RefCell::default();
 }
 
-/// Streams beside one of CubeCL's.
+/// Streams beside one of CubeCL's, which joins them. If it does not, whoever drops them waits for what has their memory.
 #[derive(Default)]
-pub(super) struct Lanes(Vec<Lane>);
+pub(super) struct Lanes {
+    all: Vec<Lane>,
+    is_joined: Cell<bool>,
+}
 
 /// The stream of a lane other than 0, and an event for its end.
 #[derive(Clone, Copy)]
@@ -29,7 +32,7 @@ struct Lane {
 impl Lanes {
     /// That of a lane; `None` for CubeCL's own.
     pub fn stream(&self, lane: usize) -> Option<sys::CUstream> {
-        self.0.get(lane.wrapping_sub(1)).map(|lane| lane.stream)
+        self.all.get(lane.wrapping_sub(1)).map(|lane| lane.stream)
     }
 
     /// As many as lanes besides 0, made at the first use of `stream` and never destroyed. They wait for what it has been given.
@@ -39,11 +42,11 @@ impl Lanes {
             while lanes.len() < count {
                 lanes.push(Lane::beside(stream)?);
             }
-            Ok(Self(lanes[..count].to_vec()))
+            Ok(Self { all: lanes[..count].to_vec(), is_joined: Cell::new(false) })
         };
         let fork = || -> Result<Self, result::DriverError> {
             let lanes = LANES.with_borrow_mut(known)?;
-            for lane in &lanes.0 {
+            for lane in &lanes.all {
                 // SAFETY: event and streams are of the context that is current. An event may be recorded again while streams wait for what it was
                 // before.
                 unsafe {
@@ -56,20 +59,30 @@ impl Lanes {
         fork().map_err(|error| failed("streams beside one", error))
     }
 
-    /// Has `stream` wait for all of them, or if that fails the calling thread, whose memory they have.
+    /// Has `stream` wait for all of them.
     fn join(&self, stream: sys::CUstream) -> Result<(), ServerError> {
         let join = |lane: &Lane| {
             // SAFETY: as in `fork`.
             unsafe {
-                let joined = result::event::record(lane.end, lane.stream)
-                    .and_then(|()| wait(stream, lane.end));
-                joined.inspect_err(|_| _ = result::stream::synchronize(lane.stream))
+                result::event::record(lane.end, lane.stream)?;
+                wait(stream, lane.end)
             }
         };
-        // Of all, whichever of them fails.
-        let joined: Vec<_> = self.0.iter().map(join).collect();
-        let joined: Result<(), _> = joined.into_iter().collect();
+        let joined: Result<(), _> = self.all.iter().try_for_each(join);
+        self.is_joined.set(joined.is_ok());
         joined.map_err(|error| failed("the end of streams beside one", error))
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        if self.is_joined.get() {
+            return;
+        }
+        for lane in &self.all {
+            // SAFETY: a stream that is never destroyed. One that fails has nothing at work.
+            _ = unsafe { result::stream::synchronize(lane.stream) };
+        }
     }
 }
 

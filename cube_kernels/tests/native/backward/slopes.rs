@@ -1,6 +1,6 @@
 //! Slopes that a kernel for keys leaves in memory for one for queries.
 
-use burn_natten_kernels::native::sm90::{BackwardPlan, Element, Pass, backward_candidates};
+use burn_natten_kernels::native::sm90::{BackwardPlan, Element};
 use burn_natten_kernels::{Axis, Problem, catalogue};
 use cubecl::client::Client;
 use test_support::compare::{device, for_each_case, format};
@@ -20,10 +20,7 @@ fn by_slopes(problem: &Problem, element: Element, heads_at_once: usize) -> Backw
 /// By three of the kernels for keys that can.
 fn some_by_slopes(problem: &Problem, element: Element, heads_at_once: usize) -> Vec<BackwardPlan> {
     let plain = planned(problem, element).without_slopes();
-    let keys = backward_candidates(problem, element, Pass::Keys, plain.keys[0].gradients);
-    let of = |keys| BackwardPlan { keys: vec![keys], ..plain.clone() };
-    let plans: Vec<_> =
-        keys.into_iter().filter_map(|keys| of(keys).with_slopes(problem, heads_at_once)).collect();
+    let plans = plain.all_with_slopes(problem, heads_at_once);
     let step = plans.len().div_ceil(3).max(1);
     plans.into_iter().step_by(step).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::{How, Shape, candidates_of, chosen, fastest, schedules, splits};
+use super::{How, Shape, candidates_of, chosen, fastest, schedules, splits, timeline};
 use crate::choices::Choices;
 use crate::native::dense;
 use crate::native::slopes::{self, Blocks};
@@ -10,22 +10,24 @@ use crate::native::sm90::{Element, Gradients, Pass, Schedule};
 use crate::tiling::Tiling;
 use crate::{KeyValue, MAX_RANK, Operands, Problem};
 
-mod lanes;
 #[cfg(test)]
 mod tests;
+mod time;
 
 /// Most bytes of memory for slopes that [`plan_backward`] takes for the heads of a launch, of which two may have slopes at the same time.
 pub const SLOPES_BYTES: usize = 1 << 30;
 /// Bytes of slopes from which on they are kept.
 const LEAST_SLOPES: usize = 64 << 20;
-/// Most of the time of other kernels that ones with slopes are expected to take: they have taken 3 to 7 % more than expected.
+/// Most of the time of other kernels that ones with slopes are expected to take: they have taken 1 to 11 % more than expected.
 const MOST_TIME: f64 = 0.93;
 /// Kernels of several axes of which that is asked: the first ones by [`estimate`](super::estimate).
 const MODELLED: usize = 4;
 /// Share of the time by which plans may differ that are as fast.
 const AS_FAST: f64 = 0.005;
-/// Share of the time that more memory than [`SLOPES_BYTES`] has to save.
+/// Share of the time that more memory has to save, beyond [`SLOPES_BYTES`].
 const MORE_MEMORY: f64 = 0.02;
+/// Numbers of heads at once that are tried: the largest ones, or beyond [`SLOPES_BYTES`] the smallest ones.
+const TRIED: usize = 4;
 
 /// Accumulators of the gradient of queries or keys in one kernel, where vectors are longer than 128.
 const SLICE: usize = 128;
@@ -72,6 +74,14 @@ impl BackwardPlan {
         of_keys.keeps_slopes = true;
         let queries = std::mem::replace(&mut self.queries, vec![summing]);
         Some(Self { slopes: Some(Slopes { heads_at_once, queries }), ..self })
+    }
+
+    /// Plans that keep slopes, by each kernel for keys that can: see [`with_slopes`](Self::with_slopes).
+    pub fn all_with_slopes(&self, problem: &Problem, heads_at_once: usize) -> Vec<Self> {
+        let [keys] = &self.keys[..] else { return vec![] };
+        let all = backward_candidates(problem, keys.element, Pass::Keys, keys.gradients);
+        let with = |keys| Self { keys: vec![keys], ..self.clone() };
+        all.into_iter().filter_map(|keys| with(keys).with_slopes(problem, heads_at_once)).collect()
     }
 
     /// (sample, key head) pairs of a launch whose slopes are kept; `None` where none are.
@@ -181,8 +191,8 @@ pub fn plan_backward(
     plan_backward_within(problem, element, tiling, SLOPES_BYTES)
 }
 
-/// The same with at most so many bytes of slopes for the heads of a launch in place of [`SLOPES_BYTES`]: none with 0. Beyond `SLOPES_BYTES` a launch has
-/// as few key heads as give all multiprocessors enough to do.
+/// The same with at most so many bytes of slopes for the heads of a launch in place of [`SLOPES_BYTES`]: none with 0. More than
+/// `SLOPES_BYTES` are taken where fewer are not enough, and for as few key heads as are as fast as more.
 pub fn plan_backward_within(
     problem: &Problem,
     element: Element,
@@ -224,65 +234,71 @@ fn by_slopes(
     slopes_bytes: usize,
 ) -> Option<BackwardPlan> {
     let longest = problem.head_dim.max(problem.head_dim_v);
-    let ([_], [keys], true) = (&plan.queries[..], &plan.keys[..], (65..=SLICE).contains(&longest))
-    else {
-        return None;
-    };
-    let with = |keys: &Schedule, heads_at_once: usize| {
-        let plain = BackwardPlan { keys: vec![*keys], ..plan.clone() };
-        plain.with_slopes(problem, heads_at_once)
-    };
-    let mut all = match problem.rank() {
-        1 => vec![*keys],
-        _ => backward_candidates(problem, keys.element, Pass::Keys, keys.gradients),
-    };
-    all.retain(|one| {
-        let fits = (!has_tiles || one == keys) && with(one, 1).is_some();
-        fits && !heads_at_once(problem, one, slopes_bytes).is_empty()
-    });
-    if all.is_empty() {
+    if !(65..=SLICE).contains(&longest) {
         return None;
     }
-    let seconds = |keys: &Schedule| -> f64 {
-        let plan = with(keys, 1);
-        let kernels = plan.iter().flat_map(|plan| plan.keys.iter().chain(&plan.queries));
-        kernels.map(|one| super::estimate(one, problem)).sum()
+    let mut plans = match problem.rank() {
+        2.. if !has_tiles => plan.all_with_slopes(problem, 1),
+        _ => Vec::from_iter(plan.clone().with_slopes(problem, 1)),
     };
-    all.sort_by_cached_key(|keys| (seconds(keys) * 1e9) as u64);
-    all.truncate(MODELLED);
-    let most = MOST_TIME * lanes::seconds(plan, problem);
-    let best = |slopes_bytes: usize, is_better: fn(&Timed, &Timed) -> bool| {
-        let plans = all.iter().flat_map(|keys| {
-            let numbers = heads_at_once(problem, keys, slopes_bytes);
-            numbers.into_iter().filter_map(|number| with(keys, number))
+    plans.retain(|plan| !numbers_of_heads(problem, plan, 0, slopes_bytes).is_empty());
+    let estimated = |plan: &BackwardPlan| -> f64 {
+        plan.queries.iter().chain(&plan.keys).map(|one| super::estimate(one, problem)).sum()
+    };
+    plans.sort_by_cached_key(|plan| timeline::nanoseconds(estimated(plan)));
+    plans.truncate(MODELLED);
+    if plans.is_empty() {
+        return None;
+    }
+    let most = MOST_TIME * time::seconds(plan, problem);
+    let best = |beyond: usize, most_bytes: usize, is_better: fn(&Timed, &Timed) -> bool| {
+        let of = |plan: &BackwardPlan, number: usize| {
+            let slopes = plan.slopes.clone()?;
+            let slopes = Some(Slopes { heads_at_once: number, ..slopes });
+            Some(BackwardPlan { slopes, ..plan.clone() })
+        };
+        let all = plans.iter().flat_map(|plan| {
+            let numbers = numbers_of_heads(problem, plan, beyond, most_bytes);
+            numbers.into_iter().filter_map(move |number| of(plan, number))
         });
-        let timed = plans.map(|plan| (lanes::seconds(&plan, problem), plan));
+        let timed = all.map(|plan| (time::seconds(&plan, problem), plan));
         let timed = timed.filter(|(time, _)| *time < most);
         timed.reduce(|best, other| if is_better(&other, &best) { other } else { best })
     };
     // As many heads as there is memory for are as few launches; more memory is for no more than has to be.
-    let within = best(slopes_bytes.min(SLOPES_BYTES), |(time, of), (best, than)| {
+    let within = best(0, slopes_bytes.min(SLOPES_BYTES), |(time, of), (best, than)| {
         let has_more = of.keys == than.keys && of.heads_at_once() > than.heads_at_once();
         *time < if has_more { best * (1.0 + AS_FAST) } else { *best }
     });
-    let beyond = || best(slopes_bytes, |(time, _), (best, _)| *time < best * (1.0 - MORE_MEMORY));
+    let beyond = || {
+        best(SLOPES_BYTES, slopes_bytes, |(time, _), (best, _)| *time < best * (1.0 - MORE_MEMORY))
+    };
     within.or_else(beyond).map(|(_, plan)| plan)
 }
 
 /// Seconds that a plan is expected to take, and the plan.
 type Timed = (f64, BackwardPlan);
 
-/// The numbers of (sample, key head) pairs of a launch whose slopes so many bytes hold, if they are worth it.
-fn heads_at_once(problem: &Problem, of_keys: &Schedule, slopes_bytes: usize) -> Vec<usize> {
-    let Some(blocks) = Blocks::of(problem, &of_keys.tiling()) else { return vec![] };
+/// Numbers of (sample, key head) pairs of a launch whose slopes take more than some bytes and at most others, if slopes are worth it.
+fn numbers_of_heads(
+    problem: &Problem,
+    plan: &BackwardPlan,
+    beyond: usize,
+    most_bytes: usize,
+) -> Vec<usize> {
     let heads = problem.batch * problem.heads_kv;
-    let bytes = blocks.bytes(problem);
-    if heads * bytes < LEAST_SLOPES {
+    let bytes = plan.slopes_of_launch(problem) / plan.heads_at_once().unwrap_or(1);
+    if bytes == 0 || heads * bytes < LEAST_SLOPES {
         return vec![];
     }
-    (1..=(slopes_bytes / bytes).min(heads))
+    let mut numbers: Vec<_> = (beyond / bytes + 1..=(most_bytes / bytes).min(heads))
         .filter(|at_once| heads.is_multiple_of(*at_once))
-        .collect()
+        .collect();
+    match beyond {
+        0 => _ = numbers.drain(..numbers.len().saturating_sub(TRIED)),
+        _ => numbers.truncate(TRIED),
+    }
+    numbers
 }
 
 /// What runs: what [`plan_backward_within()`] gives, chosen once for a problem.

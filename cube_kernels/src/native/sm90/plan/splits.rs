@@ -33,11 +33,12 @@ pub(super) fn split(schedule: Schedule, problem: &Problem) -> Schedule {
     }
     let slots = MULTIPROCESSORS as usize * schedule.ctas;
     let pairs = problem.batch * problem.heads_kv;
-    let steps = timeline::steps(&schedule, problem);
-    let tiles = pairs * steps.len();
+    let axes = timeline::axes(&schedule, problem);
+    let tiles = pairs * axes.iter().map(Vec::len).product::<usize>();
     if tiles == 0 || tiles >= ENOUGH * slots {
         return schedule;
     }
+    let steps = timeline::steps(&axes, schedule.pass);
     let steps: Vec<u64> =
         steps.into_iter().flat_map(|steps| std::iter::repeat_n(steps, pairs)).collect();
     // Of a CTA for a step of a head.

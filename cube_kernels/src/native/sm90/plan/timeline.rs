@@ -17,10 +17,10 @@ pub(super) fn nanoseconds(seconds: f64) -> u64 {
     (seconds / NANOSECOND).round() as u64
 }
 
-/// The steps of each tile of a head, in the order in which CTAs take them: those with the most come first along a causal axis.
-pub(super) fn steps(schedule: &Schedule, problem: &Problem) -> Vec<u64> {
+/// The steps of a tile of a head are the product of those along each axis.
+pub(super) fn axes(schedule: &Schedule, problem: &Problem) -> [Vec<u64>; MAX_RANK] {
     let tiling = schedule.tiling_of(schedule.cta_tile());
-    let [z, y, x]: [Vec<u64>; MAX_RANK] = std::array::from_fn(|index| {
+    std::array::from_fn(|index| {
         let axis = &problem.axes[index];
         match schedule.pass {
             Pass::Keys => tiling.axis_visitors(axis, index),
@@ -28,14 +28,18 @@ pub(super) fn steps(schedule: &Schedule, problem: &Problem) -> Vec<u64> {
                 tiling.axis_tiles(axis, index).map(|tile| tile.kv_tiles as u64).collect()
             }
         }
-    });
+    })
+}
+
+/// Those of all tiles, in the order in which CTAs take them: along a causal axis those with the most come first.
+pub(super) fn steps([z, y, x]: &[Vec<u64>; MAX_RANK], pass: Pass) -> Vec<u64> {
     let mut steps = Vec::with_capacity(z.len() * y.len() * x.len());
-    for z in &z {
-        for y in &y {
+    for z in z {
+        for y in y {
             steps.extend(x.iter().map(|x| z * y * x));
         }
     }
-    if schedule.pass != Pass::Keys {
+    if pass != Pass::Keys {
         steps.reverse();
     }
     steps

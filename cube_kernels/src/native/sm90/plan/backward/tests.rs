@@ -257,18 +257,11 @@ fn lanes_take_what_was_measured() {
     for (problem, heads_at_once, measured) in measured {
         let plain = plan_backward_within(&problem, Element::Bf16, None, 0).expect("supported");
         let all = match problem.rank() {
-            1 => plain.keys.clone(),
-            _ => {
-                let gradients = plain.keys[0].gradients;
-                backward_candidates(&problem, Element::Bf16, Pass::Keys, gradients)
-            }
+            1 => Vec::from_iter(plain.clone().with_slopes(&problem, heads_at_once)),
+            _ => plain.all_with_slopes(&problem, heads_at_once),
         };
-        let with = |keys| {
-            let plan = BackwardPlan { keys: vec![keys], ..plain.clone() };
-            plan.with_slopes(&problem, heads_at_once)
-        };
-        let seconds = |plan: &BackwardPlan| super::lanes::seconds(plan, &problem);
-        let times = all.into_iter().filter_map(with).map(|plan| seconds(&plan));
+        let seconds = |plan: &BackwardPlan| super::time::seconds(plan, &problem);
+        let times = all.iter().map(seconds);
         let share = times.reduce(f64::min).expect("whole blocks") / seconds(&plain);
         let is_near = (-0.01..0.095).contains(&(measured - share));
         assert!(is_near, "{share:.3} where {measured} was measured: {problem:?}");
