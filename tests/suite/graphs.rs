@@ -8,7 +8,7 @@ use test_support::alone::alone;
 
 use crate::support::check::close;
 use crate::support::run::values;
-use crate::support::{TestDevice, devices};
+use crate::support::{TestDevice, quick_devices};
 
 type Inputs<const D: usize> = [Tensor<D>; 3];
 
@@ -51,7 +51,7 @@ fn check_all(device: &TestDevice, dtype: DType, strategy: Strategy) {
 #[test]
 fn replays_compute_what_inputs_hold() {
     alone("suite::graphs::replays_compute_what_inputs_hold", || {
-        for device in devices() {
+        for device in quick_devices() {
             check_all(&device, DType::F32, Strategy::Auto);
             if device.name == "cuda" {
                 for strategy in device.half_strategies() {
