@@ -113,12 +113,12 @@ fn run(args: &Args) -> Result<(), String> {
     let step = step::gradients(&model, shape, args.steps, &training)?;
     show("forward and backward", &step);
     show("and AdamW", &step::update(model.clone(), shape, args.steps, &training)?);
-    show("inference", &step::inference(&model.clone().valid(), shape, args.steps, &device)?);
+    let valid = model.clone().valid();
+    show("inference", &step::inference(&valid, shape, args.steps, &device)?);
     let from_graph = |name: &str, times: Option<step::Times>| match times {
         Some(times) => show(name, &times),
         None => println!("{name:<28}{:>12}", "no graph"),
     };
-    let valid = model.clone().valid();
     let times = step::replayed_inference(&valid, shape, args.steps, &device)?;
     from_graph("inference from a graph", times);
     let times = step::replayed_gradients(&model, shape, args.steps, &device)?;

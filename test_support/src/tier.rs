@@ -194,26 +194,37 @@ fn check_by<T: BackwardTier>(
 ) -> Result<f64, String> {
     let format = element.into();
     let exact = compute(problem, data, format.round);
-    let rounded = LazyCell::new(|| compute_rounded(problem, data, format.round, format.round));
     let saved = upload(client, format, problem, data, &exact);
     let actual = T::gradients(client, element, plan, problem, &saved);
+    check_gradients(&T::names(plan), format, problem, data, &exact, &actual)
+}
+
+/// What [`check_data`] compares, of gradients that `what` has computed.
+pub fn check_gradients(
+    what: &str,
+    format: Format,
+    problem: &Problem,
+    data: &Data,
+    exact: &Results,
+    actual: &Gradients,
+) -> Result<f64, String> {
+    let rounded = LazyCell::new(|| compute_rounded(problem, data, format.round, format.round));
     let mut worst = 0.0f64;
-    for (name, actual) in &actual {
-        let expected = expected(&exact, name);
+    for (name, actual) in actual {
+        let expected = expected(exact, name);
         let off = |from: &[f64]| norms(actual.iter().zip(from).map(|(a, e)| a - e));
         let (rms, most) = off(expected);
         let (base_rms, base_most) = norms(expected.iter().map(|x| (format.round)(*x) - x));
-        let base_most = base_most.max(half_ulp(element) * magnitude(expected));
+        let base_most = base_most.max(half_ulp(format) * magnitude(expected));
         // Gradients that cancel to nothing are measured against the terms of their sums, below 1.
-        let base_rms = base_rms.max(1e-3 * half_ulp(element));
+        let base_rms = base_rms.max(1e-3 * half_ulp(format));
         worst = worst.max(rms / base_rms);
         let near = |(rms, most): (f64, f64)| {
-            rms <= 2.0 * base_rms && most <= 2.0 * base_most.max(1e-2 * half_ulp(element))
+            rms <= 2.0 * base_rms && most <= 2.0 * base_most.max(1e-2 * half_ulp(format))
         };
         if !(near((rms, most)) || near(off(self::expected(&rounded, name)))) {
             return Err(format!(
-                "{name} off by {rms:.1e} rms of {base_rms:.1e}, {most:.1e} of {base_most:.1e}: {}; {problem:?}",
-                T::names(plan)
+                "{name} off by {rms:.1e} rms of {base_rms:.1e}, {most:.1e} of {base_most:.1e}: {what}; {problem:?}"
             ));
         }
     }

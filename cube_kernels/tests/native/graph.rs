@@ -9,12 +9,12 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 use cubecl_common::bytes::Bytes;
 use test_support::blocks::Layout;
-use test_support::compare::{Forward, device, format};
+use test_support::compare::{device, format};
 use test_support::decoding;
 use test_support::oracle::compute;
 use test_support::packed::{check_backward, check_forward as check_packed, images, texts};
 use test_support::problems::repeated;
-use test_support::tier::{self, BackwardTier, ForwardTier};
+use test_support::tier::{self, BackwardTier, ForwardTier, upload_all};
 use test_support::{Data, axis, problem};
 
 use crate::backward::run::planned as planned_backward;
@@ -79,56 +79,18 @@ fn all_of(gradients: &Operands<Option<Handle>>) -> impl Iterator<Item = &Handle>
     gradients.iter().filter_map(|(_, gradient)| gradient.as_ref())
 }
 
-/// The native kernels, those of the backward pass from a graph.
-struct Graphs;
-
-impl ForwardTier for Graphs {
-    type Element = Element;
-    const ELEMENTS: &'static [Element] = Native::ELEMENTS;
-    const WIDE: &'static [Element] = Native::WIDE;
-    const F16: Element = Native::F16;
-
-    fn computed(
-        client: &Client,
-        element: Element,
-        problem: &Problem,
-        data: &Data,
-    ) -> Vec<(String, Forward)> {
-        Native::computed(client, element, problem, data)
-    }
-}
-
-impl BackwardTier for Graphs {
-    type Plan = BackwardPlan;
-
-    fn plans(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
-        Native::plans(problem, element)
-    }
-
-    fn several(problem: &Problem, element: Element) -> Vec<BackwardPlan> {
-        Native::several(problem, element)
-    }
-
-    fn kernels(plan: &BackwardPlan) -> Vec<String> {
-        Native::kernels(plan)
-    }
-
-    fn launch(
-        client: &Client,
-        _: Element,
-        plan: &BackwardPlan,
-        problem: &Problem,
-        saved: &Saved<Strided>,
-        gradients: &Operands<Option<Handle>>,
-    ) -> Result<(), KernelError> {
-        replayed(client, saved_inputs(saved), all_of(gradients), || {
-            backward_with(client, plan, problem, saved, gradients)
-        })
-    }
-}
-
+/// The gradients of a plan from a graph, held to the oracle.
 fn check(client: &Client, element: Element, plan: &BackwardPlan, problem: &Problem, seed: usize) {
-    let checked = tier::check::<Graphs>(client, element, plan, problem, seed as u64);
+    let format = format(element);
+    let data = Data::random(problem, seed as u64, format.round);
+    let exact = compute(problem, &data, format.round);
+    let saved = upload_all(client, format, problem, &data, &exact);
+    let gradients = format.poisoned_gradients(client, problem);
+    let launch = || backward_with(client, plan, problem, &saved, &gradients);
+    replayed(client, saved_inputs(&saved), all_of(&gradients), launch).expect("launched");
+    let actual = format.download_gradients(client, problem, &gradients);
+    let names = Native::names(plan);
+    let checked = tier::check_gradients(&names, format, problem, &data, &exact, &actual);
     checked.unwrap_or_else(|text| panic!("{text}"));
 }
 

@@ -243,7 +243,7 @@ fn by_slopes(
     };
     plans.retain(|plan| !numbers_of_heads(problem, plan, 0, slopes_bytes).is_empty());
     let estimated = |plan: &BackwardPlan| -> f64 {
-        plan.queries.iter().chain(&plan.keys).map(|one| super::estimate(one, problem)).sum()
+        plan.schedules().map(|one| super::estimate(one, problem)).sum()
     };
     plans.sort_by_cached_key(|plan| timeline::nanoseconds(estimated(plan)));
     plans.truncate(MODELLED);
@@ -253,13 +253,13 @@ fn by_slopes(
     let most = MOST_TIME * time::seconds(plan, problem);
     let best = |beyond: usize, most_bytes: usize, is_better: fn(&Timed, &Timed) -> bool| {
         let of = |plan: &BackwardPlan, number: usize| {
-            let slopes = plan.slopes.clone()?;
-            let slopes = Some(Slopes { heads_at_once: number, ..slopes });
-            Some(BackwardPlan { slopes, ..plan.clone() })
+            let mut plan = plan.clone();
+            plan.slopes.iter_mut().for_each(|slopes| slopes.heads_at_once = number);
+            plan
         };
         let all = plans.iter().flat_map(|plan| {
             let numbers = numbers_of_heads(problem, plan, beyond, most_bytes);
-            numbers.into_iter().filter_map(move |number| of(plan, number))
+            numbers.into_iter().map(move |number| of(plan, number))
         });
         let timed = all.map(|plan| (time::seconds(&plan, problem), plan));
         let timed = timed.filter(|(time, _)| *time < most);
@@ -279,7 +279,8 @@ fn by_slopes(
 /// Seconds that a plan is expected to take, and the plan.
 type Timed = (f64, BackwardPlan);
 
-/// Numbers of (sample, key head) pairs of a launch whose slopes take more than some bytes and at most others, if slopes are worth it.
+/// Numbers of (sample, key head) pairs of a launch whose slopes take more than some bytes and at most others, if slopes are worth it. The plan is that of one
+/// pair at once.
 fn numbers_of_heads(
     problem: &Problem,
     plan: &BackwardPlan,
@@ -287,7 +288,7 @@ fn numbers_of_heads(
     most_bytes: usize,
 ) -> Vec<usize> {
     let heads = problem.batch * problem.heads_kv;
-    let bytes = plan.slopes_of_launch(problem) / plan.heads_at_once().unwrap_or(1);
+    let bytes = plan.slopes_of_launch(problem);
     if bytes == 0 || heads * bytes < LEAST_SLOPES {
         return vec![];
     }

@@ -18,21 +18,25 @@ const CTAS: usize = MULTIPROCESSORS as usize;
 /// Seconds that a plan is expected to take, for comparison with others: tiles take their share of an [estimate](super::super::estimate).
 pub(super) fn seconds(plan: &BackwardPlan, problem: &Problem) -> f64 {
     let all = problem.batch * problem.heads_kv;
-    let kernels = || plan.keys.iter().chain(&plan.queries);
-    let of_pair = || kernels().map(|one| tiles_of_pair(one, problem));
-    let (pairs, most) = match &plan.slopes {
-        Some(slopes) => {
-            let launch = slopes.heads_at_once * of_pair().sum::<usize>();
-            let lanes = slopes::lanes(all, slopes.heads_at_once);
-            (slopes.heads_at_once, LAUNCHES.min(TILES / launch.max(1)).max(2 * lanes))
+    // Keys leave slopes before they are summed.
+    let of_pair: Vec<_> =
+        plan.keys.iter().chain(&plan.queries).map(|one| tiles(one, problem)).collect();
+    let (pairs, most) = match plan.heads_at_once() {
+        Some(heads_at_once) => {
+            let launch = heads_at_once * of_pair.iter().map(Vec::len).sum::<usize>();
+            let lanes = slopes::lanes(all, heads_at_once);
+            (heads_at_once, LAUNCHES.min(TILES / launch.max(1)).max(2 * lanes))
         }
         None => {
-            let least = of_pair().min().unwrap_or(1).max(1);
+            let least = of_pair.iter().map(Vec::len).min().unwrap_or(1).max(1);
             (all.min((ROUNDS * CTAS).div_ceil(least)), 1)
         }
     };
     let launches = (all / pairs.max(1)).min(most);
-    let kernels: Vec<_> = kernels().map(|one| tiles(one, problem, pairs)).collect();
+    let of_launch = |tiles: Vec<u64>| -> Vec<u64> {
+        tiles.into_iter().flat_map(|tile| std::iter::repeat_n(tile, pairs)).collect()
+    };
+    let kernels: Vec<_> = of_pair.into_iter().map(of_launch).collect();
     let lanes = slopes::lanes(all, pairs).min(launches);
     let of_lane = |lane: usize| {
         let launches = (launches - lane).div_ceil(lanes);
@@ -41,27 +45,16 @@ pub(super) fn seconds(plan: &BackwardPlan, problem: &Problem) -> f64 {
     timeline::seconds((0..lanes).map(of_lane), CTAS) * all as f64 / (pairs * launches) as f64
 }
 
-/// Tiles of a place in space, one for each head or split of a group.
-fn tiles_of_group(schedule: &Schedule, problem: &Problem) -> usize {
-    match schedule.pass {
+/// Nanoseconds of a multiprocessor for each tile of a (sample, key head) pair.
+fn tiles(schedule: &Schedule, problem: &Problem) -> Vec<u64> {
+    let of_group = match schedule.pass {
         Pass::Keys => schedule.splits,
         Pass::Forward | Pass::Queries => problem.group_size(),
-    }
-}
-
-/// Tiles of a (sample, key head) pair.
-fn tiles_of_pair(schedule: &Schedule, problem: &Problem) -> usize {
-    let axes = timeline::axes(schedule, problem);
-    axes.iter().map(Vec::len).product::<usize>() * tiles_of_group(schedule, problem)
-}
-
-/// Nanoseconds of a multiprocessor for each tile of so many (sample, key head) pairs.
-fn tiles(schedule: &Schedule, problem: &Problem, pairs: usize) -> Vec<u64> {
-    let of_group = tiles_of_group(schedule, problem);
+    };
     let steps = timeline::steps(&timeline::axes(schedule, problem), schedule.pass);
     let all = steps.iter().sum::<u64>() * (of_group * problem.batch * problem.heads_kv) as u64;
     let seconds = Load::new(schedule, problem).seconds(schedule, 1.0) * MULTIPROCESSORS;
     let step = seconds / all as f64;
     let tile = |steps: u64| timeline::nanoseconds(step * steps as f64);
-    steps.into_iter().flat_map(|steps| std::iter::repeat_n(tile(steps), of_group * pairs)).collect()
+    steps.into_iter().flat_map(|steps| std::iter::repeat_n(tile(steps), of_group)).collect()
 }

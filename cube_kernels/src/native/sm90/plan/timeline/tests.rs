@@ -20,10 +20,16 @@ fn tiles_come_in_rounds() {
 /// A long tile that comes last has nobody beside it.
 #[test]
 fn tiles_are_taken_in_order() {
-    let of = |tiles: [u64; 5]| end(&[&[&tiles.map(|tile| tile * MICROSECOND)]], 2);
-    assert_eq!(of([4, 1, 1, 1, 1]), 4.0);
-    assert_eq!(of([1, 1, 1, 1, 4]), 6.0);
-    assert_eq!(of([4, 3, 2, 1, 0]), 5.0);
+    let of = |tiles: &[u64]| {
+        let tiles: Vec<_> = tiles.iter().map(|tile| tile * MICROSECOND).collect();
+        end(&[&[&tiles]], 2)
+    };
+    assert_eq!(of(&[4, 1, 1, 1, 1]), 4.0);
+    assert_eq!(of(&[1, 1, 1, 1, 4]), 6.0);
+    assert_eq!(of(&[4, 3, 2, 1, 0]), 5.0);
+    assert_eq!(of(&[4, 3, 2, 1]), 5.0);
+    assert_eq!(of(&[1, 2, 3, 4]), 6.0);
+    assert_eq!(of(&[]), 0.0);
 }
 
 /// The second launch begins where the first ends; in another lane it begins as soon as there is room.
